@@ -1,0 +1,97 @@
+"""Paceline: run training, from one process to hundreds, on machines you already have.
+
+The public names, loaded on first use: importing this package loads nothing but the standard library's least.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.errors import (
+        FileNameError,
+        JobError,
+        LauncherError,
+        MetricError,
+        PacelineError,
+        RunContextError,
+        RunFailedError,
+        RunNotFoundError,
+        RunStateError,
+        SnapshotError,
+        TargetError,
+        UserError,
+        WorkspaceError,
+    )
+    from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
+    from paceline.job import Job
+    from paceline.runs.failure import FailureReport
+    from paceline.runs.record import RunRecord
+    from paceline.workspace import Experiment, Run, Workspace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "paceline.errors": (
+        "FileNameError",
+        "JobError",
+        "LauncherError",
+        "MetricError",
+        "PacelineError",
+        "RunContextError",
+        "RunFailedError",
+        "RunNotFoundError",
+        "RunStateError",
+        "SnapshotError",
+        "TargetError",
+        "UserError",
+        "WorkspaceError",
+    ),
+    "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
+    "paceline.job": ("Job",),
+    "paceline.runs.failure": ("FailureReport",),
+    "paceline.runs.record": ("RunRecord",),
+    "paceline.workspace": ("Experiment", "Run", "Workspace"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Estimator",
+    "Experiment",
+    "FailureReport",
+    "FileNameError",
+    "Job",
+    "JobError",
+    "LauncherError",
+    "MetricError",
+    "PacelineError",
+    "PyTorch",
+    "Run",
+    "RunContextError",
+    "RunFailedError",
+    "RunNotFoundError",
+    "RunRecord",
+    "RunStateError",
+    "SKLearn",
+    "SnapshotError",
+    "TargetError",
+    "TensorFlow",
+    "UserError",
+    "Workspace",
+    "WorkspaceError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME_OF:
+        from importlib import import_module
+
+        value: object = getattr(import_module(_HOME_OF[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

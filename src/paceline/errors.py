@@ -1,0 +1,84 @@
+"""Every exception that Paceline raises.
+
+    PacelineError
+    ├── UserError (also ValueError)       the caller can mend it; refused before anything starts
+    │   ├── JobError                      a value of an estimator or a job
+    │   ├── WorkspaceError                the workspace's folder or its configuration
+    │   ├── SnapshotError                 the source directory can't be copied as it is
+    │   ├── TargetError                   an unknown compute target, or one that can't hold the job
+    │   ├── LauncherError                 the launcher that the job asks for is not to be had
+    │   ├── MetricError                   a value that can't be logged
+    │   └── FileNameError                 a run id or a file name that leaves the run's folder
+    ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
+    ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
+    ├── RunContextError (also RuntimeError)   a worker's environment lacks what its launcher owes it
+    └── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
+
+A message names the value seen, the rule, and the next step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.runs.failure import FailureReport
+
+
+class PacelineError(Exception):
+    """The root of everything that Paceline raises."""
+
+
+class UserError(PacelineError, ValueError):
+    """A value that the caller gave is wrong; nothing has been started."""
+
+
+class JobError(UserError):
+    """A value of an estimator or of a job is wrong."""
+
+
+class WorkspaceError(UserError):
+    """The workspace's folder or configuration can't be used."""
+
+
+class SnapshotError(UserError):
+    """The source directory can't be copied as it is."""
+
+
+class TargetError(UserError):
+    """The compute target is unknown, or can't hold the job."""
+
+
+class LauncherError(UserError):
+    """The launcher that the job needs is not installed, or not of a kind that is supported."""
+
+
+class MetricError(UserError):
+    """The value can't be logged as this kind of metric."""
+
+
+class FileNameError(UserError):
+    """A run id or file name that would leave the folder it belongs to."""
+
+
+class RunNotFoundError(PacelineError, LookupError):
+    """There is no such run in the workspace, or no such file in the run."""
+
+
+class RunStateError(PacelineError, RuntimeError):
+    """The run is not in a state in which this can be done."""
+
+
+class RunContextError(PacelineError, RuntimeError):
+    """The process's environment lacks what a worker's launcher should have set."""
+
+
+class RunFailedError(PacelineError, RuntimeError):
+    """The run ended as Failed.
+
+    report: the failure report, or None where the run's folder holds none.
+    """
+
+    def __init__(self, message: str, report: FailureReport | None = None) -> None:
+        super().__init__(message)
+        self.report = report

@@ -1,0 +1,246 @@
+"""What the user writes: estimators, with the names and defaults of the Azure Machine Learning SDK.
+
+An estimator is a description; it becomes a `Job` when it is submitted. Everything that is wrong with its own values is
+said when it is made.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from paceline.errors import JobError
+from paceline.job import DEFAULT_GRACE_S, Job
+
+
+@dataclass
+class _Script:
+    """What every estimator has: a script, its arguments, its environment and its limits.
+
+    source_directory: folder that is copied at submission, uncommitted edits included.
+    entry_script: Python file in it to run.
+    script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
+    compute_target: name of a target; None picks "local".
+    use_gpu: one GPU for each worker.
+    conda_packages, pip_packages, conda_dependencies_file, pip_requirements_file: what the script needs. Kept with the
+        run; not installed by this version, which runs the script with the interpreter `python`.
+    environment_variables: set for every worker, above everything else.
+    inputs: kept with the run.
+    max_run_duration_seconds: the run is ended as Failed after so long; None for no limit.
+    python: interpreter that runs the script; None for the one that submits.
+    grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
+    max_restarts: how many times a run whose worker or launcher was killed from outside starts over.
+
+    Raises:
+        JobError: a value is wrong; the message names it, the rule and what to write instead.
+    """
+
+    source_directory: str = "."
+    _: KW_ONLY
+    entry_script: str | None = None
+    script_params: Mapping[str, Any] | None = None
+    compute_target: str | None = None
+    use_gpu: bool = False
+    conda_packages: Sequence[str] | None = None
+    pip_packages: Sequence[str] | None = None
+    conda_dependencies_file: str | None = None
+    pip_requirements_file: str | None = None
+    environment_variables: Mapping[str, str] | None = None
+    inputs: Sequence[Any] | None = None
+    max_run_duration_seconds: float | None = None
+    python: str | None = None
+    grace_period_seconds: float = DEFAULT_GRACE_S
+    max_restarts: int = 0
+
+    framework: ClassVar[str | None] = None
+    backends: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.source_directory, (str, os.PathLike)):
+            raise JobError(f"source_directory={self.source_directory!r} is not a path.")
+        self.source_directory = os.fspath(self.source_directory) or "."
+        if self.conda_dependencies_file is not None and (self.conda_packages or self.pip_packages):
+            raise JobError(
+                "conda_dependencies_file together with conda_packages or pip_packages: the file says it all. "
+                "Put the packages into the file, or leave the file out."
+            )
+        self.job()
+
+    def job(self, **changes: Any) -> Job:
+        """The job that this describes, with some of its fields changed.
+
+        Raises:
+            JobError: a value is wrong, or a requirements file can't be read.
+        """
+        values: dict[str, Any] = {
+            "entry_script": self.entry_script or "",
+            "arguments": arguments(self.script_params),
+            "framework": self.framework,
+            "compute_target": "local" if self.compute_target is None else self.compute_target,
+            "use_gpu": self.use_gpu,
+            "conda_packages": _packages("conda_packages", self.conda_packages),
+            "pip_packages": _packages("pip_packages", self.pip_packages),
+            "conda_dependencies": self._text("conda_dependencies_file", self.conda_dependencies_file),
+            "pip_requirements": self._text("pip_requirements_file", self.pip_requirements_file),
+            "environment_variables": {} if self.environment_variables is None else self.environment_variables,
+            "inputs": tuple(self.inputs or ()),
+            "max_run_duration_seconds": self.max_run_duration_seconds,
+            "python": interpreter(self.python),
+            "grace_period_seconds": self.grace_period_seconds,
+            "max_restarts": self.max_restarts,
+        }
+        return Job(**(values | self._distribution() | changes))
+
+    def _distribution(self) -> dict[str, Any]:
+        return {}
+
+    def _text(self, name: str, path: str | None) -> str | None:
+        if path is None:
+            return None
+        for candidate in (Path(self.source_directory) / path, Path(path)):
+            if candidate.is_file():
+                return candidate.read_text(encoding="utf-8")
+        raise JobError(
+            f"{name}={path!r}: there is no such file, neither in source_directory nor in the working directory."
+        )
+
+
+@dataclass
+class _Distributed(_Script):
+    """A script that may run as several processes.
+
+    node_count: nodes, at least 1. process_count_per_node: workers on each, at least 1.
+    distributed_backend: how the workers find each other; needed for more than one.
+    """
+
+    _: KW_ONLY
+    node_count: int = 1
+    process_count_per_node: int = 1
+    distributed_backend: str | None = None
+
+    def __post_init__(self) -> None:
+        backend = self.distributed_backend
+        if backend is not None and backend not in self.backends:
+            raise JobError(
+                f"distributed_backend={backend!r} is none of {type(self).__name__}'s: {', '.join(map(repr, self.backends))}. "
+                "Choose one of them, or None for one process."
+            )
+        super().__post_init__()
+
+    def _distribution(self) -> dict[str, Any]:
+        return {
+            "node_count": self.node_count,
+            "process_count_per_node": self.process_count_per_node,
+            "distributed_backend": self.distributed_backend,
+        }
+
+
+@dataclass
+class Estimator(_Distributed):
+    """Any Python script. Backends: "mpi", "gloo", "nccl", "tensorflow", or None for one process."""
+
+    backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl", "tensorflow")
+
+
+@dataclass
+class PyTorch(_Distributed):
+    """A PyTorch script. Backends: "mpi" (Open MPI), "gloo", "nccl" (with use_gpu=True), or None for one process."""
+
+    framework: ClassVar[str | None] = "pytorch"
+    backends: ClassVar[tuple[str, ...]] = ("mpi", "gloo", "nccl")
+
+
+@dataclass
+class TensorFlow(_Distributed):
+    """A TensorFlow script. Backends: "mpi", "tensorflow" (`TF_CONFIG` with workers alone), "ps" (with parameter
+    servers), or None for one process.
+
+    worker_count, parameter_server_count: with "ps", how many of each; they are spread over `node_count` nodes.
+    """
+
+    _: KW_ONLY
+    worker_count: int = 1
+    parameter_server_count: int = 1
+
+    framework: ClassVar[str | None] = "tensorflow"
+    backends: ClassVar[tuple[str, ...]] = ("mpi", "tensorflow", "ps")
+
+    def _distribution(self) -> dict[str, Any]:
+        values = super()._distribution()
+        if self.distributed_backend == "ps":
+            return values | {
+                "worker_count": self.worker_count,
+                "parameter_server_count": self.parameter_server_count,
+            }
+        if (self.worker_count, self.parameter_server_count) != (1, 1):
+            raise JobError(
+                f"worker_count={self.worker_count}, parameter_server_count={self.parameter_server_count} with "
+                f"distributed_backend={self.distributed_backend!r}: these belong to 'ps'. "
+                "Use node_count and process_count_per_node."
+            )
+        return values
+
+
+@dataclass
+class SKLearn(_Script):
+    """A scikit-learn script: one process."""
+
+    framework: ClassVar[str | None] = "sklearn"
+
+
+def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The script's arguments: names and values in the dict's order; the value of a bare flag, "", is left out.
+
+    Raises:
+        JobError: not a dict, a name that is no string, or a value that is no string, number or bool.
+    """
+    if script_params is None:
+        return ()
+    if not isinstance(script_params, Mapping):
+        raise JobError(f"script_params={script_params!r} is not a dict. Write it as {{'--epochs': 5}}.")
+    words: list[str] = []
+    for name, value in script_params.items():
+        if not isinstance(name, str):
+            raise JobError(f"script_params has the name {name!r}, which is not a string.")
+        if not isinstance(value, (str, int, float, os.PathLike)):
+            hint = ' For a bare flag write "".' if value is None else " Give each value its own name, or one string."
+            raise JobError(f"script_params[{name!r}]={value!r} is not a string, a number or a path.{hint}")
+        text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        words += [word for word in (name, text) if word]
+    return tuple(words)
+
+
+def interpreter(python: str | None) -> str | None:
+    """`python` as an absolute path, looked up on PATH as a shell would; left as it is if it is nowhere."""
+    if python is None or not isinstance(python, str):
+        return python
+    found = shutil.which(python)
+    # Not resolved: a virtual environment's interpreter is a link, and is that environment by its own path alone.
+    return os.path.abspath(found) if found else python
+
+
+def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
+    """The estimator with what `submit` may override: script_params and inputs.
+
+    Raises:
+        JobError: anything else.
+    """
+    allowed = {"script_params", "inputs"}
+    if unknown := sorted(set(overrides) - allowed):
+        raise JobError(f"submit can't override {', '.join(unknown)}; it can override {', '.join(sorted(allowed))}.")
+    return replace(estimator, **overrides) if overrides else estimator
+
+
+def _packages(name: str, packages: object) -> tuple[str, ...]:
+    if packages is None:
+        return ()
+    if isinstance(packages, str) or not isinstance(packages, Sequence):
+        raise JobError(f"{name}={packages!r} is not a list of strings. Write it as [{packages!r}].")
+    for package in packages:
+        if not isinstance(package, str) or not package.strip():
+            raise JobError(f"{name} has {package!r} in it, which is not the name of a package.")
+    return tuple(packages)

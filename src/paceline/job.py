@@ -1,0 +1,246 @@
+"""The job: what to run, as frozen data that goes to JSON and back.
+
+An estimator makes one; a target, a supervisor and a launcher read it. Every rule that needs nothing but the job's own
+values is checked here, when it is made; what depends on the machine (is there a GPU, an mpirun) is the target's and
+the launcher's to refuse.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from paceline.errors import JobError
+
+#: Written into each job; a reader refuses a newer one.
+JOB_VERSION = 1
+
+#: What each distributed backend starts its workers with.
+BACKENDS: dict[str, str] = {
+    "mpi": "mpi",
+    "gloo": "processes",
+    "nccl": "processes",
+    "ps": "processes",
+    "tensorflow": "processes",
+}
+
+#: Set by the launcher for each worker: a value for all of them can only be wrong.
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "TF_CONFIG",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "PACELINE_RUN_ID",
+    "PACELINE_RUN_DIR",
+)
+
+#: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
+DEFAULT_GRACE_S = 30.0
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to run, with which environment, on how many nodes and processes.
+
+    entry_script: path of a Python file, relative to the source directory, with forward slashes.
+    arguments: the script's own, in order.
+    framework: "pytorch", "tensorflow", "sklearn" or None.
+    distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
+        variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
+    worker_count, parameter_server_count: with "ps" alone; together they are the world size.
+    python: interpreter that runs the script; None for the one that submits.
+    environment_variables: for every worker; nothing that Paceline sets replaces one of these.
+    pip_packages, pip_requirements, conda_packages, conda_dependencies, inputs: kept with the run.
+    max_run_duration_seconds: from the first attempt's start; None for no limit.
+    grace_period_seconds: between SIGTERM and SIGKILL.
+    max_restarts: further attempts after a worker or a launcher was lost (not after the script's own exception).
+
+    Raises:
+        JobError: a value is wrong; the message names it, the rule and what to write instead.
+    """
+
+    entry_script: str
+    arguments: tuple[str, ...] = ()
+    framework: str | None = None
+    compute_target: str = "local"
+    node_count: int = 1
+    process_count_per_node: int = 1
+    worker_count: int | None = None
+    parameter_server_count: int = 0
+    distributed_backend: str | None = None
+    use_gpu: bool = False
+    python: str | None = None
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    pip_packages: tuple[str, ...] = ()
+    pip_requirements: str | None = None
+    conda_packages: tuple[str, ...] = ()
+    conda_dependencies: str | None = None
+    inputs: tuple[Any, ...] = ()
+    max_run_duration_seconds: float | None = None
+    grace_period_seconds: float = DEFAULT_GRACE_S
+    max_restarts: int = 0
+
+    def __post_init__(self) -> None:
+        _check_entry_script(self.entry_script)
+        _check_strings("arguments", self.arguments)
+        _check_strings("pip_packages", self.pip_packages)
+        _check_strings("conda_packages", self.conda_packages)
+        _check_count("node_count", self.node_count, 1)
+        _check_count("process_count_per_node", self.process_count_per_node, 1)
+        _check_count("max_restarts", self.max_restarts, 0)
+        _check_backend(self)
+        _check_variables(self.environment_variables)
+        _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
+        _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
+        if not isinstance(self.use_gpu, bool):
+            raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
+        if not isinstance(self.compute_target, str) or not self.compute_target:
+            raise JobError(
+                f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
+            )
+        if self.python is not None and (not isinstance(self.python, str) or not self.python):
+            raise JobError(f"python={self.python!r} is not a path. Give the path of a Python interpreter, or None.")
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers, parameter servers included."""
+        if self.distributed_backend == "ps":
+            return (self.worker_count or 1) + self.parameter_server_count
+        return self.node_count * self.process_count_per_node
+
+    @property
+    def launcher(self) -> str:
+        """The name of the launcher that starts the workers: "single", "processes" or "mpi"."""
+        return BACKENDS[self.distributed_backend] if self.distributed_backend else "single"
+
+    @property
+    def uses_tf_config(self) -> bool:
+        """Whether workers are to find `TF_CONFIG`."""
+        return self.distributed_backend in ("ps", "tensorflow")
+
+    def to_json(self) -> dict[str, Any]:
+        """This job as plain JSON values, with its version."""
+        data = asdict(self)
+        data["environment_variables"] = dict(self.environment_variables)
+        return {"version": JOB_VERSION, **data}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """The job that `to_json` wrote.
+
+        Raises:
+            JobError: written by a newer Paceline, a field that this version does not know, or a wrong value.
+        """
+        values = dict(data)
+        version = values.pop("version", None)
+        if version != JOB_VERSION:
+            raise JobError(
+                f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the Paceline that wrote it."
+            )
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
+        for name in ("arguments", "pip_packages", "conda_packages", "inputs"):
+            if isinstance(values.get(name), list):
+                values[name] = tuple(values[name])
+        return cls(**values)
+
+
+def _check_entry_script(entry_script: object) -> None:
+    if not isinstance(entry_script, str) or not entry_script:
+        raise JobError("entry_script is missing. Name the Python file to run, relative to source_directory.")
+    if "\0" in entry_script:
+        raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
+    if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
+        raise JobError(
+            f"entry_script={entry_script!r} lies outside source_directory. "
+            "Give a path relative to source_directory, or a source_directory that holds the script."
+        )
+    if not entry_script.endswith(".py"):
+        raise JobError(f"entry_script={entry_script!r} is not a Python file. Name a file that ends in .py.")
+
+
+def _check_strings(name: str, values: object) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
+        raise JobError(f"{name}={values!r} is not a list of strings.")
+    if bad := [v for v in values if "\0" in v]:
+        raise JobError(f"{name} has a NUL character in {bad[0]!r}: no command line can carry one. Remove it.")
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise JobError(f"{name}={value!r} is not an integer of {least} or more.")
+
+
+def _check_seconds(name: str, value: object, *, zero: bool) -> None:
+    if value is None:
+        return
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+        raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
+
+
+def _check_backend(job: Job) -> None:
+    backend = job.distributed_backend
+    if backend is not None and backend not in BACKENDS:
+        known = ", ".join(repr(b) for b in BACKENDS)
+        raise JobError(f"distributed_backend={backend!r} is unknown. Choose one of {known}, or None for one process.")
+    if backend == "ps":
+        _check_count("worker_count", job.worker_count if job.worker_count is not None else 1, 1)
+        _check_count("parameter_server_count", job.parameter_server_count, 1)
+        if job.process_count_per_node != 1:
+            raise JobError(
+                f"process_count_per_node={job.process_count_per_node} with distributed_backend='ps': there the number of "
+                "processes is worker_count + parameter_server_count, spread over node_count nodes. "
+                "Leave process_count_per_node at 1."
+            )
+        if job.node_count > job.world_size:
+            raise JobError(
+                f"node_count={job.node_count}, but worker_count + parameter_server_count = {job.world_size}: "
+                "some nodes would have nothing to run. Ask for fewer nodes."
+            )
+    elif job.worker_count is not None or job.parameter_server_count:
+        raise JobError(
+            f"worker_count={job.worker_count}, parameter_server_count={job.parameter_server_count} with "
+            f"distributed_backend={backend!r}: these belong to distributed_backend='ps'. Use node_count and process_count_per_node."
+        )
+    if backend is None and job.world_size > 1:
+        raise JobError(
+            f"node_count={job.node_count} and process_count_per_node={job.process_count_per_node} make "
+            f"{job.world_size} processes, but distributed_backend is None. "
+            "Choose 'mpi', 'gloo', 'nccl' or 'tensorflow', so that the processes can find each other."
+        )
+    if backend == "nccl" and not job.use_gpu:
+        raise JobError(
+            "distributed_backend='nccl' without use_gpu=True: NCCL runs on GPUs alone. Set use_gpu=True, or choose 'gloo'."
+        )
+
+
+def _check_variables(variables: object) -> None:
+    if not isinstance(variables, Mapping):
+        raise JobError(f"environment_variables={variables!r} is not a dict of strings.")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
+            raise JobError(
+                f"environment_variables has the name {name!r}; a name is letters, digits and '_', and does not start with a digit."
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise JobError(
+                f"environment_variables[{name!r}]={value!r} is not a string without NUL. Write it as {str(value)!r}."
+            )
+        if name in RANK_VARIABLES:
+            raise JobError(
+                f"environment_variables sets {name}, which the launcher sets for each worker by itself. Remove it; "
+                "node_count and process_count_per_node say how many workers there are."
+            )

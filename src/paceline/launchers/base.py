@@ -1,0 +1,56 @@
+"""The one thing a launcher does, and how one is found by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from paceline.errors import LauncherError
+from paceline.job import Job
+from paceline.plan import Command, Launch
+
+
+class Launcher(Protocol):
+    """Turns a launch into command lines. Pure but for looking at what is installed; starts nothing."""
+
+    def check(self, job: Job) -> None:
+        """Refuse, before anything starts, what can't be launched from this machine.
+
+        Raises:
+            LauncherError: what is missing, and how to get it.
+        """
+
+    def commands(self, launch: Launch) -> list[Command]:
+        """The command lines that start every worker of the launch once."""
+
+
+#: Paceline's own launchers. Others come from the entry-point group `paceline.launchers`.
+_OWN = {
+    "single": "paceline.launchers.single:SingleLauncher",
+    "processes": "paceline.launchers.processes:ProcessesLauncher",
+    "mpi": "paceline.launchers.mpi:MpiLauncher",
+}
+
+
+def get_launcher(name: str) -> Launcher:
+    """The launcher of this name.
+
+    Raises:
+        LauncherError: there is none; the message lists those there are.
+    """
+    place = _OWN.get(name) or _installed().get(name)
+    if place is None:
+        raise LauncherError(f"no launcher {name!r}; there are {', '.join(launcher_names())}.")
+    module, _, attribute = place.partition(":")
+    return cast(Launcher, getattr(import_module(module), attribute)())
+
+
+def launcher_names() -> list[str]:
+    """The names of all launchers, Paceline's own and installed ones."""
+    return sorted({*_OWN, *_installed()})
+
+
+def _installed() -> dict[str, str]:
+    from importlib.metadata import entry_points
+
+    return {point.name: point.value for point in entry_points(group="paceline.launchers")}

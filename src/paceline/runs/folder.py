@@ -1,0 +1,184 @@
+"""The one owner of every file name in a run's folder, and of the rule that no name leaves it."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import FileNameError, WorkspaceError
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
+_EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+#: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
+_EXPERIMENT_LENGTH = 200
+
+
+def check_experiment_name(name: object) -> str:
+    """`name`, if it may name an experiment: a letter or digit, then letters, digits, `_` and `-`, 200 at most.
+
+    Raises:
+        WorkspaceError: it may not.
+    """
+    if not isinstance(name, str) or not _EXPERIMENT.fullmatch(name) or len(name) > _EXPERIMENT_LENGTH:
+        raise WorkspaceError(
+            f"experiment name {name!r}: a name starts with a letter or digit and goes on with letters, digits, "
+            f"'_' and '-', at most {_EXPERIMENT_LENGTH} in all."
+        )
+    return name
+
+
+def check_run_id(run_id: object) -> str:
+    """`run_id`, if it has the form of a run's id, so that it can't name anything outside the folder of runs.
+
+    Raises:
+        FileNameError: it has not.
+    """
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+        raise FileNameError(
+            f"run id {run_id!r}: an id is letters, digits, '_', '-' and '.', and starts with a letter or digit. "
+            "`paceline list` shows the ids there are."
+        )
+    return run_id
+
+
+def check_file_name(name: object) -> str:
+    """`name` in its plain form (`outputs/model.pt`), if it stays inside the run's folder.
+
+    Raises:
+        FileNameError: empty, absolute, with a NUL or a `..` part.
+    """
+    if not isinstance(name, str) or not name or "\0" in name:
+        raise FileNameError(
+            f"file name {name!r}: a name is a non-empty string without NUL, such as 'outputs/model.pt'."
+        )
+    parts = [part for part in name.replace(os.sep, "/").split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or not parts:
+        raise FileNameError(
+            f"file name {name!r} leaves the run's folder. Give a relative name without '..', such as 'outputs/model.pt'."
+        )
+    return "/".join(parts)
+
+
+def new_run_id(experiment: str) -> str:
+    """A fresh id, `<experiment>_<unix seconds>_<8 hex>`."""
+    return f"{experiment}_{int(time.time())}_{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The file names of the run whose folder is `path`."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        return self.path.name
+
+    @property
+    def record(self) -> Path:
+        """`run.json`: whole at all times; one writer, whoever holds `lock`."""
+        return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Locked (flock) by whoever looks after the run; free means that nobody does."""
+        return self.path / "lock"
+
+    @property
+    def events(self) -> Path:
+        """One JSON line per change of state."""
+        return self.path / "events.jsonl"
+
+    @property
+    def notes(self) -> Path:
+        """Tags, properties and names: one JSON line per change, appended by anybody."""
+        return self.path / "notes.jsonl"
+
+    @property
+    def cancel_request(self) -> Path:
+        """Exists once somebody has asked for the run's end; holds who and why."""
+        return self.path / "cancel.json"
+
+    @property
+    def ballast(self) -> Path:
+        """Bytes held back so that the last record can be written on a full disk."""
+        return self.path / "ballast"
+
+    @property
+    def snapshot(self) -> Path:
+        """Link to the workspace's snapshot."""
+        return self.path / "snapshot"
+
+    @property
+    def work(self) -> Path:
+        """The workers' working directory; in the end, only what the script left there."""
+        return self.path / "work"
+
+    @property
+    def outputs(self) -> Path:
+        return self.path / "outputs"
+
+    @property
+    def artifacts(self) -> Path:
+        """Uploaded files whose names lie neither under `outputs/` nor under `logs/`."""
+        return self.path / "artifacts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics"
+
+    def metric_log(self, rank: int) -> Path:
+        return self.metrics / f"rank_{rank}.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Live logs of the current attempt, links into its folder, and the driver's log over all attempts."""
+        return self.path / "logs"
+
+    @property
+    def driver_log(self) -> Path:
+        """What the supervisor and the launcher say."""
+        return self.logs / "driver.log"
+
+    def live_log(self, rank: int) -> Path:
+        return self.logs / f"rank_{rank}.log"
+
+    def attempt(self, number: int) -> Path:
+        return self.path / "attempts" / str(number)
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        return self.attempt(attempt) / f"rank_{rank}.log"
+
+    def log_order(self, attempt: int) -> Path:
+        """Lines of `seconds rank offset`: by then, that rank's log had grown to that many bytes."""
+        return self.attempt(attempt) / "log_order.txt"
+
+    def worker_start(self, attempt: int, rank: int) -> Path:
+        """Written by the worker once it has its rank."""
+        return self.attempt(attempt) / f"start_{rank}.json"
+
+    def worker_error(self, attempt: int, rank: int) -> Path:
+        """The worker's exception, in torchelastic's shape."""
+        return self.attempt(attempt) / f"error_{rank}.json"
+
+    def worker_end(self, attempt: int, rank: int) -> Path:
+        """How the worker ended, written beside it where the supervisor is not its parent."""
+        return self.attempt(attempt) / f"end_{rank}.json"
+
+    def file(self, name: str) -> Path:
+        """Where the run's file of this name (`outputs/...`, `logs/...` or any other) lies.
+
+        Raises:
+            FileNameError: the name leaves the run's folder.
+        """
+        plain = check_file_name(name)
+        top = plain.split("/", 1)[0]
+        return self.path / plain if top in ("outputs", "logs") else self.artifacts / plain

@@ -1,0 +1,125 @@
+"""Runs that a program logs by itself: `Experiment.start_logging`, `Run.child_run`.
+
+The program that makes one holds its lock, so it is the record's one writer. If the program is killed, the run is
+shown as Failed; if it ends of itself and has not said how the run ended, the run ends as the program did.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import traceback
+from pathlib import Path
+
+from paceline.errors import RunStateError
+from paceline.runs import states, store
+from paceline.runs.failure import EXIT_CANCELED, FailureReport, logs_command
+from paceline.runs.folder import RunFolder, check_run_id, new_run_id
+from paceline.runs.record import RunRecord, user_name, utc_now
+
+#: Run folder -> the open file that holds its lock, and the pid of the process that made it (a fork inherits both).
+_ours: dict[RunFolder, tuple[int, int]] = {}
+
+
+def create(
+    runs_dir: Path,
+    experiment: str,
+    *,
+    run_id: str | None = None,
+    parent_run_id: str | None = None,
+    begin: bool = True,
+    snapshot_id: str | None = None,
+) -> RunFolder:
+    """The folder of a new run that this process looks after, Running unless begin=False.
+
+    Raises:
+        FileNameError: `run_id` has not the form of a run's id.
+        RunStateError: there is a run of this id.
+    """
+    run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
+    folder = RunFolder(runs_dir / run_id)
+    if folder.path.exists():
+        raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
+    record = RunRecord(
+        run_id=run_id,
+        experiment=experiment,
+        kind="interactive",
+        parent_run_id=parent_run_id,
+        created_utc=utc_now(),
+        submitted_by=user_name(),
+        target="local",
+        snapshot_id=snapshot_id,
+        owner=store.owner(),
+    )
+    fd = store.create(runs_dir, record)
+    if not _ours:
+        atexit.register(_end_all)
+    _ours[folder] = (fd, os.getpid())
+    if begin:
+        store.change(folder, record, states.RUNNING, started_utc=utc_now())
+    return folder
+
+
+def is_ours(folder: RunFolder) -> bool:
+    """Whether this process looks after the run."""
+    return folder in _ours and _ours[folder][1] == os.getpid()
+
+
+def begin(folder: RunFolder) -> None:
+    """NotStarted -> Running; a run that runs stays as it is."""
+    record = store.read(folder)
+    if record.status == states.NOT_STARTED:
+        store.change(folder, record, states.RUNNING, started_utc=utc_now())
+
+
+def end(folder: RunFolder, status: str, details: object = None, code: str | None = None) -> None:
+    """Write the run's end and let it go. On a submitted run nothing happens: its supervisor sees its end.
+
+    Raises:
+        RunStateError: another process, which lives, looks after the run.
+    """
+    record = store.read(folder)
+    if record.is_terminal or record.kind != "interactive":
+        return
+    if not is_ours(folder):
+        raise RunStateError(
+            f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; only that process can end it."
+        )
+    if status == states.COMPLETED and folder.cancel_request.exists():
+        status = states.CANCELED
+    report = _report(folder, details, code) if status == states.FAILED else None
+    store.change(
+        folder,
+        record,
+        status,
+        ended_utc=utc_now(),
+        started_utc=record.started_utc or utc_now(),
+        failure=report,
+        exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
+    )
+    os.close(_ours.pop(folder)[0])
+
+
+def _report(folder: RunFolder, details: object, code: str | None) -> FailureReport:
+    exception = full = None
+    if isinstance(details, BaseException):
+        exception = "".join(traceback.format_exception_only(type(details), details)).strip()
+        full = "".join(traceback.format_exception(type(details), details, details.__traceback__))
+        details = exception
+    text = str(details) if details is not None else "fail() was called without details."
+    return FailureReport(
+        cause="exception" if exception else "user",
+        message=f"{code}: {text}" if code else text,
+        exception=exception,
+        traceback=full,
+        see=logs_command(folder.run_id),
+    )
+
+
+def _end_all() -> None:
+    """At the end of the program: its unfinished runs end as it does."""
+    error = getattr(sys, "last_value", None)
+    for folder in list(_ours):
+        if is_ours(folder):
+            end(folder, states.FAILED if error else states.COMPLETED, error)

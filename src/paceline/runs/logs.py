@@ -1,0 +1,228 @@
+"""The workers' logs as a reader sees them: one file a rank, merged into one view, from the start or live.
+
+Each worker's output goes straight into its own file, so one that prints a gigabyte costs the others nothing. The
+supervisor notes now and then how far each file has grown (`log_order.txt`); by these notes the merged view has lines
+in the order they were written, to about a tenth of a second, also long afterwards.
+
+A carriage return starts its line over, as on a terminal: of a progress bar, the merged view shows the state that was
+there when the line ended, and while it goes on, now and then the latest.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.runs.folder import RunFolder
+
+_CHUNK = 1 << 16
+#: A line without an end is shown in pieces of this size, so that no log can fill memory.
+_LONGEST_LINE = 1 << 16
+#: Seconds after which an unfinished line, such as a progress bar, is shown as it is.
+_PATIENCE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a worker's log, without its end. attempt and rank say whose."""
+
+    attempt: int
+    rank: int
+    text: str
+
+
+class LineAssembler:
+    """Bytes in, whole lines out, for one rank: UTF-8, carriage returns resolved."""
+
+    def __init__(self) -> None:
+        self._partial = b""
+        self._since = 0.0
+        self._shown = b""
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        if not self._partial:
+            self._since = time.monotonic()
+        *whole, rest = (self._partial + data).split(b"\n")
+        for line in whole:
+            text = _last_state(line)
+            # The end of a progress bar whose latest state was shown already needs no line of its own.
+            if not (text == self._shown and text):
+                yield _decode(text)
+            self._shown = b""
+        # Of an unfinished line only the last state can still matter.
+        if len(rest) > _LONGEST_LINE:
+            rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+        while len(rest) > _LONGEST_LINE:
+            yield _decode(rest[:_LONGEST_LINE])
+            rest = rest[_LONGEST_LINE:]
+        self._partial = rest
+
+    def overdue(self) -> Iterator[str]:
+        """The latest state of a line that has been unfinished for a while, if it was not shown yet."""
+        if self._partial and time.monotonic() - self._since > _PATIENCE_S:
+            self._since = time.monotonic()
+            if b"\r" in self._partial:
+                state = _last_state(self._partial)
+                if state and state != self._shown:
+                    self._shown = state
+                    yield _decode(state)
+            else:
+                yield _decode(self._partial)
+                self._partial = b""
+
+    def end(self) -> Iterator[str]:
+        """What is left at the end of the log."""
+        if self._partial:
+            text = _last_state(self._partial)
+            if text and text != self._shown:
+                yield _decode(text)
+        self._partial = b""
+
+
+class _Tail:
+    """A log file that is read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: io.BufferedReader | None = None
+        self.position = 0
+
+    def read(self, until: int | None = None) -> Iterator[bytes]:
+        """What there is now, up to the offset `until`, in pieces. A file that grows meanwhile is not chased."""
+        if self._file is None:
+            try:
+                self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
+            except FileNotFoundError:
+                return
+        if until is None:
+            until = os.fstat(self._file.fileno()).st_size
+        while self.position < until:
+            data = self._file.read(min(_CHUNK, until - self.position))
+            if not data:
+                return
+            self.position += len(data)
+            yield data
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+class AttemptLog:
+    """The merged log of one attempt, to be read once from the start to wherever it is, again and again."""
+
+    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int]) -> None:
+        self._attempt = attempt
+        self._order = _Tail(folder.log_order(attempt))
+        self._order_rest = b""
+        self._tails = {rank: _Tail(folder.rank_log(attempt, rank)) for rank in ranks}
+        self._lines = {rank: LineAssembler() for rank in ranks}
+
+    def new(self) -> Iterator[Line]:
+        """Lines that have come since the last call, in order."""
+        for data in self._order.read():
+            *notes, self._order_rest = (self._order_rest + data).split(b"\n")
+            for note in notes:
+                yield from self._to(note)
+        for rank in self._tails:
+            yield from self._grow(rank, None)
+            yield from self._as_lines(rank, self._lines[rank].overdue())
+
+    def end(self) -> Iterator[Line]:
+        """The last lines, of an attempt that is over."""
+        yield from self.new()
+        for rank, lines in self._lines.items():
+            yield from self._as_lines(rank, lines.end())
+
+    def close(self) -> None:
+        for tail in (self._order, *self._tails.values()):
+            tail.close()
+
+    def _to(self, note: bytes) -> Iterator[Line]:
+        try:
+            _, rank, offset = note.split()
+            number, until = int(rank), int(offset)
+        except ValueError:
+            return
+        if number in self._tails:
+            yield from self._grow(number, until)
+
+    def _grow(self, rank: int, until: int | None) -> Iterator[Line]:
+        for data in self._tails[rank].read(until):
+            yield from self._as_lines(rank, self._lines[rank].feed(data))
+
+    def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[Line]:
+        for text in texts:
+            yield Line(self._attempt, rank, text)
+
+
+def follow(
+    folder: RunFolder,
+    *,
+    attempts: Callable[[], int],
+    is_over: Callable[[], bool],
+    ranks: list[int],
+    poll_s: float = 0.02,
+    slowest_poll_s: float = 0.25,
+) -> Iterator[Line | None]:
+    """The lines of a run from its first attempt's start to its end, as they come.
+
+    attempts: how many there are by now. is_over: whether no more will be written; asked before the last look.
+    Yields None whenever there is nothing new, so that the caller can see to other things; sleeps in between, longer
+    the longer nothing comes.
+    """
+    number, pause = 1, poll_s
+    log = AttemptLog(folder, number, ranks)
+    try:
+        while True:
+            over = is_over()
+            latest = attempts()
+            came = False
+            for line in log.new():
+                came = True
+                yield line
+            if number < latest:
+                yield from log.end()
+                log.close()
+                number += 1
+                log = AttemptLog(folder, number, ranks)
+                continue
+            if over:
+                yield from log.end()
+                return
+            pause = poll_s if came else min(pause * 1.3, slowest_poll_s)
+            yield None
+            time.sleep(pause)
+    finally:
+        log.close()
+
+
+def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
+    """The last `count` lines of a log of any size, empty ones at its end left out."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - window))
+            data = file.read()
+    except OSError:
+        return []
+    lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n")]
+    if size > window and len(lines) > 1:
+        lines = lines[1:]
+    return [line[:2000] for line in lines[-count:]] if data.strip() else []
+
+
+def _last_state(line: bytes) -> bytes:
+    """What a terminal shows of a line with carriage returns in it, near enough: the last piece that is not empty."""
+    if b"\r" not in line:
+        return line
+    pieces = [piece for piece in line.split(b"\r") if piece]
+    return pieces[-1] if pieces else b""
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace")

@@ -1,0 +1,235 @@
+"""The metric log of one rank, and the metrics of a run read from all of them.
+
+Writing: one JSON line per value in one `write` to a file opened for appending. The call returns once the line is in
+the kernel's hands, so it survives a SIGKILL of the process (not a power cut); the cost is the same for the ten
+millionth value as for the first. NaN and the infinities are written as Python's `json` spells them (NaN, Infinity).
+
+Reading: all lines of all ranks, in order of time where several ranks logged the same name. One value under a name is
+a scalar, several are a list, as in the Azure SDK.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import MetricError
+
+Scalar: TypeAlias = "int | float | str | bool"
+
+#: Lines handed to the JSON parser at once: it is several times faster on one list of them than on each.
+_LINES_AT_ONCE = 20_000
+
+
+class MetricLog:
+    """Appends one rank's metrics to a file. Safe to call from several threads, and from forked children."""
+
+    def __init__(self, path: Path, *, attempt: int = 1) -> None:
+        self._path = path
+        self._attempt = attempt
+        self._fd = -1
+        self._names: dict[str, str] = {}
+
+    def scalar(self, name: str, value: object, step: int | None = None) -> None:
+        """Append one value.
+
+        value: int, float, str or bool, or something with `.item()` that gives one (a numpy or torch scalar).
+
+        Raises:
+            MetricError: any other value; lists and generators belong to `log_list`.
+            OSError: the disk is full; the value is not kept.
+        """
+        kind = type(value)
+        if kind is float:
+            text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)  # type: ignore[arg-type]
+        elif kind is int:
+            text = int.__repr__(value)  # type: ignore[arg-type]
+        else:
+            text = json.dumps(plain_scalar(name, value))
+        quoted = self._names.get(name) or self._quote(name)
+        tail = "" if step is None else f',"step":{int(step)}'
+        self._write(f'{{"name":{quoted},"value":{text},"time":{time.time():.6f}{tail}}}\n'.encode())
+
+    def other(self, kind: str, name: str, value: object) -> None:
+        """Append a list, row, table, image or other kind of metric; `value` is plain JSON data."""
+        line = {"name": _check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
+        self._write(json.dumps(line).encode() + b"\n")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _quote(self, name: object) -> str:
+        quoted = json.dumps(_check_name(name))
+        if len(self._names) < 10_000:
+            self._names[str(name)] = quoted
+        return quoted
+
+    def _write(self, line: bytes) -> None:
+        if self._fd < 0:
+            self._open()
+        written = os.write(self._fd, line)
+        if written != len(line):
+            # Only a full disk cuts a write short. What is cut is no whole line, and readers pass it over.
+            os.write(self._fd, line[written:])
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        # The first newline ends a line that an earlier process was killed in the middle of.
+        start = {"attempt": self._attempt, "pid": os.getpid(), "time": round(time.time(), 6)}
+        os.write(self._fd, b"\n" + json.dumps(start).encode() + b"\n")
+
+
+def plain_scalar(name: object, value: object) -> Scalar:
+    """`value` as a Python scalar.
+
+    Raises:
+        MetricError: it is none.
+    """
+    if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
+        try:
+            value = value.item()  # type: ignore[attr-defined]
+        except (ValueError, RuntimeError) as error:
+            raise MetricError(
+                f"metric {name!r}: a {type(value).__name__} of more than one value is not a scalar. Use log_list for several values."
+            ) from error
+    if isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    hint = (
+        "Use log_list for several values." if isinstance(value, Iterable) else "Log an int, a float, a str or a bool."
+    )
+    raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a scalar. {hint}")
+
+
+def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
+    """The metrics under `directory`, name -> value, in order of first appearance.
+
+    A scalar logged once is the scalar, more often a list; a list is a list, and lists of one name are joined; a row
+    logged once is a dict of scalars, more often a dict of lists; a table is a dict of lists; an image is the name of
+    its file, several are a list.
+
+    name: this metric alone. rank: the values of this rank alone.
+    """
+    ranks = {
+        number: entries
+        for number, path in rank_files(directory)
+        if rank in (None, number)
+        for entries in [_entries(path, name)]
+    }
+    return {metric: _value(entries) for metric, entries in _by_name(ranks).items()}
+
+
+def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
+    """Rank -> its metrics, as `read` gives them."""
+    return {number: read(directory, name=name, rank=number) for number, _ in rank_files(directory)}
+
+
+def rank_files(directory: Path) -> list[tuple[int, Path]]:
+    """(rank, metric log) for each rank that logged anything, in order of rank."""
+    found = []
+    for path in directory.glob("rank_*.jsonl"):
+        number = path.stem.removeprefix("rank_")
+        if number.isdigit():
+            found.append((int(number), path))
+    return sorted(found)
+
+
+def json_safe(value: Any) -> Any:
+    """`value` with NaN and the infinities as the strings "NaN", "Infinity" and "-Infinity", which JSON proper lacks."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return json.dumps(value)
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_safe(item) for item in value]
+    return value
+
+
+def _check_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise MetricError(f"metric name {name!r} is not a non-empty string.")
+    return name
+
+
+def _entries(path: Path, name: str | None) -> dict[str, list[dict[str, Any]]]:
+    """Metric name -> its entries in one rank's file, in the order they were logged."""
+    result: dict[str, list[dict[str, Any]]] = {}
+    for entry in _parsed(path):
+        try:
+            metric = entry["name"]
+        except (KeyError, TypeError):
+            continue
+        if name is None or metric == name:
+            try:
+                result[metric].append(entry)
+            except KeyError:
+                result[metric] = [entry]
+    return result
+
+
+def _parsed(path: Path) -> Iterator[Any]:
+    with open(path, "rb") as file:
+        while lines := file.readlines(_LINES_AT_ONCE * 80):
+            try:
+                yield from json.loads(b"[" + b",".join([line for line in lines if line != b"\n"]) + b"]")
+            except ValueError:
+                # A line that a kill or a full disk cut short: take the others one by one.
+                for line in lines:
+                    try:
+                        yield json.loads(line)
+                    except ValueError:
+                        continue
+
+
+def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
+    merged: dict[str, list[dict[str, Any]]] = {}
+    several = set()
+    for entries in ranks.values():
+        for metric, values in entries.items():
+            if metric in merged:
+                several.add(metric)
+                merged[metric] = merged[metric] + values
+            else:
+                merged[metric] = values
+    for metric in several:
+        # Stable: values of one rank keep their order even where a clock stood still or went back.
+        merged[metric].sort(key=lambda entry: entry.get("time", 0.0))
+    return merged
+
+
+def _value(entries: list[dict[str, Any]]) -> Any:
+    kind = entries[-1].get("kind")
+    if kind is None:
+        values = [entry["value"] for entry in entries if "value" in entry]
+        return values[0] if len(values) == 1 else values
+    entries = [entry for entry in entries if entry.get("kind") == kind]
+    values = [entry["value"] for entry in entries]
+    if kind == "list":
+        return [item for value in values for item in value]
+    if kind == "row":
+        return values[0] if len(values) == 1 else _columns(values)
+    if kind == "table":
+        return values[0] if len(values) == 1 else _joined(values)
+    return values[0] if len(values) == 1 else values
+
+
+def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def _joined(tables: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    result: dict[str, list[Any]] = {}
+    for table in tables:
+        for name, column in table.items():
+            result.setdefault(name, []).extend(column if isinstance(column, list) else [column])
+    return result

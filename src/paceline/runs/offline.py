@@ -1,0 +1,93 @@
+"""The run of a script that nobody submitted: `Run.get_context()` outside a run, so that the script works by itself."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.runs.metrics import plain_scalar
+from paceline.runs.run_metrics import LogsMetrics
+
+
+class OfflineRun(LogsMetrics):
+    """Takes what a run takes, prints metrics and keeps nothing. Its id begins with "OfflineRun_"."""
+
+    def __init__(self, name: str | None = None) -> None:
+        self.id = f"OfflineRun_{uuid.uuid4()}"
+        self.name = name or self.id
+        self.status = "Running"
+        self.tags: dict[str, str | None] = {}
+        self.properties: dict[str, str] = {}
+        self.input_datasets: dict[str, Any] = {}
+        self.output_datasets: dict[str, Any] = {}
+        self.experiment = None
+        self.parent: OfflineRun | None = None
+
+    def __repr__(self) -> str:
+        return f"OfflineRun(id={self.id!r})"
+
+    def __enter__(self) -> OfflineRun:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def tag(self, key: str, value: object = None) -> None:
+        self.tags[key] = None if value is None else str(value)
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        for key, value in tags.items():
+            self.tag(key, value)
+
+    def add_properties(self, properties: Mapping[str, object]) -> None:
+        self.properties.update({key: str(value) for key, value in properties.items()})
+
+    def get_status(self) -> str:
+        return self.status
+
+    def get_tags(self) -> dict[str, str | None]:
+        return self.tags
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties
+
+    def upload_file(self, name: str, path_or_stream: object) -> str:
+        print(f"Attempted to upload file {name}")
+        return name
+
+    def upload_files(self, names: list[str], paths: list[str]) -> list[str]:
+        return [self.upload_file(name, path) for name, path in zip(names, paths, strict=True)]
+
+    def upload_folder(self, name: str, path: object) -> list[str]:
+        print(f"Attempted to upload folder {name}")
+        return []
+
+    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> OfflineRun:
+        child = OfflineRun(name)
+        child.parent = self
+        return child
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        return None
+
+    def start(self) -> None:
+        return None
+
+    def complete(self) -> None:
+        self.status = "Completed"
+
+    def fail(self, error_details: object = None, error_code: str | None = None) -> None:
+        self.status = "Failed"
+
+    def cancel(self) -> None:
+        self.status = "Canceled"
+
+    def _write_scalar(self, name: str, value: object, step: int | None) -> None:
+        print(f"Attempted to log scalar metric {name}:\n{plain_scalar(name, value)}")
+
+    def _write_other(self, kind: str, name: str, value: object) -> None:
+        print(f"Attempted to log {kind} metric {name}:\n{value}")
+
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
+        print(f"Attempted to log image metric {name}:\n{path or plot}")

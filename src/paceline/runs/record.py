@@ -1,0 +1,138 @@
+"""The frozen record of a run: what `run.json` holds."""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from paceline.job import Job
+from paceline.runs.failure import FailureReport
+from paceline.runs.states import NOT_STARTED, TERMINAL
+
+RECORD_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One launch of all workers.
+
+    nodes: their names, in order of node rank.
+    exit_codes: rank -> exit code as a shell gives it (128+n for signal n); ranks still running are absent.
+    """
+
+    number: int
+    started_utc: str
+    ended_utc: str | None = None
+    nodes: tuple[str, ...] = ()
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
+    cause: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**_values(self), "nodes": list(self.nodes), "exit_codes": dict(self.exit_codes)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attempt:
+        values = _known(cls, data)
+        values["nodes"] = tuple(values.get("nodes") or ())
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What is known of a run.
+
+    kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`).
+    status: one of `paceline.runs.states`.
+    times: UTC, ISO 8601 with milliseconds.
+    git: commit, branch, dirty and repository_uri of the source directory, where it lies in a git repository.
+    owner: pid, host and boot id of the process that looks after the run.
+    scratch_dir: a folder outside the run's that its end removes.
+    exit_code: what `paceline run` exits with; None until the end.
+    """
+
+    run_id: str
+    experiment: str
+    kind: str = "script"
+    status: str = NOT_STARTED
+    parent_run_id: str | None = None
+    created_utc: str = ""
+    started_utc: str | None = None
+    ended_utc: str | None = None
+    submitted_by: str = ""
+    target: str | None = None
+    source_directory: str | None = None
+    snapshot_id: str | None = None
+    git: Mapping[str, Any] = field(default_factory=dict)
+    job: Job | None = None
+    owner: Mapping[str, Any] = field(default_factory=dict)
+    scratch_dir: str | None = None
+    waiting_for: str | None = None
+    attempts: tuple[Attempt, ...] = ()
+    exit_code: int | None = None
+    failure: FailureReport | None = None
+    canceled_by: str | None = None
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the start to the end, or to now; None before the start."""
+        if self.started_utc is None:
+            return None
+        end = parse_utc(self.ended_utc) if self.ended_utc else dt.datetime.now(dt.timezone.utc)
+        return max(0.0, (end - parse_utc(self.started_utc)).total_seconds())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "version": RECORD_VERSION,
+            **_values(self),
+            "git": dict(self.git),
+            "owner": dict(self.owner),
+            "job": self.job.to_json() if self.job else None,
+            "attempts": [attempt.to_json() for attempt in self.attempts],
+            "failure": self.failure.to_json() if self.failure else None,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RunRecord:
+        """The record that `to_json` wrote; fields of a newer version are left out."""
+        values = _known(cls, data)
+        values["job"] = Job.from_json(data["job"]) if data.get("job") else None
+        values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
+        values["failure"] = FailureReport.from_json(data["failure"]) if data.get("failure") else None
+        return cls(**values)
+
+
+def utc_now() -> str:
+    """The time, UTC, ISO 8601 with milliseconds and a Z."""
+    return utc_text(dt.datetime.now(dt.timezone.utc))
+
+
+def utc_text(time: dt.datetime) -> str:
+    return time.astimezone(dt.timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parse_utc(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def user_name() -> str:
+    """The login name; "unknown" in a container whose user has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "unknown"
+
+
+def _values(record: Any) -> dict[str, Any]:
+    return {f.name: getattr(record, f.name) for f in fields(record)}
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(cls)}
+    return {name: value for name, value in data.items() if name in names}

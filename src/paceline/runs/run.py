@@ -1,0 +1,446 @@
+"""The live handle on a run: what it is, how far it is, what came of it, and its end."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import RunFailedError, RunStateError, UserError
+from paceline.runs import artifacts, interactive, metrics, notes, states, store
+from paceline.runs.context import WorkerContext
+from paceline.runs.follow import stream
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
+from paceline.runs.offline import OfflineRun
+from paceline.runs.record import RunRecord, user_name
+from paceline.runs.run_files import HasFiles
+from paceline.runs.run_metrics import LogsMetrics
+from paceline.runs.run_notes import HasNotes
+from paceline.runs.select import matches
+
+if TYPE_CHECKING:
+    from paceline.runs.failure import FailureReport
+
+
+class ExperimentLike(Protocol):
+    """What a run needs of its experiment; `paceline.Experiment` is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def runs_dir(self) -> Path: ...
+
+    def submit(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run: ...
+
+
+class ExperimentMaker(Protocol):
+    def __call__(self, runs_dir: Path, name: str) -> ExperimentLike: ...
+
+
+class Run(LogsMetrics, HasFiles, HasNotes):
+    """A run of an experiment, live: every question is answered from the run's folder at the time it is asked.
+
+    Made by `Experiment.submit`, `Experiment.start_logging`, `Run.get_context()` in a worker, or by
+    `Run(experiment, run_id)` to take up a run again. Of several handles on one run, none is special.
+
+    Raises:
+        RunNotFoundError: the experiment's workspace has no such run.
+        FileNameError: `run_id` has not the form of a run's id.
+    """
+
+    #: Set by `paceline.workspace`: what makes an experiment where a run has to name its own.
+    make_experiment: ExperimentMaker
+
+    def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
+        self._experiment = experiment
+        self._folder = store.find(experiment.runs_dir, run_id)
+        self._worker: WorkerContext | None = None
+        self._metric_log: MetricLog | None = None
+
+    def __repr__(self) -> str:
+        record = self.record()
+        return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and other.folder == self.folder
+
+    def __hash__(self) -> int:
+        return hash(self._folder)
+
+    # --- finding a run
+
+    @staticmethod
+    def get_context(allow_offline: bool = True) -> Any:
+        """The run that this process works for; outside a run one that prints what is logged.
+
+        Raises:
+            RunStateError: outside a run, with allow_offline=False.
+            RunContextError: inside a run, but the variables that a launcher sets for each worker are not all there.
+        """
+        context = WorkerContext.from_environment()
+        if context is None:
+            if not allow_offline:
+                raise RunStateError(
+                    "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
+                    "or call get_context() without allow_offline=False."
+                )
+            return OfflineRun()
+        folder = RunFolder(context.run_dir)
+        run = Run(Run.make_experiment(context.run_dir.parent, store.read(folder).experiment), folder.run_id)
+        run._worker = context
+        return run
+
+    @classmethod
+    def get(cls, workspace: Any, run_id: str) -> Run:
+        """A run of the workspace by its id, or by the beginning of it that no other run has.
+
+        Raises:
+            RunNotFoundError: there is none, or there are several.
+        """
+        folder = store.find(workspace.runs_dir, run_id)
+        return cls(cls.make_experiment(workspace.runs_dir, store.read(folder).experiment), folder.run_id)
+
+    @classmethod
+    def list(
+        cls,
+        experiment: ExperimentLike,
+        type: str | None = None,
+        tags: Mapping[str, str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        status: str | None = None,
+        include_children: bool = False,
+    ) -> Iterator[Run]:
+        """The experiment's runs, newest first, that are of this type and status and carry these tags and properties."""
+        for record in store.all_records(experiment.runs_dir):
+            folder = RunFolder(experiment.runs_dir / record.run_id)
+            if record.experiment == experiment.name and matches(
+                record, folder, kind=type, tags=tags, properties=properties, status=status, children=include_children
+            ):
+                yield cls(experiment, record.run_id)
+
+    # --- what it is
+
+    @property
+    def folder(self) -> RunFolder:
+        return self._folder
+
+    @property
+    def experiment(self) -> ExperimentLike:
+        return self._experiment
+
+    @property
+    def id(self) -> str:
+        return self._folder.run_id
+
+    @property
+    def name(self) -> str:
+        return self.display_name
+
+    @property
+    def type(self) -> str:
+        """ "script" for a submitted run, "interactive" for one that a program logs by itself."""
+        return self.record().kind
+
+    @property
+    def number(self) -> int:
+        """Its number among the experiment's runs, from 1, in order of submission."""
+        ids = [
+            run_id for run_id in store.ids(self._folder.path.parent) if run_id.startswith(f"{self._experiment.name}_")
+        ]
+        return len(ids) - ids.index(self.id)
+
+    @property
+    def parent(self) -> Run | None:
+        parent = self.record().parent_run_id
+        return Run(self._experiment, parent) if parent else None
+
+    @property
+    def status(self) -> str:
+        return self.record().status
+
+    @property
+    def failure(self) -> FailureReport | None:
+        """Why the run failed; None unless it did."""
+        return self.record().failure
+
+    @property
+    def input_datasets(self) -> dict[str, Any]:
+        return {}
+
+    @property
+    def output_datasets(self) -> dict[str, Any]:
+        return {}
+
+    def record(self) -> RunRecord:
+        """The frozen record of the run as it is now."""
+        return store.read(self._folder)
+
+    def get_status(self) -> str:
+        """One of `paceline.runs.states`, such as "Queued", "Running" or "Completed"."""
+        return self.status
+
+    def get_detailed_status(self) -> dict[str, Any]:
+        """status, and in `details` what the run waits for or why it failed."""
+        record = self.record()
+        return {
+            "status": record.status,
+            "details": record.waiting_for or (record.failure.message if record.failure else ""),
+        }
+
+    def get_details(self) -> dict[str, Any]:
+        """The SDK's dict of details: runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets,
+        outputDatasets, runDefinition, logFiles (name -> path), submittedBy; after a failure also error and warnings."""
+        record = self.record()
+        properties: dict[str, Any] = dict(self.properties)
+        if record.snapshot_id:
+            properties["ContentSnapshotId"] = record.snapshot_id
+        properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
+        details: dict[str, Any] = {
+            "runId": record.run_id,
+            "target": record.target,
+            "status": record.status,
+            "startTimeUtc": record.started_utc,
+            "endTimeUtc": record.ended_utc,
+            "properties": properties,
+            "inputDatasets": [],
+            "outputDatasets": [],
+            "runDefinition": record.job.to_json() if record.job else {},
+            "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self._folder.logs.glob("*.log"))},
+            "submittedBy": record.submitted_by,
+        }
+        if record.failure is not None:
+            details["error"] = {"error": {"code": record.failure.cause, "message": str(record.failure)}}
+            details["warnings"] = []
+        return details
+
+    def get_details_with_logs(self) -> dict[str, Any]:
+        """`get_details`, with the logs' text (its last MiB each) in the place of their paths."""
+        details = self.get_details()
+        details["logFiles"] = {name: _tail_text(path) for name, path in details["logFiles"].items()}
+        return details
+
+    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
+        """Copy the logs into a folder (default `./<run id>`); the paths written."""
+        top = Path(destination) if destination is not None else Path(self.id)
+        names = [name for name in self.get_file_names() if name.startswith("logs/")]
+        return [self.download_file(name, top / name) for name in names]
+
+    def get_portal_url(self) -> str:
+        """Where to look at the run: its folder, as a URL."""
+        return self._folder.path.absolute().as_uri()
+
+    def get_snapshot_id(self) -> str | None:
+        return self.record().snapshot_id
+
+    def restore_snapshot(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the run's source, as it was submitted, into a new folder (default `./<snapshot id>`); its path.
+
+        Raises:
+            RunStateError: the run has no snapshot.
+            UserError: the folder exists.
+        """
+        import shutil
+
+        if not self._folder.snapshot.exists():
+            raise RunStateError(f"run {self.id} has no snapshot.")
+        target = Path(path) if path is not None else Path(str(self.get_snapshot_id()))
+        if target.exists():
+            raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
+        shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
+        return str(target)
+
+    # --- metrics
+
+    def get_metrics(
+        self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
+    ) -> dict[str, Any]:
+        """Metric name -> value: a scalar that was logged once, else a list, in order of time over all ranks.
+
+        name: this metric alone. recursive: run id -> metrics, for this run and its children.
+        rank: what this rank logged. by_rank: rank -> metrics.
+        """
+        if recursive:
+            runs = [self, *self.get_children(recursive=True)]
+            return {run.id: run.get_metrics(name, rank=rank, by_rank=by_rank) for run in runs}
+        if by_rank:
+            return {str(key): value for key, value in metrics.read_by_rank(self._folder.metrics, name=name).items()}
+        return metrics.read(self._folder.metrics, name=name, rank=rank)
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Does nothing: every value was written when its call returned."""
+
+    def _write_scalar(self, name: str, value: object, step: int | None) -> None:
+        self._log().scalar(name, value, step)
+
+    def _write_other(self, kind: str, name: str, value: object) -> None:
+        self._log().other(kind, name, value)
+
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None:
+        if path is not None:
+            artifacts.put(self._folder, file_name, path)
+        else:
+            target = self._folder.file(file_name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            plot.savefig(target, format="png")
+        self._write_other("image", name, file_name)
+
+    def _log(self) -> MetricLog:
+        if self._metric_log is None:
+            rank, attempt = (self._worker.rank, self._worker.attempt) if self._worker else (0, 1)
+            self._metric_log = MetricLog(self._folder.metric_log(rank), attempt=attempt)
+        return self._metric_log
+
+    # --- waiting for it
+
+    def wait_for_completion(
+        self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
+    ) -> dict[str, Any]:
+        """Block until the run has ended; its details.
+
+        show_output: print the workers' output and each change of state as they come. Ctrl-C only stops the waiting.
+        wait_post_processing: accepted; a run here has ended only when its outputs are in place.
+
+        Raises:
+            RunFailedError: the run failed, unless raise_on_error=False; its text is the failure report.
+        """
+        try:
+            if show_output:
+                record = stream(self._folder, sys.stdout)
+            else:
+                record = _wait(self._folder)
+        except KeyboardInterrupt:
+            print(f"\nRun {self.id} goes on. Cancel it with: paceline cancel {self.id}", file=sys.stderr)
+            raise
+        if record.status == states.FAILED and raise_on_error:
+            raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
+        return self.get_details()
+
+    # --- ending it
+
+    def cancel(self) -> None:
+        """Ask for the run's end: its workers get SIGTERM, after the grace period SIGKILL. Returns at once.
+
+        A run that has ended stays as it is.
+        """
+        if interactive.is_ours(self._folder):
+            interactive.end(self._folder, states.CANCELED)
+        elif not self.record().is_terminal:
+            store.request_cancel(self._folder, by=user_name())
+
+    def start(self) -> None:
+        """Begin a child made by `create_children`; harmless on a run that runs."""
+        if interactive.is_ours(self._folder):
+            interactive.begin(self._folder)
+
+    def complete(self) -> None:
+        """End a run of `start_logging` or `child_run` as Completed. On a submitted run, whose end is its script's, harmless."""
+        interactive.end(self._folder, states.COMPLETED)
+
+    def fail(self, error_details: object = None, error_code: str | None = None) -> None:
+        """End a run of `start_logging` or `child_run` as Failed. On a submitted run, whose end is its script's, harmless.
+
+        error_details: a text or an exception. error_code: kept in front of it.
+        """
+        interactive.end(self._folder, states.FAILED, error_details, error_code)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is None:
+            self.complete()
+        else:
+            self.fail(error)
+
+    # --- children
+
+    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Run:
+        """A new run below this one, Running, which this process logs and ends."""
+        return self._child(name, run_id, begin=True)
+
+    def create_children(
+        self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
+    ) -> list[Run]:
+        """Several new runs below this one, NotStarted: `count` of them, tagged with their number, or one for each of
+        `tag_values`, tagged `tag_key=value`.
+
+        Raises:
+            UserError: neither or both ways of saying how many.
+        """
+        if (count is None) == (tag_values is None) or (tag_values is not None and tag_key is None):
+            raise UserError("create_children: give either count, or tag_key with tag_values.")
+        if count is not None:
+            tag_key, tag_values = "azureml.batch_child_number", list(range(count))
+        children = []
+        for value in tag_values or ():
+            child = self._child(None, None, begin=False)
+            child.tag(str(tag_key), value)
+            children.append(child)
+        return children
+
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Mapping[str, str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        type: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[Run]:
+        """The runs below this one, newest first; with recursive=True also those below them."""
+        runs_dir = self._folder.path.parent
+        parents = {self.id}
+        records = [record for record in store.all_records(runs_dir) if record.parent_run_id]
+        if recursive:
+            while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
+                parents |= grown
+        for record in records:
+            if record.parent_run_id in parents and matches(
+                record,
+                RunFolder(runs_dir / record.run_id),
+                kind=type,
+                tags=tags,
+                properties=properties,
+                status=status,
+                children=True,
+            ):
+                yield Run(self._experiment, record.run_id)
+
+    def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
+        """Submit an estimator or a job as a run below this one."""
+        return self._experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
+
+    def _child(self, name: str | None, run_id: str | None, *, begin: bool) -> Run:
+        folder = interactive.create(
+            self._folder.path.parent, self._experiment.name, run_id=run_id, parent_run_id=self.id, begin=begin
+        )
+        child = Run(self._experiment, folder.run_id)
+        if name:
+            notes.set_name(folder.notes, "display_name", name)
+        return child
+
+
+def _wait(folder: RunFolder) -> RunRecord:
+    pause = 0.02
+    while not (record := store.read(folder)).is_terminal:
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
+    return record
+
+
+def _tail_text(path: str, size: int = 1 << 20) -> str:
+    try:
+        with open(path, "rb") as file:
+            _seek_back(file, size)
+            return file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _seek_back(file: IO[bytes], size: int) -> None:
+    end = file.seek(0, os.SEEK_END)
+    file.seek(max(0, end - size))

@@ -1,0 +1,87 @@
+"""The part of a run that puts files in and takes them out."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import IO
+
+from paceline.errors import RunNotFoundError, UserError
+from paceline.runs import artifacts
+from paceline.runs.folder import RunFolder
+
+
+class HasFiles(ABC):
+    """The SDK's calls on a run's files. Names are relative, with forward slashes: `outputs/model.pt`."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> RunFolder: ...
+
+    def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
+        """Copy a file, or the rest of an open binary stream, into the run under `name`; the name in its plain form.
+
+        Uploading the same bytes under the same name again is harmless.
+
+        Raises:
+            FileNameError: the name leaves the run's folder.
+            RunStateError: another file has this name.
+            UserError: there is no such file.
+        """
+        return artifacts.put(self.folder, name, path_or_stream)
+
+    def upload_files(self, names: Sequence[str], paths: Sequence[str | os.PathLike[str]]) -> list[str]:
+        """`upload_file` for each pair.
+
+        Raises: as `upload_file`; UserError where the lengths differ.
+        """
+        if len(names) != len(paths):
+            raise UserError(f"{len(names)} names but {len(paths)} paths. Give one name for each path.")
+        return [self.upload_file(name, path) for name, path in zip(names, paths, strict=True)]
+
+    def upload_folder(self, name: str, path: str | os.PathLike[str]) -> list[str]:
+        """Copy all files below the folder `path` to `name/...`; their names.
+
+        Raises: as `upload_file`.
+        """
+        return artifacts.put_folder(self.folder, name, path)
+
+    def get_file_names(self) -> list[str]:
+        """The names of the run's files, sorted: outputs, logs and what was uploaded."""
+        return artifacts.names(self.folder)
+
+    def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
+        """Copy a file of the run to a path (default: its own name, here) or into a folder; the path written.
+
+        Raises:
+            RunNotFoundError: the run has no such file; those it has are named.
+        """
+        return artifacts.get(self.folder, name, output_file_path)
+
+    def download_files(
+        self,
+        prefix: str | None = None,
+        output_directory: str | os.PathLike[str] | None = None,
+        output_paths: Sequence[str] | None = None,
+        append_prefix: bool = True,
+    ) -> list[str]:
+        """Copy all files whose names begin with `prefix`; the paths written.
+
+        output_directory: where to, default here. output_paths: one path below it for each file instead of its name.
+        append_prefix: whether the prefix's folder is kept in the paths.
+
+        Raises:
+            RunNotFoundError: no name begins so.
+            UserError: as many output_paths as there are files are needed.
+        """
+        names = [name for name in self.get_file_names() if prefix is None or name.startswith(prefix)]
+        if not names:
+            raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
+        paths = list(output_paths) if output_paths is not None else names
+        if output_paths is None and prefix and not append_prefix:
+            paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
+        if len(paths) != len(names):
+            raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
+        top = os.fspath(output_directory) if output_directory is not None else "."
+        return [self.download_file(name, os.path.join(top, path)) for name, path in zip(names, paths, strict=True)]

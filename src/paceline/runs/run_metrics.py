@@ -1,0 +1,121 @@
+"""The part of a run that logs metrics: the SDK's `log*` calls, on whatever `_write_*` the run has."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from paceline.errors import MetricError
+from paceline.runs.metrics import plain_scalar
+
+
+class LogsMetrics(ABC):
+    """The SDK's logging calls. Each returns once its value would survive a SIGKILL of this process."""
+
+    def log(self, name: str, value: object, description: str = "", step: int | None = None) -> None:
+        """Log a scalar: int, float, str, bool, or a numpy or torch scalar. NaN and the infinities are kept as they are.
+
+        The first value under a name is a scalar in `get_metrics`, more make a list.
+
+        Raises:
+            MetricError: a list or a generator (that is `log_list`), or anything else that is no scalar.
+            OSError: the disk is full.
+        """
+        self._write_scalar(name, value, step)
+
+    def log_list(self, name: str, value: Iterable[object], description: str = "") -> None:
+        """Log a list of scalars at once; generators are read to their end.
+
+        Raises:
+            MetricError: not iterable, or with something that is no scalar in it.
+        """
+        if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+            raise MetricError(
+                f"metric {name!r}: a {type(value).__name__} is not a list of scalars. Use log for one value."
+            )
+        self._write_other("list", name, [plain_scalar(name, item) for item in value])
+
+    def log_row(self, name: str, description: str | None = None, **columns: object) -> None:
+        """Log one row of named scalars; several rows of one name make a table, a dict of lists.
+
+        Raises:
+            MetricError: no column, or a column that is no scalar.
+        """
+        if not columns:
+            raise MetricError(
+                f"metric {name!r}: a row without columns. Give each as a keyword: log_row(name, x=1, y=2)."
+            )
+        self._write_other("row", name, {key: plain_scalar(name, item) for key, item in columns.items()})
+
+    def log_table(self, name: str, value: Mapping[str, object], description: str = "") -> None:
+        """Log a table: a dict of column name -> scalar or list of scalars.
+
+        Raises:
+            MetricError: not a dict, or with something else in it.
+        """
+        if not isinstance(value, Mapping):
+            raise MetricError(
+                f"metric {name!r}: a {type(value).__name__} is not a table. Give a dict of column -> list."
+            )
+        self._write_other("table", name, {str(key): _column(name, item) for key, item in value.items()})
+
+    def log_image(self, name: str, path: str | None = None, plot: Any = None, description: str = "") -> None:
+        """Keep an image file, or a matplotlib figure or `pyplot` as PNG; the metric's value is the file's name.
+
+        Raises:
+            MetricError: neither or both of `path` and `plot`, or a plot that can't be saved.
+        """
+        if (path is None) == (plot is None):
+            raise MetricError(f"metric {name!r}: give log_image either the path of an image or a plot.")
+        if plot is not None and not callable(getattr(plot, "savefig", None)):
+            raise MetricError(
+                f"metric {name!r}: a {type(plot).__name__} has no savefig. Give a matplotlib figure or pyplot."
+            )
+        plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name))
+        ending = os.path.splitext(path)[1] if path is not None else ".png"
+        self._write_image(name, f"images/{plain}_{time.time_ns()}{ending}", path, plot)
+
+    def log_confusion_matrix(self, name: str, value: object, description: str = "") -> None:
+        """Log a confusion matrix: a dict, or its JSON, as the SDK has it."""
+        self._write_other("confusion_matrix", name, _json_value(name, value))
+
+    def log_accuracy_table(self, name: str, value: object, description: str = "") -> None:
+        """Log an accuracy table: a dict, or its JSON, as the SDK has it."""
+        self._write_other("accuracy_table", name, _json_value(name, value))
+
+    def log_residuals(self, name: str, value: object, description: str = "") -> None:
+        """Log residuals: a dict, or its JSON, as the SDK has it."""
+        self._write_other("residuals", name, _json_value(name, value))
+
+    def log_predictions(self, name: str, value: object, description: str = "") -> None:
+        """Log predictions: a dict, or its JSON, as the SDK has it."""
+        self._write_other("predictions", name, _json_value(name, value))
+
+    @abstractmethod
+    def _write_scalar(self, name: str, value: object, step: int | None) -> None: ...
+
+    @abstractmethod
+    def _write_other(self, kind: str, name: str, value: object) -> None: ...
+
+    @abstractmethod
+    def _write_image(self, name: str, file_name: str, path: str | None, plot: Any) -> None: ...
+
+
+def _column(name: str, value: object) -> object:
+    if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
+        return [plain_scalar(name, item) for item in value]
+    return plain_scalar(name, value)
+
+
+def _json_value(name: str, value: object) -> object:
+    try:
+        plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
+    except (TypeError, ValueError) as error:
+        raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
+    if not isinstance(plain, dict):
+        raise MetricError(f"metric {name!r}: a {type(plain).__name__} where a dict belongs.")
+    return plain

@@ -1,0 +1,68 @@
+"""The part of a run that carries tags, properties, a display name and a description."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from paceline.runs import notes
+from paceline.runs.folder import RunFolder
+
+
+class HasNotes(ABC):
+    """The SDK's calls on tags (which may change) and properties (which never do). Any process may make them, any time."""
+
+    @property
+    @abstractmethod
+    def folder(self) -> RunFolder: ...
+
+    @property
+    def tags(self) -> dict[str, str | None]:
+        """Tag -> value; None for a bare tag."""
+        return notes.read(self.folder.notes).tags
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return notes.read(self.folder.notes).properties
+
+    @property
+    def display_name(self) -> str:
+        """The name that lists show; the run's id unless it was set."""
+        return notes.read(self.folder.notes).display_name or self.folder.run_id
+
+    @display_name.setter
+    def display_name(self, name: str) -> None:
+        notes.set_name(self.folder.notes, "display_name", name)
+
+    @property
+    def description(self) -> str | None:
+        return notes.read(self.folder.notes).description
+
+    @description.setter
+    def description(self, text: str) -> None:
+        notes.set_name(self.folder.notes, "description", text)
+
+    def tag(self, key: str, value: object = None) -> None:
+        """Set a tag; a value of any type becomes a string. A later value replaces an earlier one."""
+        notes.set_tags(self.folder.notes, {key: value})
+
+    def set_tags(self, tags: Mapping[str, object]) -> None:
+        notes.set_tags(self.folder.notes, tags)
+
+    def get_tags(self) -> dict[str, str | None]:
+        return self.tags
+
+    def remove_tags(self, tags: list[str]) -> None:
+        """Remove tags by key; keys that are not there are passed over."""
+        notes.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
+
+    def add_properties(self, properties: Mapping[str, object]) -> None:
+        """Add properties for good.
+
+        Raises:
+            RunStateError: one of them is there already; none is added then.
+        """
+        notes.add_properties(self.folder.notes, properties)
+
+    def get_properties(self) -> dict[str, str]:
+        return self.properties

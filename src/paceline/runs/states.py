@@ -1,0 +1,36 @@
+"""The states of a run, those of the Azure Machine Learning SDK.
+
+    NotStarted -> Queued -> Preparing -> Starting -> Running -> Finalizing -> Completed | Failed | Canceled
+                     └── CancelRequested: a reader's word for "cancel is asked for, the supervisor is at it" ──┘
+
+NotResponding is a reader's word too: a run on another machine whose supervisor has not been heard of.
+"""
+
+from __future__ import annotations
+
+NOT_STARTED = "NotStarted"
+QUEUED = "Queued"
+PREPARING = "Preparing"
+STARTING = "Starting"
+RUNNING = "Running"
+CANCEL_REQUESTED = "CancelRequested"
+NOT_RESPONDING = "NotResponding"
+FINALIZING = "Finalizing"
+COMPLETED = "Completed"
+FAILED = "Failed"
+CANCELED = "Canceled"
+
+TERMINAL = frozenset({COMPLETED, FAILED, CANCELED})
+ALL = (
+    NOT_STARTED,
+    QUEUED,
+    PREPARING,
+    STARTING,
+    RUNNING,
+    CANCEL_REQUESTED,
+    NOT_RESPONDING,
+    FINALIZING,
+    COMPLETED,
+    FAILED,
+    CANCELED,
+)

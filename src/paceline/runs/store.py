@@ -1,0 +1,240 @@
+"""Runs on disk: make one, read one, list them, and set right the record of one whose supervisor is gone.
+
+`run.json` has one writer at a time: the holder of the run's lock. Whoever reads a record that is not final asks
+whether the lock is held; where it is not, nobody looks after the run, and the reader takes the lock, ends what is
+left of it and writes down that it failed and why. So a run whose supervisor is gone is never shown as Running,
+whether the supervisor was killed, the machine restarted or the submitting program died half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline import processes
+from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
+from paceline.runs import lock, states
+from paceline.runs.failure import CAUSES, FailureReport, logs_command
+from paceline.runs.files import append_line, read_json, write_json
+from paceline.runs.folder import RunFolder, check_run_id
+from paceline.runs.record import RunRecord, utc_now
+
+_BALLAST_BYTES = 1 << 16
+
+
+def create(runs_dir: Path, record: RunRecord) -> int:
+    """Make the folder of a new run and write its first record; the open file that holds its lock.
+
+    The folder appears under its own name only once it is complete, so no reader meets half a run.
+
+    Raises:
+        WorkspaceError: the workspace can't be written to, or its disk is full.
+    """
+    folder = RunFolder(runs_dir / check_run_id(record.run_id))
+    hidden = RunFolder(runs_dir / f".new-{record.run_id}")
+    try:
+        runs_dir.mkdir(parents=True, exist_ok=True)
+        hidden.path.mkdir()
+        for part in (hidden.logs, hidden.outputs, hidden.metrics, hidden.checkpoints):
+            part.mkdir()
+        hidden.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
+        fd = lock.take(hidden.lock)
+        assert fd is not None, "nobody else knows of this file"
+        write_json(hidden.record, record.to_json())
+        append_line(hidden.events, {"time_utc": record.created_utc, "status": record.status})
+        os.rename(hidden.path, folder.path)
+    except OSError as error:
+        shutil.rmtree(hidden.path, ignore_errors=True)
+        raise WorkspaceError(
+            f"the run can't be written to {str(runs_dir)!r}: {error.strerror or error}. "
+            "Free some space or name another workspace (PACELINE_WORKSPACE)."
+        ) from error
+    return fd
+
+
+def owner() -> dict[str, Any]:
+    """What a record says of the process that looks after a run: this one."""
+    return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
+
+
+def write(folder: RunFolder, record: RunRecord) -> None:
+    """Replace the record. For the holder of the lock alone. On a full disk the ballast makes room."""
+    try:
+        write_json(folder.record, record.to_json(), sync=record.is_terminal)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not folder.ballast.exists():
+            raise
+        folder.ballast.unlink()
+        write_json(folder.record, record.to_json())
+
+
+def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
+    """The record in its next state, written, with the change noted in `events.jsonl`.
+
+    Raises:
+        RunStateError: the run has ended already.
+    """
+    if record.is_terminal:
+        raise RunStateError(f"run {record.run_id} is {record.status}; it can't become {status}.")
+    record = dataclasses.replace(record, status=status, **changes)
+    event: dict[str, Any] = {"time_utc": utc_now(), "status": status}
+    if record.failure is not None:
+        event["message"] = record.failure.message
+    with contextlib.suppress(OSError):
+        append_line(folder.events, event)
+    write(folder, record)
+    if record.is_terminal:
+        with contextlib.suppress(OSError):
+            folder.ballast.unlink()
+    return record
+
+
+def find(runs_dir: Path, run_id: str) -> RunFolder:
+    """The folder of a run, by its id or the beginning of it that no other has.
+
+    Raises:
+        FileNameError: `run_id` has not the form of an id.
+        RunNotFoundError: there is none, or several begin so.
+    """
+    folder = RunFolder(runs_dir / check_run_id(run_id))
+    if folder.record.exists():
+        return folder
+    matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
+    if len(matches) == 1:
+        return RunFolder(runs_dir / matches[0])
+    if matches:
+        shown = ", ".join(matches[:5])
+        raise RunNotFoundError(f"{len(matches)} runs begin with {run_id!r}: {shown}. Give more of the id.")
+    raise RunNotFoundError(f"no run {run_id!r} in {str(runs_dir.parent)!r}. `paceline list` shows the runs there are.")
+
+
+def ids(runs_dir: Path) -> list[str]:
+    """The ids of all runs, newest first."""
+    try:
+        names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    return sorted(names, key=_age_key, reverse=True)
+
+
+def read(folder: RunFolder) -> RunRecord:
+    """The record as it is now: set right first if nobody looks after the run any more.
+
+    Raises:
+        RunNotFoundError: there is no record that can be read.
+    """
+    record = stored(folder)
+    if record.is_terminal:
+        return record
+    if not lock.is_held(folder.lock):
+        # The owner may have written the end and gone between our two looks.
+        record = stored(folder)
+        return record if record.is_terminal else _set_right(folder)
+    return shown(folder, record)
+
+
+def raw(folder: RunFolder) -> dict[str, Any] | None:
+    """The record's JSON as `read` would give it, without the cost of building a job. None where there is none."""
+    data = read_json(folder.record)
+    if not isinstance(data, dict):
+        return None
+    if data.get("status") in states.TERMINAL:
+        return data
+    try:
+        return read(folder).to_json()
+    except RunNotFoundError:
+        return None
+
+
+def all_records(runs_dir: Path) -> Iterator[RunRecord]:
+    """Every run's record, newest first; folders without a readable one are passed over."""
+    for run_id in ids(runs_dir):
+        try:
+            yield read(RunFolder(runs_dir / run_id))
+        except RunNotFoundError:
+            continue
+
+
+def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
+    """A live run's record as readers see it: CancelRequested once that is asked for."""
+    if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
+        return dataclasses.replace(record, status=states.CANCEL_REQUESTED)
+    return record
+
+
+def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
+    """Ask whoever looks after the run to end it. Asking twice changes nothing."""
+    write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
+
+
+def deserted_report(record: RunRecord) -> FailureReport:
+    """Why a run that nobody looks after has failed."""
+    if record.kind == "interactive":
+        cause, message = "not_completed", CAUSES["not_completed"]
+    elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and _was_here(record):
+        cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
+    elif record.status == states.NOT_STARTED:
+        cause, message = "not_started", CAUSES["not_started"]
+    else:
+        cause = "supervisor"
+        message = f"the run's supervisor (pid {record.owner.get('pid')}) was killed while the run was {record.status}"
+    return FailureReport(
+        cause=cause,
+        message=f"{message}.",
+        attempt=len(record.attempts) or None,
+        see=logs_command(record.run_id),
+    )
+
+
+def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:
+    """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock."""
+    if record.scratch_dir:
+        shutil.rmtree(record.scratch_dir, ignore_errors=True)
+    return change(folder, record, states.FAILED, failure=report, exit_code=report.exit_code, ended_utc=utc_now())
+
+
+def _set_right(folder: RunFolder) -> RunRecord:
+    fd = lock.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    if fd is None:
+        # Another reader is at it, or the folder is not ours to write: say what is true all the same.
+        record = stored(folder)
+        if record.is_terminal:
+            return record
+        report = deserted_report(record)
+        return dataclasses.replace(record, status=states.FAILED, failure=report, exit_code=report.exit_code)
+    try:
+        record = stored(folder)
+        if record.is_terminal:
+            return record
+        report = deserted_report(record)
+        if record.kind == "script":
+            processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
+        return close_deserted(folder, record, report)
+    finally:
+        os.close(fd)
+
+
+def stored(folder: RunFolder) -> RunRecord:
+    """The record as it is written, whoever looks after the run or does not: for its owner."""
+    data = read_json(folder.record)
+    if not isinstance(data, dict):
+        raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
+    return RunRecord.from_json(data)
+
+
+def _was_here(record: RunRecord) -> bool:
+    return record.owner.get("host") == socket.gethostname()
+
+
+def _age_key(run_id: str) -> tuple[int, str]:
+    """Sorts ids by the second in them; ids given by hand, without one, come last."""
+    parts = run_id.rsplit("_", 2)
+    seconds = int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
+    return seconds, run_id

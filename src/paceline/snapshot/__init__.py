@@ -1,0 +1,7 @@
+"""source_directory -> a content-addressed copy in the workspace, made only where the content is new."""
+
+from paceline.snapshot.git import git_state
+from paceline.snapshot.scan import LIMIT_VARIABLE, MAX_BYTES, MAX_FILES
+from paceline.snapshot.store import Progress, Snapshot, take
+
+__all__ = ["LIMIT_VARIABLE", "MAX_BYTES", "MAX_FILES", "Progress", "Snapshot", "git_state", "take"]

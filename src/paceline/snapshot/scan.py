@@ -1,0 +1,185 @@
+"""The source tree as it is now: which files belong to it, and which of them were hashed before and are unchanged.
+
+A file's hash is taken over from the last scan if size, times, inode and mode are the same and its times lie safely
+before that scan, as git does it: of a file that is written within the clock's tick of being hashed, equal times prove
+nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import SnapshotError
+from paceline.runs.files import read_json
+from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
+
+MAX_BYTES = 300 * 1024 * 1024
+MAX_FILES = 2000
+#: Set to "off", it lifts both limits. The second name is the Azure SDK's.
+LIMIT_VARIABLE = "PACELINE_SNAPSHOT_LIMIT"
+_AZURE_LIMIT_VARIABLE = "AML_SNAPSHOT_NO_FILE_LIMIT"
+
+#: Coarser than the tick of any file system's clock in use.
+_CLOCK_TICK_NS = 50_000_000
+
+#: size, mtime, ctime, inode, mode.
+Stamp: TypeAlias = "tuple[int, int, int, int, int]"
+
+
+@dataclass
+class Tree:
+    """What a scan found. Paths are relative, with forward slashes.
+
+    files: path -> its stamp. links: path -> target. directories: those that hold nothing else, and all others.
+    hashes: path -> hash, for the files that are unchanged since the last scan.
+    """
+
+    source: Path
+    files: dict[str, Stamp] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=dict)
+    directories: list[str] = field(default_factory=list)
+    hashes: dict[str, str] = field(default_factory=dict)
+    ignore_key: list[list[str]] = field(default_factory=list)
+    scanned_ns: int = 0
+    last_id: str | None = None
+
+    @property
+    def size(self) -> int:
+        return sum(stamp[0] for stamp in self.files.values())
+
+    def to_cache(self, snapshot_id: str) -> dict[str, Any]:
+        """What the next scan wants to know of this one, once all hashes are there."""
+        return {
+            "id": snapshot_id,
+            "ignore": self.ignore_key,
+            "scanned_ns": self.scanned_ns,
+            "files": {path: [*stamp, self.hashes[path]] for path, stamp in self.files.items()},
+            "directories": self.directories,
+        }
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode
+
+
+def scan(source: Path, cache_file: Path, leave_out: Path) -> Tree:
+    """The tree below `source`.
+
+    cache_file: what the last scan of this tree left. leave_out: the workspace, which may lie inside the tree.
+
+    Raises:
+        SnapshotError: over the limits, a link out of the tree, something that is neither file, folder nor link, or a
+            file that can't be read.
+    """
+    return _Scan(source, read_json(cache_file) or {}, leave_out).run()
+
+
+class _Scan:
+    def __init__(self, source: Path, cache: dict[str, Any], leave_out: Path) -> None:
+        self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
+        self._ignore = Ignore(source)
+        self._known: dict[str, list[Any]] = cache.get("files", {})
+        self._known_directories = set(cache.get("directories", ()))
+        self._known_ignore = cache.get("ignore")
+        self._trusted_ns = cache.get("scanned_ns", 0) - _CLOCK_TICK_NS
+        self._leave_out = os.path.realpath(leave_out)
+        self._root = os.path.realpath(source)
+
+    def run(self) -> Tree:
+        # Ignore files are found on the way down; decisions of the last scan hold only if all of them are as they were.
+        trust = self._known_ignore is not None
+        self._walk("", trust=trust)
+        self._tree.ignore_key = self._ignore.key()
+        if trust and self._tree.ignore_key != self._known_ignore:
+            return _Scan(self._tree.source, {}, Path(self._leave_out)).run()
+        _check_limits(self._tree)
+        return self._tree
+
+    def _walk(self, directory: str, *, trust: bool) -> None:
+        tree, known, prefix = self._tree, self._known, f"{directory}/" if directory else ""
+        try:
+            with os.scandir(os.path.join(tree.source, directory)) as found:
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as error:
+            raise SnapshotError(
+                f"folder {directory or '.'!r} of {str(tree.source)!r} can't be read: {error.strerror}. "
+                "Change its permissions or name it in .amlignore."
+            ) from error
+        names = {entry.name for entry in entries}
+        if self._ignore.file_name in names:
+            self._ignore.enter(directory)
+        for entry in entries:
+            name, path = entry.name, prefix + entry.name
+            if name in ALWAYS or (not directory and name in AT_THE_TOP):
+                continue
+            is_directory = entry.is_dir(follow_symlinks=False)
+            decided = trust and (path in self._known_directories if is_directory else path in known)
+            if not decided and self._ignore.ignores(path, is_directory=is_directory):
+                continue
+            if is_directory:
+                self._directory(path, trust=trust)
+            elif entry.is_symlink():
+                tree.links[path] = self._link_target(path)
+            else:
+                self._file(path, entry)
+
+    def _directory(self, path: str, *, trust: bool) -> None:
+        absolute = os.path.join(self._tree.source, path)
+        if os.path.exists(os.path.join(absolute, "pyvenv.cfg")):
+            return  # a virtual environment: installed, not written
+        if os.path.realpath(absolute) == self._leave_out:
+            return
+        self._tree.directories.append(path)
+        self._walk(path, trust=trust)
+
+    def _file(self, path: str, entry: os.DirEntry[str]) -> None:
+        stamp = stamp_of(entry.stat(follow_symlinks=False))
+        if not stat.S_ISREG(stamp[4]):
+            raise SnapshotError(
+                f"{path!r} is neither a file, a folder nor a link (a socket, a pipe or a device). "
+                "Remove it or name it in .amlignore."
+            )
+        self._tree.files[path] = stamp
+        before = self._known.get(path)
+        if before is not None and tuple(before[:5]) == stamp and max(stamp[1], stamp[2]) < self._trusted_ns:
+            self._tree.hashes[path] = before[5]
+
+    def _link_target(self, path: str) -> str:
+        absolute = os.path.join(self._root, path)
+        target = os.readlink(absolute)
+        resolved = os.path.realpath(absolute)
+        if resolved != self._root and not resolved.startswith(self._root + os.sep):
+            raise SnapshotError(
+                f"{path!r} is a link to {target!r}, outside {str(self._tree.source)!r}: a copy of the tree would not hold it. "
+                "Copy what it points to into the tree, or name the link in .amlignore."
+            )
+        if os.path.isabs(target):
+            # An absolute link into the tree would lead from the copy back to the original.
+            target = os.path.relpath(resolved, os.path.dirname(absolute))
+        return target
+
+
+def _check_limits(tree: Tree) -> None:
+    if os.environ.get(LIMIT_VARIABLE, "").lower() == "off" or os.environ.get(_AZURE_LIMIT_VARIABLE):
+        return
+    size, count = tree.size, len(tree.files) + len(tree.links)
+    if size <= MAX_BYTES and count <= MAX_FILES:
+        return
+    tops: dict[str, list[int]] = {}
+    for path, stamp in tree.files.items():
+        top = tops.setdefault(path.split("/", 1)[0], [0, 0])
+        top[0] += stamp[0]
+        top[1] += 1
+    by_size = size > MAX_BYTES
+    largest = sorted(tops.items(), key=lambda item: item[1][0 if by_size else 1], reverse=True)[:3]
+    named = ", ".join(f"{name!r} ({total / 2**20:.0f} MiB, {files} files)" for name, (total, files) in largest)
+    raise SnapshotError(
+        f"{str(tree.source)!r} holds {size / 2**20:.0f} MiB in {count} files; a snapshot takes {MAX_BYTES // 2**20} MiB and "
+        f"{MAX_FILES} files. Most of it: {named}. Name in .amlignore what the script does not need (data belongs on a "
+        f"shared path), or lift the limits with {LIMIT_VARIABLE}=off."
+    )

@@ -1,0 +1,145 @@
+"""The whole flow of a submission in one function."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline import snapshot
+from paceline.errors import JobError, PacelineError, TargetError
+from paceline.job import Job
+from paceline.launchers import get_launcher
+from paceline.library import library_dir
+from paceline.runs import notes, states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
+from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.targets import get_target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a run's code is: a folder, or a snapshot that is there already (a rerun's)."""
+
+    directory: Path
+    snapshot_id: str | None = None
+    git: Mapping[str, object] = dataclasses.field(default_factory=dict)
+
+
+def submit(
+    job: Job,
+    source: Source,
+    workspace_dir: Path,
+    experiment: str,
+    *,
+    tags: Mapping[str, object] | None = None,
+    parent_run_id: str | None = None,
+    progress: snapshot.Progress | None = None,
+) -> RunFolder:
+    """Start a run of `job` and return its folder at once; the run goes on when this program ends.
+
+    Raises:
+        UserError: anything that can be known to be wrong before a process starts.
+        TargetError: the supervisor could not be started.
+    """
+    check_experiment_name(experiment)
+    check(job)
+    taken = _snapshot(job, source, workspace_dir, progress)
+    record = RunRecord(
+        run_id=new_run_id(experiment),
+        experiment=experiment,
+        parent_run_id=parent_run_id,
+        created_utc=utc_now(),
+        submitted_by=user_name(),
+        target=job.compute_target,
+        source_directory=str(source.directory),
+        snapshot_id=taken.id,
+        git=source.git or snapshot.git_state(source.directory),
+        job=job,
+        owner=store.owner(),
+    )
+    runs_dir = workspace_dir / "runs"
+    lock_fd = store.create(runs_dir, record)
+    folder = RunFolder(runs_dir / record.run_id)
+    target = get_target(job.compute_target)
+    try:
+        folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
+        if tags:
+            notes.set_tags(folder.notes, tags)
+        target.enqueue(job, folder.path)
+        target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
+    except (OSError, PacelineError) as error:
+        target.release(folder.path)
+        report = FailureReport(cause="not_started", message=f"the run could not be started: {error}.")
+        store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
+        if isinstance(error, PacelineError):
+            raise
+        raise TargetError(f"run {record.run_id} could not be started on {job.compute_target!r}: {error}.") from error
+    finally:
+        os.close(lock_fd)  # the supervisor holds it now
+    return folder
+
+
+def check(job: Job) -> None:
+    """Refuse what can be known to fail on this machine before anything starts.
+
+    Raises:
+        UserError: an unknown target, a launcher that is not installed, too few GPUs, or no such interpreter.
+    """
+    get_target(job.compute_target).check(job)
+    get_launcher(job.launcher).check(job)
+    if job.python is not None:
+        _check_python(job.python)
+    elif not sys.executable:
+        raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
+
+
+def _snapshot(job: Job, source: Source, workspace_dir: Path, progress: snapshot.Progress | None) -> snapshot.Snapshot:
+    snapshots_dir = workspace_dir / "snapshots"
+    if source.snapshot_id is not None:
+        path = snapshots_dir / source.snapshot_id
+        if not path.is_dir():
+            raise JobError(
+                f"snapshot {source.snapshot_id} is no longer in {str(snapshots_dir)!r}. Submit the source again."
+            )
+        return snapshot.Snapshot(
+            id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
+        )
+    script = os.path.normpath(job.entry_script).replace(os.sep, "/")
+    if source.directory.is_dir() and not (source.directory / script).is_file():
+        raise JobError(
+            f"entry_script {job.entry_script!r} is not in {str(source.directory)!r}{_scripts_there(source.directory)}"
+        )
+    taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress)
+    if script not in taken.files:
+        raise JobError(
+            f"entry_script {job.entry_script!r} is left out of the snapshot by .amlignore or .gitignore in "
+            f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
+        )
+    return taken
+
+
+def _scripts_there(directory: Path) -> str:
+    try:
+        names = sorted(path.name for path in directory.glob("*.py"))[:8]
+    except OSError:
+        names = []
+    return f", which has {', '.join(names)}." if names else ", which has no Python file. Check source_directory."
+
+
+def _check_python(python: str) -> None:
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    try:
+        done = subprocess.run([python, "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
+    version = done.stdout.strip()
+    if done.returncode != 0 or tuple(map(int, version.split("."))) < (3, 10):
+        raise JobError(
+            f"python={python!r} is {'Python ' + version if version else 'no Python'}; workers need Python 3.10 or later."
+        )

@@ -1,0 +1,308 @@
+"""One attempt: start the launcher's commands, watch the workers to their ends, and end those that have to.
+
+What is looked at, ten times a second and whenever a child ends:
+
+    children's wait statuses     a plain worker's end; mpirun's end
+    end_<rank>.json              a worker's end under mpirun, from the process that waited for it
+    error_<rank>.json            an exception that has left the script, though the process may linger for ever
+    rank_<rank>.log              how far it has grown, noted for the merged view
+    stop()                       cancel, time limit
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import processes
+from paceline.plan import Command, Launch, Place
+from paceline.runs.failure import FailureReport, logs_command, signal_name
+from paceline.runs.files import read_json
+from paceline.runs.folder import RunFolder
+from paceline.runs.logs import last_lines
+from paceline.supervisor.diagnose import WorkerEnd, worker_report
+from paceline.supervisor.driver_log import say
+from paceline.supervisor.memory import oom_kills
+from paceline.supervisor.wake import Wake
+from paceline.targets import Started, Target
+
+_TICK_S = 0.1
+#: After the first failure, how long others get to report theirs, which may have come earlier.
+_SETTLE_S = 0.25
+#: How long a worker whose exception is known may take to end by itself; some never do (MPI_Finalize waits for peers).
+_LINGER_S = 3.0
+#: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
+_LAUNCHER_S = 5.0
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended. stopped: the reason why it was stopped from outside, "cancel" or "time_limit"."""
+
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    failure: FailureReport | None = None
+    stopped: str | None = None
+
+
+class AttemptWatch:
+    """Runs one attempt. stop: asked at each tick for a reason to end it; on_running: called once all workers are there."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        target: Target,
+        wake: Wake,
+        *,
+        shell: Mapping[str, str],
+        stop: Callable[[], str | None],
+        on_running: Callable[[], None],
+    ) -> None:
+        self._launch, self._target, self._wake = launch, target, wake
+        self._shell, self._stop, self._on_running = shell, stop, on_running
+        self._folder = RunFolder(launch.run_dir)
+        self._places = {place.rank: place for place in launch.places}
+        self._started: list[Started] = []
+        self._pids: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._ended_at: dict[int, float] = {}
+        self._errors: dict[int, dict[str, Any]] = {}
+        self._error_seen: dict[int, float] = {}
+        self._asked: set[int] = set()
+        self._launcher_status: int | None = None
+        self._launcher_ended = 0.0
+        self._sizes: dict[int, int] = {}
+        self._running = False
+        self._oom_before = oom_kills()
+
+    def run(self, commands: list[Command]) -> Outcome:
+        """Start the commands and see them through; when this returns, no process of theirs is left."""
+        stopped: str | None = None
+        failure: FailureReport | None = None
+        with open(self._folder.log_order(self._launch.attempt), "a", encoding="ascii") as order:
+            self._order = order
+            try:
+                failure = self._start(commands)
+                if failure is None:
+                    stopped = self._watch()
+            finally:
+                self._end_all()
+        if failure is None and stopped is None:
+            failure = self._report()
+        codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
+        return Outcome(exit_codes=codes, failure=failure, stopped=stopped)
+
+    # --- starting
+
+    def _start(self, commands: list[Command]) -> FailureReport | None:
+        for command in commands:
+            try:
+                started = self._target.start(command, self._launch.work_dir, self._shell)
+            except OSError as error:
+                return FailureReport(
+                    cause="launcher",
+                    message=f"{command.argv[0]!r} could not be started: {error.strerror or error}.",
+                    attempt=self._launch.attempt,
+                    see=logs_command(self._launch.run_id),
+                )
+            self._started.append(started)
+            if not command.is_launcher:
+                self._pids[command.ranks[0]] = started.pid
+        return None
+
+    # --- watching
+
+    def _watch(self) -> str | None:
+        """Until all workers have ended, one has failed, or there is a reason to stop, which is returned."""
+        while True:
+            self._look()
+            if self._is_over():
+                return None
+            reason = self._stop()
+            if reason is not None:
+                say(f"stopping the workers: {reason}")
+                self._end_gracefully()
+                return reason
+            self._wake.sleep(_TICK_S)
+
+    def _is_over(self) -> bool:
+        now = time.time()
+        if any(code != 0 for code in self._exit_codes.values()):
+            first = min(self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0)
+            if now - first > _SETTLE_S:
+                self._end_gracefully()
+                return True
+        if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
+            self._end_gracefully()
+            return True
+        workers = [rank for rank, place in self._places.items() if place.role == "worker"]
+        if all(self._exit_codes.get(rank) == 0 for rank in workers):
+            # Parameter servers serve until somebody ends them.
+            self._end_gracefully()
+            return True
+        if self._launcher_status is not None:
+            unreported = [rank for rank in self._places if rank not in self._exit_codes]
+            killed = os.waitstatus_to_exitcode(self._launcher_status) < 0
+            if unreported and (killed or now - self._launcher_ended > _LAUNCHER_S / 5):
+                self._end_gracefully()
+                return True
+        return False
+
+    def _look(self) -> None:
+        for pid, status in processes.reap():
+            self._ended(pid, status)
+        attempt = self._launch.attempt
+        for rank in self._places:
+            if rank not in self._pids or self._has_launcher:
+                self._look_at_reports(attempt, rank)
+            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
+                self._errors[rank] = error
+                self._error_seen[rank] = time.time()
+        if not self._running and all(self._folder.worker_start(attempt, rank).exists() for rank in self._places):
+            self._running = True
+            self._on_running()
+        self._note_growth()
+
+    @property
+    def _has_launcher(self) -> bool:
+        return any(started.command.is_launcher for started in self._started)
+
+    def _look_at_reports(self, attempt: int, rank: int) -> None:
+        if rank not in self._pids and (start := read_json(self._folder.worker_start(attempt, rank))):
+            self._pids[rank] = start["pid"]
+        if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
+            self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
+
+    def _ended(self, pid: int, status: int) -> None:
+        for started in self._started:
+            if started.pid == pid:
+                code = processes.shell_exit_code(status)
+                if started.command.is_launcher:
+                    self._launcher_status, self._launcher_ended = status, time.time()
+                    say(f"{Path(started.command.argv[0]).name} (pid {pid}) ended with exit code {code}")
+                else:
+                    rank = started.command.ranks[0]
+                    self._exit_codes[rank], self._ended_at[rank] = code, time.time()
+
+    def _note_growth(self) -> None:
+        for rank in self._places:
+            try:
+                size = os.stat(self._folder.rank_log(self._launch.attempt, rank)).st_size
+            except OSError:
+                continue
+            if size != self._sizes.get(rank, 0):
+                self._sizes[rank] = size
+                try:
+                    self._order.write(f"{time.time():.3f} {rank} {size}\n")
+                    self._order.flush()
+                except OSError:
+                    pass  # a full disk: the merged view is less well ordered, that is all
+
+    # --- ending
+
+    def _end_gracefully(self) -> None:
+        """SIGTERM to each worker that runs (not to its children: a checkpoint may need its data loaders), then wait
+        out the grace period or until all have ended."""
+        self._look()
+        living = self._living()
+        for rank in living:
+            self._asked.add(rank)
+            self._target.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
+        if not living and self._has_launcher and self._launcher_status is None and not self._pids:
+            for started in self._started:
+                self._target.signal(started.pid, started.command.node_rank, signal.SIGTERM)
+        deadline = time.monotonic() + self._launch.job.grace_period_seconds
+        while self._living() and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S / 2)
+            self._look()
+        if left := self._living():
+            say(f"ranks {left} did not end within {self._launch.job.grace_period_seconds:g} s of SIGTERM: killed")
+        # mpirun has its own end to see to, but not for ever.
+        deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
+        while self._has_launcher and self._launcher_status is None and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S / 2)
+            self._look()
+
+    def _living(self) -> list[int]:
+        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and processes.is_alive(pid)]
+
+    def _end_all(self) -> None:
+        """Kill whatever is left below this process, of whatever group or session."""
+        for rank in self._living():
+            self._asked.add(rank)
+        deadline = time.monotonic() + 10
+        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in left:
+                processes.send(pid, signal.SIGKILL)
+            self._look()
+            time.sleep(0.005)
+        self._look()
+
+    # --- what came of it
+
+    def _report(self) -> FailureReport | None:
+        ends = [self._end_of(place) for place in self._places.values()]
+        attempt, run_id = self._launch.attempt, self._launch.run_id
+        report = worker_report(run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before)
+        if report is not None:
+            return report
+        missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
+        workers = [rank for rank in missing if self._places[rank].role == "worker"]
+        return self._launcher_report(workers) if workers else None
+
+    def _end_of(self, place: Place) -> WorkerEnd:
+        rank = place.rank
+        return WorkerEnd(
+            rank=rank,
+            node=self._launch.nodes[place.node_rank].name,
+            exit_code=self._exit_codes.get(rank),
+            error=self._errors.get(rank) if not self._was_stopped(rank) else None,
+            ended_at=self._ended_at.get(rank),
+            stopped=self._was_stopped(rank),
+            last_lines=tuple(last_lines(self._folder.rank_log(self._launch.attempt, rank), 20)),
+        )
+
+    def _was_stopped(self, rank: int) -> bool:
+        """Whether the worker ended because it was told to: it was asked to, and no error of its own came before."""
+        return rank in self._asked and rank not in self._error_before_asking()
+
+    def _error_before_asking(self) -> set[int]:
+        return {
+            rank for rank in self._errors if self._errors[rank].get("type") != "SystemExit" or rank not in self._asked
+        }
+
+    def _launcher_report(self, missing: list[int]) -> FailureReport:
+        """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
+        driver = tuple(last_lines(self._folder.driver_log, 20))
+        status = self._launcher_status
+        code = os.waitstatus_to_exitcode(status) if status is not None else None
+        noticed = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
+        rank: int | None = None
+        if code is not None and code < 0:
+            message, cause = f"mpirun was killed by {signal_name(-code)}.", "launcher"
+        elif noticed:
+            rank, number = int(noticed[1]), int(noticed[2])
+            message, cause = f"rank {rank} failed: its process was killed by {signal_name(number)}.", "killed"
+            code = 128 + number
+        elif not any(rank in self._pids for rank in missing):
+            message, cause = f"mpirun started no worker; it ended with exit code {code}.", "launcher"
+        else:
+            message, cause = (
+                f"mpirun ended with exit code {code} while ranks {missing} had not reported their end.",
+                "launcher",
+            )
+        return FailureReport(
+            cause=cause,
+            message=message,
+            exit_code=(128 - code if code < 0 else code) if code else 1,
+            attempt=self._launch.attempt,
+            rank=rank,
+            node=self._launch.nodes[self._places[rank].node_rank].name if rank is not None else None,
+            last_lines=driver,
+            see=logs_command(self._launch.run_id, rank),
+        )

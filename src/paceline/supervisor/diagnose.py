@@ -1,0 +1,155 @@
+"""Which worker failed first, and why: pure functions from what was seen to the failure report.
+
+The first to exit is often not the first to fail. When a worker dies, those that wait for it in a collective get
+"connection closed by peer" and exit at once, while the one to blame may still be printing its traceback. So workers
+are ordered by when their exception left the script, or else when their process ended, and those whose error says that
+they lost a peer come after all others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.runs.failure import FailureReport, logs_command, signal_name, signal_words
+
+#: What frameworks say when another worker is gone, not when something is wrong here.
+_LOST_PEER = re.compile(
+    r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|connection refused"
+    r"|application timeout caused pair closure|socket closed|read error .*(connection|peer)"
+    r"|gloo.*(timed out|timeout)|timed out (after )?waiting .*(recv|send|operation)|wait timeout after"
+    r"|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL communicator was aborted"
+    r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|TCPStore.*(closed|reset|timed? ?out)"
+    r"|HorovodInternalError|UnavailableError|MPI_ERR_PROC_FAILED|MPI_ERR_(COMM|REVOKED)|coordination service"
+    r"|Connection(Reset|Aborted|Refused)Error|BrokenPipeError|EOFError",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnd:
+    """What was seen of one worker by the time the attempt was over.
+
+    exit_code: as a shell gives it; None while it ran. error: its error file. ended_at, error_at: seconds since 1970.
+    stopped: Paceline ended it.
+    """
+
+    rank: int
+    node: str
+    exit_code: int | None = None
+    error: dict[str, Any] | None = None
+    ended_at: float | None = None
+    stopped: bool = False
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def failed(self) -> bool:
+        """It failed by itself, not because it was stopped."""
+        return self.error is not None or (self.exit_code not in (0, None) and not self.stopped)
+
+    @property
+    def failed_at(self) -> float:
+        error_at = self.error.get("time") if self.error else None
+        return error_at if isinstance(error_at, (int, float)) else self.ended_at or float("inf")
+
+    @property
+    def is_victim(self) -> bool:
+        """It failed because it lost another worker, by its own words."""
+        if self.error is not None:
+            return bool(_LOST_PEER.search(str(self.error.get("exception", ""))))
+        return bool(_LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, if one did."""
+        if self.error is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
+            return self.exit_code - 128
+        return None
+
+
+def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """The worker to blame; None where none failed by itself."""
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
+
+
+def worker_report(run_id: str, attempt: int, ends: Sequence[WorkerEnd], *, oom_killed: bool) -> FailureReport | None:
+    """The report on an attempt in which a worker failed; None where none did.
+
+    oom_killed: the kernel has killed a process for memory meanwhile.
+    """
+    first = first_failure(ends)
+    if first is None:
+        return None
+    cause, what = _cause(first, oom_killed)
+    exit_code = first.exit_code if first.exit_code else 1
+    exception, trace = _exception(first)
+    where = f"rank {first.rank} on node {first.node}" if len(ends) > 1 else "the worker"
+    message = f"{where[0].upper()}{where[1:]} failed{' first' if _others_failed(ends, first) else ''}: {what}"
+    if first.is_victim and (gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]):
+        message += f" Before that, rank {', '.join(map(str, gone[:5]))} had ended with exit code 0."
+    return FailureReport(
+        cause=cause,
+        message=message,
+        exit_code=exit_code,
+        attempt=attempt,
+        rank=first.rank,
+        node=first.node,
+        signal=signal_name(first.signal) if first.signal else None,
+        exception=exception,
+        traceback=trace,
+        last_lines=first.last_lines,
+        victims=tuple((end.rank, _victim_text(end)) for end in ends if end is not first and _suffered(end)),
+        see=logs_command(run_id, first.rank if len(ends) > 1 else None),
+    )
+
+
+def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
+    """The key of the cause, and a sentence."""
+    exception, _ = _exception(end)
+    if end.error is not None and end.error.get("type") == "SystemExit":
+        return "exception", f"the script left with exit code {end.exit_code if end.exit_code is not None else '?'}."
+    if end.error is not None and exception is not None:
+        if end.error.get("is_memory"):
+            return "memory", f"out of memory: {exception}"
+        return "exception", exception
+    if end.signal is None:
+        return "exception", f"its process ended with exit code {end.exit_code} and without an exception."
+    name, words = signal_name(end.signal), signal_words(end.signal)
+    if name == "SIGKILL" and oom_killed:
+        return "memory", (
+            "killed by SIGKILL, by the kernel for memory (out of memory). "
+            "Use a smaller batch or model, fewer workers on the node, or a node with more memory."
+        )
+    return "killed", f"killed by {name}{f' ({words})' if words else ''}."
+
+
+def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
+    """The exception's last line and its whole traceback; none for a script that left by sys.exit."""
+    if end.error is None or end.error.get("type") == "SystemExit":
+        return None, None
+    extra = (end.error.get("message") or {}).get("extraInfo") or {}
+    return str(end.error.get("exception")), extra.get("py_callstack")
+
+
+def _others_failed(ends: Sequence[WorkerEnd], first: WorkerEnd) -> bool:
+    return any(end is not first and _suffered(end) for end in ends)
+
+
+def _suffered(end: WorkerEnd) -> bool:
+    return end.failed or end.stopped
+
+
+def _victim_text(end: WorkerEnd) -> str:
+    exception, _ = _exception(end)
+    if end.stopped and not end.failed:
+        return "was ended by Paceline because of it."
+    if end.is_victim:
+        return f"lost its connection to a worker that was gone: {exception or _last(end)}"
+    return f"failed after it: {exception or f'exit code {end.exit_code}'}"
+
+
+def _last(end: WorkerEnd) -> str:
+    return end.last_lines[-1] if end.last_lines else f"exit code {end.exit_code}"

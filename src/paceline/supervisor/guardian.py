@@ -1,0 +1,41 @@
+"""The supervisor's parent: if the supervisor is killed, it ends the workers and closes the record."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from paceline import processes
+from paceline.runs import store
+from paceline.runs.failure import signal_name
+from paceline.runs.folder import RunFolder
+from paceline.supervisor import work_dir
+from paceline.supervisor.driver_log import say
+from paceline.targets import get_target
+
+
+def guard(folder: RunFolder, supervisor: int) -> int:
+    """Wait for the supervisor; set right what it could not. The exit code of the process."""
+
+    def forward(number: int, frame: object) -> None:
+        processes.send(supervisor, signal.SIGTERM)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, forward)
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == supervisor:
+            break
+    # Even after an orderly end: something may have slipped through while the supervisor was ending.
+    processes.kill_descendants(os.getpid())
+    record = store.stored(folder)
+    if record.is_terminal:
+        return 0
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
+    if record.target:
+        get_target(record.target).release(folder.path)
+    work_dir.clean(folder)
+    store.close_deserted(folder, record, store.deserted_report(record))
+    return 1

@@ -1,0 +1,38 @@
+"""Whether the kernel has killed a process for memory: it counts, for the whole machine and for each control group.
+
+/proc/vmstat, oom_kill: the machine. memory.events, oom_kill (cgroup v2) and memory.oom_control, oom_kill (v1): the
+group this process is in, which catches a container's or a batch system's limit on kernels without the first.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
+    return sum(_count(path) for path in [Path("/proc/vmstat"), *_group_files()])
+
+
+def _group_files() -> list[Path]:
+    found = []
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            found += [Path(f"/sys/fs/cgroup{path}/memory.events"), Path(f"/sys/fs/cgroup/unified{path}/memory.events")]
+        elif "memory" in controllers.split(","):
+            found.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+    return found
+
+
+def _count(path: Path) -> int:
+    try:
+        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(match[1]) if match else 0

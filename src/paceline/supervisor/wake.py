@@ -1,0 +1,33 @@
+"""Sleep that a child's end or a request to stop cuts short."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+
+
+class Wake:
+    """Catches SIGCHLD, SIGTERM, SIGINT and SIGHUP for its process. `stopped_by`: the signal that asked for the end."""
+
+    def __init__(self) -> None:
+        self.stopped_by: int | None = None
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        # Handlers, not masks: a blocked signal would stay blocked in every worker.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._stop)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for `seconds`, or until one of the signals comes."""
+        select.select([self._read], [], [], max(0.0, seconds))
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+
+    def _stop(self, number: int, frame: object) -> None:
+        self.stopped_by = number

@@ -1,0 +1,157 @@
+"""This machine: nodes are groups of processes on it, and several runs share it by leases.
+
+A run asks for one core a worker, at most all there are, and with use_gpu=True for one GPU a worker. Leases count; they
+do not bind: a worker may use what threads it likes, and finds a sensible number of them in OMP_NUM_THREADS.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline import processes
+from paceline.errors import TargetError
+from paceline.job import Job
+from paceline.plan import Command, Node, places, port_count
+from paceline.targets.base import Granted, Started, Waiting
+from paceline.targets.gpus import devices
+from paceline.targets.leases import Demand, Lease, Queue, leases_dir
+
+_ADDRESS = "127.0.0.1"
+_POLL_S = 0.05
+_SLOWEST_POLL_S = 0.5
+
+
+#: Supervisors that this process has started and that may still run.
+_supervisors: list[subprocess.Popen[bytes]] = []
+
+
+class LocalTarget:
+    """The machine that Paceline runs on."""
+
+    def __init__(self) -> None:
+        self._cores = core_count()
+
+    def check(self, job: Job) -> None:
+        if job.use_gpu and job.world_size > len(devices()):
+            count = len(devices())
+            raise TargetError(
+                f"use_gpu=True with {job.world_size} workers, one GPU each, but target 'local' has {count or 'no'} "
+                f"GPU{'' if count == 1 else 's'}. "
+                f"{f'Ask for at most {count} workers' if count else 'Set use_gpu=False'}, or choose another target."
+            )
+
+    def preview(self, job: Job) -> Granted:
+        gpus = devices()[: job.world_size] if job.use_gpu else ()
+        ports = tuple(range(29500, 29500 + port_count(job)))
+        return self._granted(job, Lease(cores=self._demand(job).cores, gpus=gpus, ports=ports))
+
+    def enqueue(self, job: Job, run_dir: Path) -> None:
+        self._queue(job).enqueue(run_dir, self._demand(job))
+
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Granted | None:
+        queue, pause = self._queue(job), _POLL_S
+        while True:
+            found = queue.try_grant(run_dir)
+            if isinstance(found, Lease):
+                return self._granted(job, found)
+            if waiting(_waits_for(found)):
+                return None
+            time.sleep(pause)
+            # Only the next in line has to be quick.
+            pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
+
+    def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(library_dir),
+            processes.SUPERVISOR_VARIABLE: run_dir.name,
+            # What the workers' PYTHONPATH was, which ours stands in for.
+            "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
+        log = os.open(run_dir / "logs" / "driver.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            process = subprocess.Popen(
+                [python, "-m", "paceline.supervisor", str(run_dir), str(lock_fd)],
+                cwd=run_dir,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock_fd,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        # It outlives this program by design; if it ends before, the next submission takes its exit code off the system.
+        _supervisors[:] = [earlier for earlier in _supervisors if earlier.poll() is None]
+        _supervisors.append(process)
+        return process.pid
+
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+        environment = {**command.defaults, **shell, **command.environment}
+        log = os.open(command.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                cwd=work_dir,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        # The supervisor reaps all children itself.
+        process.returncode = 0
+        return Started(command=command, pid=process.pid)
+
+    def signal(self, pid: int, node_rank: int, number: int) -> bool:
+        return processes.send(pid, number)
+
+    def release(self, run_dir: Path) -> None:
+        Queue(leases_dir(), self._cores, ()).release(run_dir)
+
+    def _queue(self, job: Job) -> Queue:
+        # nvidia-smi takes a second on some machines: asked only for a run that wants a GPU.
+        return Queue(leases_dir(), self._cores, devices() if job.use_gpu else ())
+
+    def _demand(self, job: Job) -> Demand:
+        return Demand(
+            cores=min(job.world_size, self._cores), gpus=job.world_size if job.use_gpu else 0, ports=port_count(job)
+        )
+
+    def _granted(self, job: Job, lease: Lease) -> Granted:
+        sizes = [0] * job.node_count
+        for place in places(job):
+            sizes[place.node_rank] += 1
+        nodes, gpus = [], list(lease.gpus)
+        for node_rank, size in enumerate(sizes):
+            mine, gpus = (gpus[:size], gpus[size:]) if lease.gpus else ([], [])
+            nodes.append(
+                Node(
+                    node_rank=node_rank,
+                    name=f"local-{node_rank}" if job.node_count > 1 else "local",
+                    address=_ADDRESS,
+                    cores=max(1, self._cores // job.node_count),
+                    gpus=tuple(mine),
+                )
+            )
+        return Granted(nodes=tuple(nodes), ports=lease.ports)
+
+
+def core_count() -> int:
+    """The cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
+    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
+
+
+def _waits_for(run_ids: list[str]) -> str:
+    if not run_ids:
+        return "other runs hold what it needs"
+    shown = ", ".join(run_ids[:3]) + (", ..." if len(run_ids) > 3 else "")
+    return f"waits for {len(run_ids)} run{'s' if len(run_ids) > 1 else ''} ({shown})"

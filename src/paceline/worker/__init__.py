@@ -1,0 +1,1 @@
+"""What runs inside a worker before the user's script: standard library alone, for any Python from 3.10."""

@@ -1,0 +1,40 @@
+"""Run the user's script as `python script.py` would, and say how it ended.
+
+    python .../paceline/worker/__main__.py [--mpi] [--set NAME=VALUE ...] -- script.py [argument ...]
+
+--mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
+    waits, in a process of its own, for the script's end.
+--set: a variable for the script.
+
+Kept to the modules that Python has loaded anyway: every import here is time before the user's first line.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if sys.path and os.path.abspath(sys.path[0]) == _HERE:
+    del sys.path[0]
+
+from paceline.worker import report, script  # noqa: E402 - only found once our own folder is off the path
+
+
+def main(argv: "list[str]") -> None:
+    end = argv.index("--")
+    options, command = argv[:end], argv[end + 1 :]
+    for option, value in zip(options, options[1:]):
+        if option == "--set":
+            name, _, text = value.partition("=")
+            os.environ[name] = text
+    if "--mpi" in options:
+        from paceline.worker import monitor, ranks
+
+        ranks.from_open_mpi(os.environ)
+        monitor.redirect_output()
+        monitor.wait_for_child()
+    report.started()
+    script.run(command[0], command[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,45 @@
+"""Under mpirun: a worker's own log, and a process that sees the script's end exactly, whatever ends it.
+
+mpirun is the parent of this process and tells nobody the exit codes of its children; so this process stays the
+parent of the script, writes down how it ended, and reports success to mpirun, which would otherwise kill the other
+workers before they could report.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from paceline.worker import report
+
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+
+
+def redirect_output() -> None:
+    """Send this process's standard output and error to its rank's log."""
+    folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
+    log = os.open(os.path.join(folder, f"rank_{os.environ['RANK']}.log"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
+def wait_for_child() -> None:
+    """Fork: the child returns and goes on as the worker; the parent waits for it, reports its end and exits."""
+    child = os.fork()
+    if child == 0:
+        return
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        try:
+            os.kill(child, number)
+        except ProcessLookupError:
+            pass
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    report.ended(128 - code if code < 0 else code)
+    os._exit(0)

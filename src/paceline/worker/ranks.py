@@ -1,0 +1,50 @@
+"""A worker's ranks from the variables that mpirun gives it. Nothing is computed that mpirun says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+from paceline.errors import RunContextError
+
+_RANK_FROM = {
+    "RANK": "OMPI_COMM_WORLD_RANK",
+    "JAX_PROCESS_ID": "OMPI_COMM_WORLD_RANK",
+    "HOROVOD_RANK": "OMPI_COMM_WORLD_RANK",
+}
+#: Only where the command line has not said it: where stand-in nodes share a machine, Open MPI knows of one host alone.
+_PLACE_FROM = {
+    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+    "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
+}
+
+
+def from_open_mpi(environment: MutableMapping[str, str]) -> None:
+    """Set RANK and its family from Open MPI's variables, and check them against the job's world size.
+
+    Raises:
+        RunContextError: a variable of Open MPI's is missing, or mpirun started another number of workers.
+    """
+    rank = _needed(environment, "OMPI_COMM_WORLD_RANK")
+    size = _needed(environment, "OMPI_COMM_WORLD_SIZE")
+    if size != environment.get("WORLD_SIZE"):
+        raise RunContextError(
+            f"mpirun started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
+            "A setting of Open MPI's (OMPI_MCA_*, PRTE_MCA_*) changes how many it starts; unset it."
+        )
+    for name, source in _RANK_FROM.items():
+        environment[name] = _needed(environment, source)
+    for name, source in _PLACE_FROM.items():
+        environment.setdefault(name, _needed(environment, source))
+    folder = os.path.join(environment["PACELINE_RUN_DIR"], "attempts", environment["PACELINE_ATTEMPT"])
+    environment["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, f"error_{rank}.json")
+
+
+def _needed(environment: MutableMapping[str, str], name: str) -> str:
+    value = environment.get(name)
+    if value is None or not value.isdigit():
+        raise RunContextError(
+            f"{name}={value!r}: Open MPI's mpirun sets it to a number for each worker. "
+            "Is this process started by another MPI's mpirun, or by a script that clears its environment?"
+        )
+    return value

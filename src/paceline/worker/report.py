@@ -1,0 +1,55 @@
+"""What a worker writes down about itself: that it has started, and the exception that ended it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+
+def started() -> None:
+    """Say that this rank's process is there, and which one it is."""
+    _write(f"start_{os.environ['RANK']}.json", {"pid": os.getpid(), "host": os.uname().nodename, "time": time.time()})
+
+
+def ended(exit_code: int) -> None:
+    """Say how the script's process ended; written by the process that waited for it."""
+    _write(f"end_{os.environ['RANK']}.json", {"exit_code": exit_code, "time": time.time()})
+
+
+def failed(error: BaseException) -> None:
+    """Write down the exception, at the moment it leaves the script: long before the process has ended, perhaps.
+
+    In the shape of torchelastic's error files, where its `record` decorator would put it too.
+    """
+    import traceback
+
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    last = "".join(traceback.format_exception_only(type(error), error)).strip()
+    now = time.time()
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE") or f"error_{os.environ.get('RANK')}.json"
+    _write(
+        path,
+        {
+            "message": {"message": last, "extraInfo": {"py_callstack": text, "timestamp": str(int(now))}},
+            "exception": last.splitlines()[-1] if last else type(error).__name__,
+            "type": type(error).__name__,
+            "is_memory": isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError",
+            "time": now,
+        },
+    )
+
+
+def _write(name: str, value: "dict[str, object]") -> None:
+    import json
+
+    folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
+    path = os.path.join(folder, name)
+    beside = f"{path}.{os.getpid()}"
+    try:
+        with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(value, file)
+        os.replace(beside, path)
+    except OSError as error:
+        # A full disk must not keep the script from its own end.
+        print(f"paceline: {path} could not be written: {error}", file=sys.stderr)

@@ -1,0 +1,66 @@
+"""Run a file as the main module, as the interpreter itself would."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import sys
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from paceline.worker import report
+
+
+def run(path: str, arguments: list[str]) -> None:
+    """Run `path` as `__main__`. An exception is written down, shown without Paceline's frames, and ends the process
+    with the code that Python would end it with."""
+    absolute = os.path.abspath(path)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(absolute))
+    main = _main_module(absolute)
+    # The module of our own entry point must outlive the script: its globals are ours.
+    sys.modules["__paceline_main__"] = sys.modules["__main__"]
+    sys.modules["__main__"] = main
+    try:
+        with io.open_code(absolute) as file:
+            code = compile(file.read(), absolute, "exec", dont_inherit=True)
+        exec(code, main.__dict__)
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            report.failed(error)
+        raise
+    except BaseException as error:
+        _fail(error)
+
+
+def _main_module(path: str) -> ModuleType:
+    from importlib.machinery import SourceFileLoader
+
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path,
+        __builtins__=builtins,
+        __loader__=SourceFileLoader("__main__", path),
+        __spec__=None,
+        __cached__=None,
+        __annotations__={},
+    )
+    return main
+
+
+def _fail(error: BaseException) -> NoReturn:
+    error.__traceback__ = _without_ours(error.__traceback__)
+    report.failed(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    here = os.path.abspath(__file__)
+    while traceback is not None and os.path.abspath(traceback.tb_frame.f_code.co_filename) == here:
+        traceback = traceback.tb_next
+    return traceback

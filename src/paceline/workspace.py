@@ -1,0 +1,285 @@
+"""Workspaces and experiments: where runs lie, and the names they belong under."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import JobError, WorkspaceError
+from paceline.job import Job
+from paceline.runs import interactive, notes, store
+from paceline.runs.folder import check_experiment_name
+from paceline.runs.run import Run
+
+if TYPE_CHECKING:
+    from paceline.snapshot import Progress
+
+#: Names the workspace's folder, above everything else.
+WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
+CONFIG_FILE = "paceline.toml"
+DEFAULT_FOLDER = ".paceline"
+
+__all__ = ["Experiment", "Run", "Workspace"]
+
+
+class Workspace:
+    """A folder that holds one person's or one team's experiments and runs. Made on first use.
+
+    path: the folder.
+
+    Raises:
+        WorkspaceError: the folder can't be made or is no folder.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(os.path.abspath(os.path.expanduser(path)))
+        try:
+            self.runs_dir.mkdir(parents=True, exist_ok=True)
+            ignore = self._path / ".gitignore"
+            if not ignore.exists():
+                ignore.write_text("*\n")
+        except OSError as error:
+            raise WorkspaceError(
+                f"the workspace {str(self._path)!r} can't be made: {error.strerror}. "
+                f"Name another folder with {WORKSPACE_VARIABLE} or in {CONFIG_FILE}."
+            ) from error
+
+    @classmethod
+    def from_config(cls, path: str | os.PathLike[str] | None = None) -> Workspace:
+        """The workspace that is configured for the working directory.
+
+        In this order: the folder that `PACELINE_WORKSPACE` names; the one that the nearest `paceline.toml`, here or in
+        a parent folder, names (`[workspace]`, `path = "..."`, relative to that file; default `.paceline` beside it);
+        `./.paceline`.
+
+        path: a `paceline.toml`, or a folder in which to look instead of the working directory.
+
+        Raises:
+            WorkspaceError: a configuration that can't be read, or a folder that can't be made.
+        """
+        return cls(_configured(Path(path) if path is not None else None))
+
+    def __repr__(self) -> str:
+        return f"Workspace({str(self._path)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workspace) and other.path == self.path
+
+    def __hash__(self) -> int:
+        return hash(self._path)
+
+    @property
+    def path(self) -> Path:
+        return self._path
+
+    @property
+    def name(self) -> str:
+        """The folder's name, or that of its parent if it is a `.paceline`."""
+        return self._path.parent.name if self._path.name == DEFAULT_FOLDER else self._path.name
+
+    @property
+    def runs_dir(self) -> Path:
+        return self._path / "runs"
+
+    @property
+    def experiments(self) -> dict[str, Experiment]:
+        """Experiment name -> experiment, for all that have a run."""
+        names = sorted({record.experiment for record in store.all_records(self.runs_dir)})
+        return {name: Experiment(self, name) for name in names}
+
+    def get_run(self, run_id: str) -> Run:
+        """A run by its id, or by the beginning of it that no other run has.
+
+        Raises:
+            RunNotFoundError: there is none, or there are several.
+        """
+        return Run.get(self, run_id)
+
+
+class Experiment:
+    """A name for runs that belong together.
+
+    name: a letter or digit, then letters, digits, `_` and `-`.
+
+    Raises:
+        WorkspaceError: the name is none of these.
+    """
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        self._workspace = workspace
+        self._name = check_experiment_name(name)
+
+    def __repr__(self) -> str:
+        return f"Experiment({self._workspace!r}, {self._name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Experiment) and (other.workspace, other.name) == (self.workspace, self.name)
+
+    def __hash__(self) -> int:
+        return hash((self._workspace, self._name))
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def workspace(self) -> Workspace:
+        return self._workspace
+
+    @property
+    def runs_dir(self) -> Path:
+        return self._workspace.runs_dir
+
+    def submit(
+        self,
+        config: Any,
+        tags: Mapping[str, object] | None = None,
+        *,
+        source_directory: str | os.PathLike[str] | None = None,
+        parent_run_id: str | None = None,
+        progress: Progress | None = None,
+        **overrides: Any,
+    ) -> Run:
+        """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
+
+        tags: set on the run. overrides: an estimator's script_params or inputs, for this run alone.
+        progress: called with (bytes done, bytes in all) while the source is hashed.
+
+        Raises:
+            UserError: a wrong value, a source that can't be copied, a target that can't hold the job. Nothing has
+                been started then.
+        """
+        from paceline.estimator import _Script, with_overrides
+        from paceline.submit import Source, submit
+
+        if isinstance(config, Job):
+            if overrides or source_directory is None:
+                raise JobError("a Job is submitted with its source_directory and without overrides.")
+            job, directory = config, Path(source_directory)
+        elif isinstance(config, _Script):
+            config = with_overrides(config, overrides)
+            job, directory = config.job(), Path(source_directory or config.source_directory)
+        else:
+            raise JobError(
+                f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn or Job."
+            )
+        for line in not_installed(job):
+            print(f"paceline: {line}", file=sys.stderr)
+        folder = submit(
+            job,
+            Source(directory=directory.absolute()),
+            self._workspace.path,
+            self._name,
+            tags=tags,
+            parent_run_id=parent_run_id,
+            progress=progress,
+        )
+        return Run(self, folder.run_id)
+
+    def start_logging(
+        self,
+        outputs: str | None = None,
+        snapshot_directory: str | None = None,
+        display_name: str | None = None,
+    ) -> Run:
+        """A run, Running at once, that this program logs by itself and ends with `complete()`, `fail()` or a `with` block.
+
+        If the program ends without, the run ends as the program did; if it is killed, the run is Failed.
+
+        outputs: accepted; files come in by `upload_file`. snapshot_directory: a folder to keep a snapshot of, None for none.
+
+        Raises:
+            SnapshotError: the folder can't be copied.
+        """
+        taken = None
+        if snapshot_directory is not None:
+            from paceline import snapshot
+
+            taken = snapshot.take(Path(snapshot_directory), self._workspace.path / "snapshots", self._workspace.path)
+        folder = interactive.create(self.runs_dir, self._name, snapshot_id=taken.id if taken else None)
+        if taken is not None:
+            folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
+        if display_name is not None:
+            notes.set_name(folder.notes, "display_name", display_name)
+        return Run(self, folder.run_id)
+
+    def get_runs(
+        self,
+        type: str | None = None,
+        tags: Mapping[str, str] | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        include_children: bool = False,
+        *,
+        status: str | None = None,
+    ) -> Iterator[Run]:
+        """The experiment's runs, newest first.
+
+        type: "script" or "interactive". tags: tag -> value, or one tag's name whatever its value.
+        properties: property -> value. status: such as "Completed".
+        """
+        return Run.list(self, type, tags, properties, status, include_children)
+
+
+def not_installed(job: Job) -> list[str]:
+    """A line for each package that the job names and its interpreter lacks: this version does not install any."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    if job.python is not None:
+        return []
+    lines = []
+    for requirement in job.pip_packages:
+        name = requirement
+        for mark in "[<>=!~; @":
+            name = name.split(mark)[0]
+        try:
+            version(name.strip())
+        except PackageNotFoundError:
+            lines.append(
+                f"pip package {requirement!r} is not installed in {sys.executable}, which runs the script, and this version "
+                "of Paceline does not install packages for a run. Install it there, or set python= to another interpreter."
+            )
+    return lines
+
+
+def _configured(start: Path | None) -> Path:
+    named = os.environ.get(WORKSPACE_VARIABLE)
+    if start is None and named:
+        return Path(named)
+    here = start if start is not None else Path.cwd()
+    config = here if here.is_file() else _nearest_config(here)
+    if config is None:
+        return here / DEFAULT_FOLDER
+    return config.parent / os.path.expanduser(_path_in(config))
+
+
+def _nearest_config(folder: Path) -> Path | None:
+    for parent in (folder.absolute(), *folder.absolute().parents):
+        if (parent / CONFIG_FILE).is_file():
+            return parent / CONFIG_FILE
+    return None
+
+
+def _path_in(config: Path) -> str:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    try:
+        values = tomllib.loads(config.read_text(encoding="utf-8"))
+        path = values.get("workspace", {}).get("path", DEFAULT_FOLDER)
+    except (OSError, ValueError, AttributeError) as error:
+        raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
+    if not isinstance(path, str) or not path:
+        raise WorkspaceError(f'{str(config)!r}: workspace.path={path!r} is not a path. Write path = "folder".')
+    return path
+
+
+def _make_experiment(runs_dir: Path, name: str) -> Experiment:
+    return Experiment(Workspace(runs_dir.parent), name)
+
+
+Run.make_experiment = staticmethod(_make_experiment)  # type: ignore[assignment]
