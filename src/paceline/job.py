@@ -146,7 +146,7 @@ class Job:
         version = values.pop("version", None)
         if version != JOB_VERSION:
             raise JobError(
-                f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the Paceline that wrote it."
+                f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
@@ -213,7 +213,7 @@ def _check_backend(job: Job) -> None:
     elif job.worker_count is not None or job.parameter_server_count:
         raise JobError(
             f"worker_count={job.worker_count}, parameter_server_count={job.parameter_server_count} with "
-            f"distributed_backend={backend!r}: these belong to distributed_backend='ps'. Use node_count and process_count_per_node."
+            f"distributed_backend={backend!r}: these belong to 'ps'. Use node_count and process_count_per_node."
         )
     if backend is None and job.world_size > 1:
         raise JobError(
@@ -233,7 +233,7 @@ def _check_variables(variables: object) -> None:
     for name, value in variables.items():
         if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
             raise JobError(
-                f"environment_variables has the name {name!r}; a name is letters, digits and '_', and does not start with a digit."
+                f"environment_variables has the name {name!r}; a name is letters, digits and '_', and starts with no digit."
             )
         if not isinstance(value, str) or "\0" in value:
             raise JobError(

@@ -98,7 +98,7 @@ def places(job: Job) -> tuple[Place, ...]:
     """
     per_node, left = divmod(job.world_size, job.node_count)
     workers = job.world_size - job.parameter_server_count
-    result = []
+    result: list[Place] = []
     for node_rank in range(job.node_count):
         size = per_node + (node_rank < left)
         for local_rank in range(size):

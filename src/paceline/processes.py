@@ -118,7 +118,7 @@ def send(pid: int, number: int) -> bool:
 
 def reap() -> list[tuple[int, int]]:
     """The (pid, wait status) of every child of this process that has ended and was not yet waited for."""
-    ended = []
+    ended: list[tuple[int, int]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

@@ -282,4 +282,4 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
     return Experiment(Workspace(runs_dir.parent), name)
 
 
-Run.make_experiment = staticmethod(_make_experiment)  # type: ignore[assignment]
+Run.make_experiment = staticmethod(_make_experiment)

@@ -11,16 +11,33 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from paceline.plan import Launch, Place
+from paceline.plan import Command, Launch, Place
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TORCHELASTIC_", "HOROVOD_", "AZUREML_", "SLURM_", "PACELINE_")
 _FOREIGN = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK ROLE_RANK ROLE_WORLD_SIZE GROUP_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT TF_CONFIG JAX_COORDINATOR_ADDRESS JAX_NUM_PROCESSES JAX_PROCESS_ID "
-    "MPI_LOCALRANKID MPI_LOCALNRANKS".split()
+    [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "GROUP_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_NUM_PROCESSES",
+        "JAX_PROCESS_ID",
+        "MPI_LOCALRANKID",
+        "MPI_LOCALNRANKS",
+    ]
 )
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = ("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE", "PACELINE_MPIRUN", "PACELINE_GPUS")
@@ -100,10 +117,11 @@ def defaults(launch: Launch, place: Place) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)), "PYTHONUNBUFFERED": "1"}
 
 
-def python_path(launch: Launch, shell: Mapping[str, str]) -> dict[str, str]:
-    """`PYTHONPATH`: the folder that holds `paceline` alone, then the user's own."""
+def with_python_path(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
+    """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own."""
     own = launch.job.environment_variables.get("PYTHONPATH", shell.get("PYTHONPATH"))
-    return {"PYTHONPATH": os.pathsep.join([str(launch.library_dir), own] if own else [str(launch.library_dir)])}
+    path = os.pathsep.join([str(launch.library_dir), own] if own else [str(launch.library_dir)])
+    return replace(command, environment=command.environment | {"PYTHONPATH": path})
 
 
 def tf_config(launch: Launch, place: Place) -> str:

@@ -31,20 +31,20 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     """
     plain = check_file_name(name)
     target = folder.file(plain)
-    if not hasattr(source, "read") and not os.path.isfile(source):
+    if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(
             f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
     try:
-        if hasattr(source, "read"):
-            with open(beside, "wb") as file:
-                shutil.copyfileobj(source, file)
-        else:
+        if isinstance(source, (str, os.PathLike)):
             if target.exists() and os.path.samefile(source, target):
                 return plain
             shutil.copyfile(source, beside)
+        else:
+            with open(beside, "wb") as file:
+                shutil.copyfileobj(source, file)
         try:
             # A link, not a rename: of two ranks that upload the same name at once, one is told.
             os.link(beside, target)

@@ -8,11 +8,14 @@ from typing import IO
 
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import Line, follow
+from paceline.runs.logs import Line, LogFollower
 from paceline.runs.record import RunRecord
 
 #: How often the record is looked at beside its own changes, to see that somebody still looks after the run.
 _LOOK_S = 0.5
+#: Between two looks while lines come, and while none do.
+_FAST_S = 0.01
+_SLOW_S = 0.15
 
 
 class Watch:
@@ -39,40 +42,42 @@ class Watch:
         return found.st_mtime_ns, found.st_ino
 
 
-def show(
-    folder: RunFolder,
-    *,
-    line: Callable[[Line], None],
-    state: Callable[[RunRecord], None],
-    ranks: list[int] | None = None,
-) -> RunRecord:
-    """Call `line` for each line of the workers and `state` for each change of state or of what the run waits for,
-    from the start of the run to its end; the final record.
+class Show:
+    """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
+    what the run waits for. ranks: these alone."""
 
-    ranks: these alone.
-    """
-    watch = Watch(folder)
-    shown: tuple[str, str | None] | None = None
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        line: Callable[[Line], None],
+        state: Callable[[RunRecord], None],
+        ranks: list[int] | None = None,
+    ) -> None:
+        self._line, self._state = line, state
+        self._watch = Watch(folder)
+        self._told: tuple[str, str | None] | None = None
+        job = self._watch.record.job
+        self._follower = LogFollower(folder, list(range(job.world_size if job else 1)) if ranks is None else ranks)
 
-    def told() -> RunRecord:
-        nonlocal shown
-        record = watch.look()
-        if (record.status, record.waiting_for) != shown and not record.is_terminal:
-            shown = (record.status, record.waiting_for)
-            state(record)
-        return record
-
-    record = told()
-    size = record.job.world_size if record.job else 1
-    for found in follow(
-        folder,
-        attempts=lambda: max(1, len(watch.look().attempts)),
-        is_over=lambda: told().is_terminal,
-        ranks=list(range(size)) if ranks is None else ranks,
-    ):
-        if found is not None:
-            line(found)
-    return watch.look()
+    def to_the_end(self) -> RunRecord:
+        """From where it was to the run's end; the final record. May be called again after an interruption."""
+        pause = _FAST_S
+        while True:
+            record = self._watch.look()
+            if (record.status, record.waiting_for) != self._told and not record.is_terminal:
+                self._told = (record.status, record.waiting_for)
+                self._state(record)
+            came = False
+            for line in self._follower.new(len(record.attempts), is_over=record.is_terminal):
+                came = True
+                self._line(line)
+            if record.is_terminal:
+                self._follower.close()
+                return record
+            # Quick while something happens, seldom in an hour of silence.
+            pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
+            time.sleep(pause)
 
 
 def prefix(line: Line, world_size: int, attempts: int = 1) -> str:
@@ -95,7 +100,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
         if now.waiting_for or now.status != states.NOT_STARTED:
             print(f"-- {state_text(now)}", file=out, flush=True)
 
-    record = show(folder, line=line, state=state)
+    record = Show(folder, line=line, state=state).to_the_end()
     print(f"-- {end_text(record)}", file=out, flush=True)
     return record
 

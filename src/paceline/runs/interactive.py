@@ -84,7 +84,8 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         return
     if not is_ours(folder):
         raise RunStateError(
-            f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; only that process can end it."
+            f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; "
+            "only that process can end it."
         )
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED

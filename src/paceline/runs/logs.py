@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +22,21 @@ from paceline.runs.folder import RunFolder
 _CHUNK = 1 << 16
 #: A line without an end is shown in pieces of this size, so that no log can fill memory.
 _LONGEST_LINE = 1 << 16
-#: Seconds after which an unfinished line, such as a progress bar, is shown as it is.
-_PATIENCE_S = 2.0
+#: Seconds after which an unfinished line is shown as it is, and between two states of a progress bar.
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a worker's log, without its end. attempt and rank say whose."""
+    """A line of a worker's log, without its end. attempt and rank say whose.
+
+    complete: its end was written; if not, it is the state by now of a progress bar, which will be replaced.
+    """
 
     attempt: int
     rank: int
     text: str
+    complete: bool = True
 
 
 class LineAssembler:
@@ -62,17 +66,20 @@ class LineAssembler:
         self._partial = rest
 
     def overdue(self) -> Iterator[str]:
-        """The latest state of a line that has been unfinished for a while, if it was not shown yet."""
-        if self._partial and time.monotonic() - self._since > _PATIENCE_S:
+        """The beginning of a line that has waited long for its end, and is no progress bar."""
+        if self._partial and b"\r" not in self._partial and time.monotonic() - self._since > _PATIENCE_S:
+            yield _decode(self._partial)
+            self._partial = b""
+
+    def unfinished(self) -> str | None:
+        """The latest state of a progress bar, now and then, if it is not the one that was told last."""
+        if b"\r" in self._partial and time.monotonic() - self._since > _PATIENCE_S:
             self._since = time.monotonic()
-            if b"\r" in self._partial:
-                state = _last_state(self._partial)
-                if state and state != self._shown:
-                    self._shown = state
-                    yield _decode(state)
-            else:
-                yield _decode(self._partial)
-                self._partial = b""
+            state = _last_state(self._partial)
+            if state and state != self._shown:
+                self._shown = state
+                return _decode(state)
+        return None
 
     def end(self) -> Iterator[str]:
         """What is left at the end of the log."""
@@ -128,9 +135,11 @@ class AttemptLog:
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
                 yield from self._to(note)
-        for rank in self._tails:
+        for rank, lines in self._lines.items():
             yield from self._grow(rank, None)
-            yield from self._as_lines(rank, self._lines[rank].overdue())
+            yield from self._as_lines(rank, lines.overdue())
+            if (state := lines.unfinished()) is not None:
+                yield Line(self._attempt, rank, state, complete=False)
 
     def end(self) -> Iterator[Line]:
         """The last lines, of an attempt that is over."""
@@ -160,45 +169,31 @@ class AttemptLog:
             yield Line(self._attempt, rank, text)
 
 
-def follow(
-    folder: RunFolder,
-    *,
-    attempts: Callable[[], int],
-    is_over: Callable[[], bool],
-    ranks: list[int],
-    poll_s: float = 0.02,
-    slowest_poll_s: float = 0.25,
-) -> Iterator[Line | None]:
-    """The lines of a run from its first attempt's start to its end, as they come.
+class LogFollower:
+    """The merged log of a run, from its first attempt's start, to be asked for what is new again and again."""
 
-    attempts: how many there are by now. is_over: whether no more will be written; asked before the last look.
-    Yields None whenever there is nothing new, so that the caller can see to other things; sleeps in between, longer
-    the longer nothing comes.
-    """
-    number, pause = 1, poll_s
-    log = AttemptLog(folder, number, ranks)
-    try:
-        while True:
-            over = is_over()
-            latest = attempts()
-            came = False
-            for line in log.new():
-                came = True
-                yield line
-            if number < latest:
-                yield from log.end()
-                log.close()
-                number += 1
-                log = AttemptLog(folder, number, ranks)
-                continue
-            if over:
-                yield from log.end()
-                return
-            pause = poll_s if came else min(pause * 1.3, slowest_poll_s)
-            yield None
-            time.sleep(pause)
-    finally:
-        log.close()
+    def __init__(self, folder: RunFolder, ranks: list[int]) -> None:
+        self._folder, self._ranks = folder, ranks
+        self._number = 1
+        self._log = AttemptLog(folder, 1, ranks)
+
+    def new(self, attempts: int, *, is_over: bool) -> Iterator[Line]:
+        """Lines that have come since the last call.
+
+        attempts: how many there are by now. is_over: no more will be written; seen before this call.
+        """
+        yield from self._log.new()
+        while self._number < attempts:
+            yield from self._log.end()
+            self.close()
+            self._number += 1
+            self._log = AttemptLog(self._folder, self._number, self._ranks)
+            yield from self._log.new()
+        if is_over:
+            yield from self._log.end()
+
+    def close(self) -> None:
+        self._log.close()
 
 
 def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:

@@ -44,11 +44,10 @@ class MetricLog:
             MetricError: any other value; lists and generators belong to `log_list`.
             OSError: the disk is full; the value is not kept.
         """
-        kind = type(value)
-        if kind is float:
-            text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)  # type: ignore[arg-type]
-        elif kind is int:
-            text = int.__repr__(value)  # type: ignore[arg-type]
+        if type(value) is float:
+            text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
+        elif type(value) is int:
+            text = int.__repr__(value)
         else:
             text = json.dumps(plain_scalar(name, value))
         quoted = self._names.get(name) or self._quote(name)
@@ -98,7 +97,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
             value = value.item()  # type: ignore[attr-defined]
         except (ValueError, RuntimeError) as error:
             raise MetricError(
-                f"metric {name!r}: a {type(value).__name__} of more than one value is not a scalar. Use log_list for several values."
+                f"metric {name!r}: a {type(value).__name__} of several values is not a scalar. Use log_list for those."
             ) from error
     if isinstance(value, (bool, int, str)):
         return value

@@ -68,7 +68,7 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
         there = read(path).properties
         if again := sorted(set(there) & set(properties)):
             raise RunStateError(
-                f"property {again[0]!r} is {there[again[0]]!r} already, and properties never change. Use a tag for what may change."
+                f"property {again[0]!r} is {there[again[0]]!r} already, and properties never change. Tags do."
             )
         for key, value in properties.items():
             append_line(path, {"property": key, "value": str(value)})

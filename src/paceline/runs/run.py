@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import time
@@ -12,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.runs import artifacts, interactive, metrics, notes, states, store
 from paceline.runs.context import WorkerContext
-from paceline.runs.follow import stream
 from paceline.runs.folder import RunFolder
+from paceline.runs.follow import stream
 from paceline.runs.metrics import MetricLog
 from paceline.runs.offline import OfflineRun
 from paceline.runs.record import RunRecord, user_name
@@ -224,7 +225,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         details["logFiles"] = {name: _tail_text(path) for name, path in details["logFiles"].items()}
         return details
 
-    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
+    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> builtins.list[str]:
         """Copy the logs into a folder (default `./<run id>`); the paths written."""
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
@@ -309,10 +310,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             RunFailedError: the run failed, unless raise_on_error=False; its text is the failure report.
         """
         try:
-            if show_output:
-                record = stream(self._folder, sys.stdout)
-            else:
-                record = _wait(self._folder)
+            record = stream(self._folder, sys.stdout) if show_output else _wait(self._folder)
         except KeyboardInterrupt:
             print(f"\nRun {self.id} goes on. Cancel it with: paceline cancel {self.id}", file=sys.stderr)
             raise
@@ -351,7 +349,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def __enter__(self) -> Run:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self, kind: builtins.type[BaseException] | None, error: BaseException | None, traceback: object
+    ) -> None:
         if error is None:
             self.complete()
         else:
@@ -364,8 +364,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return self._child(name, run_id, begin=True)
 
     def create_children(
-        self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
-    ) -> list[Run]:
+        self, count: int | None = None, tag_key: str | None = None, tag_values: builtins.list[object] | None = None
+    ) -> builtins.list[Run]:
         """Several new runs below this one, NotStarted: `count` of them, tagged with their number, or one for each of
         `tag_values`, tagged `tag_key=value`.
 
@@ -375,7 +375,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if (count is None) == (tag_values is None) or (tag_values is not None and tag_key is None):
             raise UserError("create_children: give either count, or tag_key with tag_values.")
         if count is not None:
-            tag_key, tag_values = "azureml.batch_child_number", list(range(count))
+            tag_key, tag_values = "azureml.batch_child_number", [*range(count)]
         children = []
         for value in tag_values or ():
             child = self._child(None, None, begin=False)

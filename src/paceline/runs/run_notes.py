@@ -52,8 +52,8 @@ class HasNotes(ABC):
     def get_tags(self) -> dict[str, str | None]:
         return self.tags
 
-    def remove_tags(self, tags: list[str]) -> None:
-        """Remove tags by key; keys that are not there are passed over."""
+    def remove_tags(self, tags: list[str] | str) -> None:
+        """Remove a tag, or several, by key; keys that are not there are passed over."""
         notes.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
     def add_properties(self, properties: Mapping[str, object]) -> None:

@@ -15,6 +15,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,14 @@ def ids(runs_dir: Path) -> list[str]:
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
-    return sorted(names, key=_age_key, reverse=True)
+    newest_first = sorted(names, key=_second, reverse=True)
+    # Within one second the id does not tell; the lock's file, made with the run and never written, does.
+    return [
+        name
+        for _, group in groupby(newest_first, key=_second)
+        for same in [list(group)]
+        for name in (sorted(same, key=lambda n: _made_ns(runs_dir / n), reverse=True) if len(same) > 1 else same)
+    ]
 
 
 def read(folder: RunFolder) -> RunRecord:
@@ -233,8 +241,14 @@ def _was_here(record: RunRecord) -> bool:
     return record.owner.get("host") == socket.gethostname()
 
 
-def _age_key(run_id: str) -> tuple[int, str]:
-    """Sorts ids by the second in them; ids given by hand, without one, come last."""
+def _second(run_id: str) -> int:
+    """The second in an id; 0 for an id that was given by hand and has none."""
     parts = run_id.rsplit("_", 2)
-    seconds = int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
-    return seconds, run_id
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
+
+
+def _made_ns(run_dir: Path) -> int:
+    try:
+        return os.stat(RunFolder(run_dir).lock).st_mtime_ns
+    except OSError:
+        return 0

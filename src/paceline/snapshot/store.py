@@ -126,7 +126,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
     with source:
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
-        copy = open(target, "xb", buffering=0) if target is not None else None
+        copy = open(target, "xb", buffering=0) if target is not None else None  # noqa: SIM115
         try:
             while data := source.read(_CHUNK):
                 digest.update(data)

@@ -100,7 +100,7 @@ class _Supervisor:
         )
         shell = self._shell()
         commands = [
-            dataclasses.replace(command, environment=command.environment | environment.python_path(launch, shell))
+            environment.with_python_path(command, launch, shell)
             for command in get_launcher(self._job.launcher).commands(launch)
         ]
         watch = AttemptWatch(

@@ -22,7 +22,7 @@ from paceline.worker import report, script  # noqa: E402 - only found once our o
 def main(argv: "list[str]") -> None:
     end = argv.index("--")
     options, command = argv[:end], argv[end + 1 :]
-    for option, value in zip(options, options[1:]):
+    for option, value in zip(options, options[1:], strict=False):  # noqa: RUF007 - itertools is not loaded yet
         if option == "--set":
             name, _, text = value.partition("=")
             os.environ[name] = text

@@ -40,7 +40,7 @@ def failed(error: BaseException) -> None:
     )
 
 
-def _write(name: str, value: "dict[str, object]") -> None:
+def _write(name: str, value: dict[str, object]) -> None:
     import json
 
     folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])

@@ -1,0 +1,43 @@
+# `make demo` and `make test` set up all they need in .venv; nothing has to be there before but Python 3.10 or later.
+
+PYTHON ?= python3
+# A pinned torch keeps its download to one known wheel; override it for another build.
+TORCH ?= torch==2.13.0
+BIN := .venv/bin
+# With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
+export PACELINE_REQUIRE_ENGINES
+
+.PHONY: demo test lint chaos bench engines clean
+
+demo: .venv/.ready
+	$(BIN)/python examples/digits/demo.py
+
+test: .venv/.ready engines
+	$(BIN)/python -m pytest
+
+lint: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# 500 kills of random processes in random states; `make test` does 50.
+chaos: .venv/.ready
+	PACELINE_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos --timeout 7200
+
+bench: .venv/.ready
+	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs; do \
+	  $(BIN)/python benchmarks/$$script.py || exit 1; done
+	$(BIN)/python benchmarks/table.py
+
+engines:
+	@if [ -n "$$PACELINE_REQUIRE_ENGINES" ]; then sh .ci/engines; fi
+
+.venv/.ready: pyproject.toml Makefile
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,mpi,examples,dev]'
+	touch .venv/.ready
+
+clean:
+	rm -rf .venv .paceline .mypy_cache .ruff_cache .pytest_cache

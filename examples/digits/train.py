@@ -1,0 +1,110 @@
+"""Train a small convolutional network on scikit-learn's handwritten digits, in one process or in many.
+
+    python train.py                                               one process
+    torchrun --nproc-per-node 2 train.py                          two
+    paceline run train.py -j 2x1 --backend mpi -- --epochs 5      two nodes, and a record of the run
+
+Plain PyTorch: the workers find each other by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, whoever sets them. Only
+`run` is Paceline's; outside a run it prints what it is given.
+"""
+
+import argparse
+import json
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import paceline
+
+parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's digits.")
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=32, help="of all workers together")
+parser.add_argument("--lr", type=float, default=0.003)
+parser.add_argument("--seed", type=int, default=0)
+parser.add_argument("--gpu", action="store_true", help="one GPU for each worker, NCCL between them")
+args = parser.parse_args()
+
+rank = int(os.environ.get("RANK", "0"))
+world_size = int(os.environ.get("WORLD_SIZE", "1"))
+device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if args.gpu else torch.device("cpu")
+if args.gpu:
+    torch.cuda.set_device(device)
+if world_size > 1:
+    dist.init_process_group("nccl" if args.gpu else "gloo")
+run = paceline.Run.get_context()
+
+# 1797 images of 8x8 pixels with values 0..16. The same split on every worker and for every seed.
+digits = load_digits()
+images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+labels = torch.tensor(digits.target)
+split = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=digits.target)
+train, test = (TensorDataset(images[part], labels[part]) for part in split)
+
+sampler = DistributedSampler(train, world_size, rank, seed=args.seed)
+batches = DataLoader(train, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
+test_images, test_labels = (part.to(device) for part in test[rank::world_size])
+
+torch.manual_seed(args.seed)  # the same first weights on every worker
+net = nn.Sequential(
+    nn.Conv2d(1, 32, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, kernel_size=3, padding=1),
+    nn.ReLU(),
+    nn.MaxPool2d(2),
+    nn.Flatten(),
+    nn.Linear(64 * 4 * 4, 10),
+).to(device)
+model = DistributedDataParallel(net) if world_size > 1 else net
+optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+
+history = []
+for epoch in range(1, args.epochs + 1):
+    sampler.set_epoch(epoch)
+    start = time.perf_counter()
+    loss_sum, seen = torch.zeros((), device=device), 0
+    for x, y in batches:
+        loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        loss_sum += loss.detach() * len(y)
+        seen += len(y)
+    seconds = time.perf_counter() - start
+
+    with torch.no_grad():  # every worker tests its own part
+        correct = (net(test_images).argmax(dim=1) == test_labels).sum()
+    totals = torch.stack([loss_sum, torch.tensor(seen, device=device), correct]).double()
+    if world_size > 1:
+        dist.all_reduce(totals)
+    loss_sum, seen, correct = totals.tolist()
+    result = {"loss": loss_sum / seen, "accuracy": correct / len(test), "samples_per_s": seen / seconds}
+    history.append(result)
+    if rank == 0:
+        for name, value in result.items():
+            run.log(name, value)
+        print(
+            f"epoch {epoch}/{args.epochs}  loss {result['loss']:.4f}  accuracy {result['accuracy']:.4f}  "
+            f"{result['samples_per_s']:,.0f} samples/s",
+            flush=True,
+        )
+
+if rank == 0:
+    os.makedirs("outputs", exist_ok=True)
+    torch.save(net.state_dict(), "outputs/model.pt")
+    with open("outputs/metrics.json", "w") as file:
+        json.dump({"world_size": world_size, "epochs": history}, file, indent=1)
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(range(1, args.epochs + 1), [epoch["loss"] for epoch in history], marker="o")
+    axes.set(title=f"Digits, {world_size} worker(s)", xlabel="epoch", ylabel="training loss")
+    figure.savefig("outputs/loss.png")
+if world_size > 1:
+    dist.destroy_process_group()

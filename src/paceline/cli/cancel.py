@@ -1,0 +1,42 @@
+"""cancel: end runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import complete_run_id, folder_of, print_json
+from paceline.cli.summary import summary
+from paceline.runs import store
+from paceline.runs.record import user_name
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("cancel")(cancel)
+
+
+def cancel(
+    run_ids: Annotated[
+        list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=complete_run_id)
+    ],
+    wait: Annotated[bool, typer.Option("--wait", help="Return only when they have ended.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
+    folders = [folder_of(run_id) for run_id in run_ids]
+    for folder in folders:
+        record = store.read(folder)
+        if record.is_terminal:
+            print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
+        else:
+            store.request_cancel(folder, by=user_name())
+            if not as_json:
+                print(f"{folder.run_id}: cancel requested")
+    while wait and not all(store.read(folder).is_terminal for folder in folders):
+        time.sleep(0.05)
+    if as_json:
+        print_json([{key: found[key] for key in ("run_id", "status")} for found in map(summary, folders)])
+    return 0

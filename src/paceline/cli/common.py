@@ -1,0 +1,95 @@
+"""What several verbs share: the workspace, a run by its id, plain tables, colours, JSON."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+from paceline.errors import RunNotFoundError
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import json_safe
+from paceline.runs.record import parse_utc
+from paceline.workspace import Workspace
+
+#: Colours in the order in which ranks take them: readable on dark and light.
+_RANK_COLOURS = (36, 33, 32, 35, 34, 31)
+_STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
+
+
+def folder_of(run_id: str | None) -> RunFolder:
+    """The run of this id (or its beginning), or the latest one.
+
+    Raises:
+        RunNotFoundError: there is none.
+    """
+    runs_dir = Workspace.from_config().runs_dir
+    if run_id is not None:
+        return store.find(runs_dir, run_id)
+    ids = store.ids(runs_dir)
+    if not ids:
+        raise RunNotFoundError(
+            f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`."
+        )
+    return RunFolder(runs_dir / ids[0])
+
+
+def complete_run_id(incomplete: str) -> list[str]:
+    """The ids that begin so, newest first: what a shell offers."""
+    try:
+        return [run_id for run_id in store.ids(Workspace.from_config().runs_dir) if run_id.startswith(incomplete)][:100]
+    except Exception:
+        return []  # a shell's completion must never print a traceback
+
+
+def print_json(value: Any) -> None:
+    """One JSON value on standard output; NaN and the infinities as strings."""
+    print(json.dumps(json_safe(value), indent=2))
+
+
+def has_colour(stream: IO[str]) -> bool:
+    """Whether to colour: on a terminal, unless NO_COLOR says no; FORCE_COLOR says yes."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def coloured(text: str, code: int | None, on: bool) -> str:
+    return f"\x1b[{code}m{text}\x1b[0m" if on and code is not None else text
+
+
+def rank_colour(rank: int) -> int:
+    return _RANK_COLOURS[rank % len(_RANK_COLOURS)]
+
+
+def state_colour(status: str) -> int | None:
+    return _STATE_COLOURS.get(status)
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:
+    """Columns under a header; in colour on a terminal, plain and unwrapped elsewhere."""
+    lines = [tuple(header), *[tuple(row) for row in rows]]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    colour = has_colour(sys.stdout)
+    for number, line in enumerate(lines):
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        if number == 0:
+            cells = [coloured(cell, 1, colour) for cell in cells]
+        elif status_column is not None:
+            cells[status_column] = coloured(cells[status_column], state_colour(line[status_column]), colour)
+        print("  ".join(cells).rstrip())
+
+
+def age(created_utc: str | None) -> str:
+    """How long ago, as people say it: "3 min ago"."""
+    if not created_utc:
+        return ""
+    seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{int(max(0, seconds))} s ago"

@@ -1,0 +1,99 @@
+"""The entry point: the verbs put together, and errors turned into one message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline import __version__
+from paceline.cli import cancel, logs, read, run
+from paceline.errors import PacelineError, RunStateError
+
+EXIT_WRONG_CALL = 2
+EXIT_INTERNAL = 70  # EX_SOFTWARE
+
+app = typer.Typer(
+    name="paceline",
+    help="Run training scripts, on one process or many, on machines you already have.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+run.add_to(app)
+read.add_to(app)
+logs.add_to(app)
+cancel.add_to(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
+    sys.exit(_exit_code())
+
+
+def _exit_code() -> int:
+    try:
+        result = app(standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python would complain about it once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except PacelineError as error:
+        _say(str(error))
+        return 1 if isinstance(error, RunStateError) else EXIT_WRONG_CALL
+    except Exception as error:
+        code = _usage_error(error)
+        if code is not None:
+            return code
+        if os.environ.get("PACELINE_DEBUG"):
+            raise
+        _say(
+            f"an error of Paceline's own: {type(error).__name__}: {error}. PACELINE_DEBUG=1 shows where; please report it."
+        )
+        return EXIT_INTERNAL
+
+
+def _usage_error(error: Exception) -> int | None:
+    """The exit code of an error of the command line's parser, which is shown; None for any other error."""
+    code = getattr(error, "exit_code", None)
+    if not isinstance(code, int):
+        return None
+    text = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(text)
+        return EXIT_WRONG_CALL
+    if text:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context is not None else "paceline"
+        hint = ""
+        if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit")):
+            hint = " The script's own arguments go behind `--`: paceline run train.py -- --epochs 5."
+        _say(f"{text}{hint} See `{command} --help`.")
+    return code if type(error).__name__ == "Exit" else EXIT_WRONG_CALL
+
+
+def _say(text: str) -> None:
+    print(f"paceline: error: {text}", file=sys.stderr)

@@ -1,0 +1,202 @@
+"""status, list, show: what there is and how it stands."""
+
+from __future__ import annotations
+
+import shlex
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import (
+    age,
+    coloured,
+    complete_run_id,
+    folder_of,
+    has_colour,
+    print_json,
+    print_table,
+    state_colour,
+)
+from paceline.cli.summary import details, summary
+from paceline.errors import UserError
+from paceline.runs import notes, states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.follow import duration_text
+from paceline.runs.record import RunRecord
+from paceline.runs.select import matches
+from paceline.workspace import Workspace
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RunId = Annotated[
+    str | None,
+    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
+]
+
+_SHOWN = 25
+#: Values of a list that `show` prints, from its end.
+_LAST_VALUES = 5
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("status")(status)
+    app.command("list")(list_runs)
+    app.command("show")(show)
+
+
+def status(run_id: RunId = None, as_json: Json = False) -> int:
+    """How a run stands."""
+    folder = folder_of(run_id)
+    found = summary(folder)
+    if as_json:
+        print_json(found)
+        return 0
+    took = f" for {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
+    print(f"{found['run_id']}  {_coloured_state(found['status'])}{took}")
+    if found["waiting_for"]:
+        print(found["waiting_for"])
+    if found["failure"]:
+        print(found["failure"]["message"])
+    return 0
+
+
+def list_runs(
+    experiment: Annotated[str | None, typer.Option("-e", "--experiment", help="Of this experiment.")] = None,
+    status: Annotated[str | None, typer.Option("--status", help="In this state, such as Running.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="With this tag; may be repeated.")
+    ] = None,
+    limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
+    everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
+    as_json: Json = False,
+) -> int:
+    """The runs of the workspace, newest first."""
+    if status is not None:
+        status = _state(status)
+    runs_dir = Workspace.from_config().runs_dir
+    tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
+    found = (
+        (record, folder)
+        for record in store.all_records(runs_dir)
+        for folder in [RunFolder(runs_dir / record.run_id)]
+        if (experiment is None or record.experiment == experiment)
+        and matches(record, folder, status=status, tags=tags, children=True)
+    )
+    shown = list(found if everything else islice(found, limit))
+    if as_json:
+        print_json([summary(folder) for _, folder in shown])
+        return 0
+    if not shown:
+        print("No runs." if not (experiment or status or tag) else "No such runs.")
+        return 0
+    print_table(
+        ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),
+        [_row(record, folder) for record, folder in shown],
+        status_column=1,
+    )
+    total = len(store.ids(runs_dir))
+    if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
+        print(f"... and {total - limit} older ones (--all)")
+    return 0
+
+
+def show(run_id: RunId = None, as_json: Json = False) -> int:
+    """All that is known of a run: its job, attempts, metrics, files, and why it failed."""
+    folder = folder_of(run_id)
+    found = details(folder)
+    if as_json:
+        print_json(found)
+        return 0
+    record = store.read(folder)
+    took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
+    lines: list[tuple[str, str]] = [
+        ("Run", record.run_id),
+        ("Name", found["display_name"] if found["display_name"] != record.run_id else ""),
+        (
+            "Status",
+            f"{_coloured_state(record.status)}{took}"
+            + (f" (exit code {record.exit_code})" if record.exit_code else ""),
+        ),
+        ("Waits for", record.waiting_for or ""),
+        ("Canceled by", record.canceled_by or ""),
+        ("Experiment", record.experiment),
+        ("Submitted", f"{record.created_utc} by {record.submitted_by}"),
+        ("Parent", record.parent_run_id or ""),
+        ("Size", _size(record)),
+        ("Target", record.target or ""),
+        ("Command", shlex.join([record.job.entry_script, *record.job.arguments]) if record.job else ""),
+        ("Source", record.source_directory or ""),
+        ("Git", _git(found["git"])),
+        ("Tags", ", ".join(key if value is None else f"{key}={value}" for key, value in found["tags"].items())),
+        ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
+        ("Attempts", str(len(record.attempts)) if len(record.attempts) > 1 else ""),
+        ("Folder", str(folder.path)),
+    ]
+    for name, text in lines:
+        if text:
+            print(f"{name + ':':<13}{text}")
+    if found["metrics"]:
+        print("\nMetrics:")
+        for name, value in found["metrics"].items():
+            print(f"  {name}: {_metric_text(value)}")
+    if found["files"]:
+        print("\nFiles:")
+        for name in found["files"]:
+            print(f"  {name}")
+    if record.failure is not None:
+        print(f"\nFailure ({record.failure.cause}):\n{record.failure}")
+    return 0
+
+
+def _state(text: str) -> str:
+    """The state of this name, in any case.
+
+    Raises:
+        UserError: there is none.
+    """
+    for state in states.ALL:
+        if state.lower() == text.lower():
+            return state
+    raise UserError(f"--status {text!r} is no state. There are {', '.join(states.ALL)}.")
+
+
+def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
+    name = notes.read(folder.notes).display_name
+    return (
+        record.run_id + (f" ({name})" if name else ""),
+        record.status,
+        _size(record),
+        (record.job.distributed_backend or "-") if record.job else "-",
+        age(record.created_utc),
+        duration_text(record.duration_s) if record.duration_s is not None else "-",
+    )
+
+
+def _size(record: RunRecord) -> str:
+    job = record.job
+    if job is None:
+        return "-"
+    if job.distributed_backend == "ps":
+        return f"{job.worker_count}+{job.parameter_server_count} on {job.node_count}"
+    return f"{job.node_count}x{job.process_count_per_node}"
+
+
+def _git(git: dict[str, Any]) -> str:
+    if not git:
+        return ""
+    commit = str(git.get("commit", "no commit yet"))[:12]
+    return f"{commit}{' on ' + str(git['branch']) if git.get('branch') else ''}{' with changes' if git.get('dirty') else ''}"
+
+
+def _metric_text(value: Any) -> str:
+    if isinstance(value, list) and len(value) > _LAST_VALUES:
+        return f"{len(value)} values, last {', '.join(map(str, value[-_LAST_VALUES:]))}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {_metric_text(item)}" for key, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _coloured_state(state: str) -> str:
+    import sys
+
+    return coloured(state, state_colour(state), has_colour(sys.stdout))

@@ -1,0 +1,59 @@
+"""What `--json` says of a run: the same keys from every verb. docs/command-line.md lists them; they only ever grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.runs import metrics, notes, store
+from paceline.runs.artifacts import names
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+
+
+def summary(folder: RunFolder) -> dict[str, Any]:
+    """The keys of `status`, `list`, `submit` and `run`."""
+    record = store.read(folder)
+    noted = notes.read(folder.notes)
+    return {
+        "run_id": record.run_id,
+        "status": record.status,
+        "experiment": record.experiment,
+        "display_name": noted.display_name or record.run_id,
+        "type": record.kind,
+        "target": record.target,
+        "node_count": record.job.node_count if record.job else None,
+        "world_size": record.job.world_size if record.job else None,
+        "distributed_backend": record.job.distributed_backend if record.job else None,
+        "attempts": len(record.attempts),
+        "created_utc": record.created_utc,
+        "started_utc": record.started_utc,
+        "ended_utc": record.ended_utc,
+        "duration_s": record.duration_s,
+        "waiting_for": record.waiting_for,
+        "exit_code": record.exit_code,
+        "failure": {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None,
+        "parent_run_id": record.parent_run_id,
+        "tags": noted.tags,
+        "folder": str(folder.path),
+    }
+
+
+def details(folder: RunFolder) -> dict[str, Any]:
+    """The keys of `show`: those of `summary`, and all the rest there is."""
+    record: RunRecord = store.read(folder)
+    noted = notes.read(folder.notes)
+    return {
+        **summary(folder),
+        "properties": noted.properties,
+        "description": noted.description,
+        "submitted_by": record.submitted_by,
+        "canceled_by": record.canceled_by,
+        "source_directory": record.source_directory,
+        "snapshot_id": record.snapshot_id,
+        "git": dict(record.git),
+        "job": record.job.to_json() if record.job else None,
+        "attempt_records": [attempt.to_json() for attempt in record.attempts],
+        "failure": record.failure.to_json() if record.failure else None,
+        "metrics": metrics.read(folder.metrics),
+        "files": names(folder),
+    }

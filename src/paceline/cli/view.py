@@ -1,0 +1,73 @@
+"""A run shown on the terminal while it goes: its lines on standard output, everything of ours on standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from paceline.cli.common import coloured, has_colour, rank_colour, state_colour
+from paceline.runs import states
+from paceline.runs.artifacts import names
+from paceline.runs.folder import RunFolder
+from paceline.runs.follow import Show, end_text, prefix, state_text
+from paceline.runs.logs import Line
+from paceline.runs.record import RunRecord
+
+
+class RunView:
+    """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
+    terminal, and printed now and then elsewhere."""
+
+    def __init__(self, world_size: int, *, quiet: bool = False, attempts: int = 1) -> None:
+        self._size = world_size
+        self._attempts = attempts
+        self._quiet = quiet
+        self._terminal = sys.stdout.isatty()
+        self._colour = has_colour(sys.stdout)
+        self._open_line = False
+
+    def line(self, line: Line) -> None:
+        text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + line.text
+        if self._open_line:
+            sys.stdout.write("\r\x1b[2K")
+        self._open_line = self._terminal and not line.complete
+        sys.stdout.write(text if self._open_line else f"{text}\n")
+        sys.stdout.flush()
+
+    def state(self, record: RunRecord) -> None:
+        if record.status not in (states.NOT_STARTED, states.FINALIZING):
+            self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
+
+    def say(self, text: str) -> None:
+        """Our own words, on standard error."""
+        if self._open_line:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._open_line = False
+        if not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+class Following:
+    """A run followed from its start; after an interruption it goes on where it was."""
+
+    def __init__(self, folder: RunFolder, view: RunView) -> None:
+        self._show = Show(folder, line=view.line, state=view.state)
+
+    def to_the_end(self) -> RunRecord:
+        """Show what comes until the run has ended; the final record."""
+        return self._show.to_the_end()
+
+
+def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
+    """How the run ended, and what to look at."""
+    colour = has_colour(sys.stderr)
+    view.say(coloured(end_text(record), state_colour(record.status), colour))
+    if record.failure is not None:
+        print(f"\n{record.failure}", file=sys.stderr)
+    outputs = [name for name in names(folder) if name.startswith("outputs/")]
+    if outputs:
+        shown = ", ".join(outputs[:5]) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
+        view.say(f"Outputs in {folder.outputs}: {shown}")
+    if folder.work.is_dir():
+        left = sorted(path.name for path in folder.work.iterdir())
+        view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")
