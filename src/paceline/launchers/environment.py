@@ -40,15 +40,19 @@ _FOREIGN = frozenset(
     ]
 )
 #: Settings of the user's own under those prefixes.
-_USERS_OWN = ("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE", "PACELINE_MPIRUN", "PACELINE_GPUS")
+_USERS_OWN = ("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE")
+_USERS_OWN += ("PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT")
+#: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
+_MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
     """The submitting process's environment without what describes that process as somebody's worker."""
+    kept = _USERS_OWN if "OMPI_COMM_WORLD_RANK" in environment else (*_USERS_OWN, *_MPI_SETTINGS)
     return {
         name: value
         for name, value in environment.items()
-        if name.startswith(_USERS_OWN) or not (name in _FOREIGN or name.startswith(_FOREIGN_PREFIXES))
+        if name.startswith(kept) or not (name in _FOREIGN or name.startswith(_FOREIGN_PREFIXES))
     }
 
 

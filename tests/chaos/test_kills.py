@@ -1,0 +1,263 @@
+"""SIGKILL, at random, of any process that belongs to a run, in any of its states.
+
+Whatever is killed: the run ends, in the state that is true, and says why; nothing of it is left running; what its
+workers had logged can be read. 50 kills here, 500 with `make chaos`. A failure prints the seed that repeats it
+(PACELINE_CHAOS_SEED).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from paceline import processes
+from paceline.launchers.mpi import find_open_mpi
+from paceline.errors import LauncherError
+from paceline.runs import metrics, states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.targets.leases import Demand, Lease, Queue, leases_dir
+
+KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "50"))
+SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
+
+VICTIMS = ("worker", "supervisor", "guardian", "launcher", "submitter")
+STATES = (states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING, states.RUNNING, states.FINALIZING)
+
+#: Logs 30 values, says after each how many have been logged, and leaves a child behind in a session of its own.
+SCRIPT = """
+import os, subprocess, sys, time
+import paceline
+
+subprocess.Popen(["sleep", "600"], start_new_session=True)
+run = paceline.Run.get_context()
+said = os.open(os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["RANK"]), os.O_WRONLY | os.O_CREAT, 0o666)
+for count in range(1, 31):
+    run.log("count", count)
+    os.pwrite(said, b"%5d" % count, 0)
+    print("count", count, flush=True)
+    time.sleep(0.01)
+"""
+
+#: Submits and waits, as a user's program would; prints the run's id as soon as there is one.
+SUBMITTER = """
+import sys, time
+import paceline as pl
+backend = sys.argv[2] or None
+estimator = pl.PyTorch(source_directory=sys.argv[1], entry_script="train.py", node_count=2 if backend else 1,
+                       distributed_backend=backend, grace_period_seconds=2)
+run = pl.Experiment(pl.Workspace.from_config(), "chaos").submit(estimator)
+run.wait_for_completion(raise_on_error=False)
+"""
+
+
+@dataclass
+class Kill:
+    """One round: what runs, what is killed, and when."""
+
+    backend: str
+    victim: str
+    state: str
+    delay_s: float
+    queued: bool
+
+
+def rounds() -> list[Kill]:
+    dice = random.Random(SEED)
+    backends = ["", "gloo"]
+    try:
+        find_open_mpi(sys.executable)
+        backends.append("mpi")
+    except LauncherError:
+        pass
+    return [
+        Kill(
+            backend=(backend := dice.choice(backends)),
+            victim=dice.choice([victim for victim in VICTIMS if victim != "launcher" or backend == "mpi"]),
+            state=(state := dice.choice(STATES)),
+            delay_s=dice.choice([0.0, dice.uniform(0, 0.02), dice.uniform(0, 0.3)]),
+            queued=state == states.QUEUED,
+        )
+        for _ in range(KILLS)
+    ]
+
+
+@pytest.mark.timeout(60 + 10 * KILLS)
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc to find the processes of a run")
+def test_whatever_is_killed_the_run_ends_as_it_should_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(SCRIPT)
+    for number in range(100):
+        (source / f"module_{number}.py").write_text(f"number = {number}\n" * 200)
+    workspace = tmp_path / "workspace"
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(workspace))
+    killed_in: dict[tuple[str, str], int] = {}
+    for number, kill in enumerate(rounds()):
+        try:
+            was_killed = play(kill, source, workspace)
+        except AssertionError as error:
+            raise AssertionError(f"round {number} of PACELINE_CHAOS_SEED={SEED}: {kill}: {error}") from error
+        if was_killed:
+            killed_in[kill.victim, kill.state] = killed_in.get((kill.victim, kill.state), 0) + 1
+    assert sum(killed_in.values()) >= KILLS // 3, f"too few of the kills met a living process: {killed_in}"
+
+
+def play(kill: Kill, source: Path, workspace: Path) -> bool:
+    """Submit, kill, and check what is left. Whether there was a process to kill."""
+    before = set(store.ids(workspace / "runs"))
+    blocker = block_the_machine(workspace) if kill.queued else None
+    submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(source), kill.backend])
+    try:
+        folder = new_run(workspace, before, submitter)
+        if folder is None:
+            return False
+        wait_for_state(folder, kill.state)
+        time.sleep(kill.delay_s)
+        pid = find_victim(kill, folder, submitter)
+        killed = pid is not None and processes.send(pid, signal.SIGKILL)
+        if kill.queued:
+            time.sleep(0.05)
+    finally:
+        if blocker is not None:
+            os.close(blocker)
+    if kill.victim == "submitter":
+        submitter.wait(timeout=20)
+    record = wait_for_end(folder)
+    submitter.wait(timeout=20)
+    check(kill, killed, folder, record)
+    return killed
+
+
+def block_the_machine(workspace: Path) -> int:
+    """Hold all cores, as another run would, so that the next run has to queue; closing the file lets go of them."""
+    from paceline.runs import lock
+    from paceline.targets.local import core_count
+
+    other = workspace / "runs" / f".blocker-{time.monotonic_ns()}"
+    other.mkdir(parents=True)
+    fd = lock.take(RunFolder(other).lock)
+    assert fd is not None
+    queue = Queue(leases_dir(), core_count(), ())
+    queue.enqueue(other, Demand(cores=core_count(), gpus=0, ports=0))
+    deadline = time.monotonic() + 20
+    while not isinstance(queue.try_grant(other), Lease):
+        assert time.monotonic() < deadline, "the machine did not become free"
+        time.sleep(0.01)
+    return fd
+
+
+def new_run(workspace: Path, before: set[str], submitter: subprocess.Popen[bytes]) -> RunFolder | None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        new = set(store.ids(workspace / "runs")) - before
+        if new:
+            return RunFolder(workspace / "runs" / new.pop())
+        assert submitter.poll() is None, "the submitter ended without a run"
+        time.sleep(0.001)
+    raise AssertionError("no run appeared")
+
+
+def wait_for_state(folder: RunFolder, state: str) -> None:
+    """Until the run is in the state, or past it."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        events = folder.events.read_text() if folder.events.exists() else ""
+        if f'"status": "{state}"' in events or any(f'"status": "{end}"' in events for end in states.TERMINAL):
+            return
+        time.sleep(0.001)
+    raise AssertionError(f"the run did not become {state}: {events}")
+
+
+def find_victim(kill: Kill, folder: RunFolder, submitter: subprocess.Popen[bytes]) -> int | None:
+    if kill.victim == "submitter":
+        return submitter.pid if submitter.poll() is None else None
+    if kill.victim in ("supervisor", "guardian"):
+        pids = sorted(pid for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, folder.run_id))
+        place = 0 if kill.victim == "guardian" else 1
+        return pids[place] if len(pids) > place else None
+    pids = processes.with_variable("PACELINE_RUN_DIR", str(folder.path))
+    wanted = [pid for pid in pids if is_one(kill.victim, pid)]
+    return random.choice(wanted) if wanted else None
+
+
+def is_one(victim: str, pid: int) -> bool:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    is_launcher = os.path.basename(words[0]) in (b"mpirun", b"prterun", b"orterun")
+    return is_launcher if victim == "launcher" else not is_launcher and b"train.py" in words
+
+
+def wait_for_end(folder: RunFolder) -> RunRecord:
+    deadline = time.monotonic() + 30
+    while not (record := store.read(folder)).is_terminal:
+        assert time.monotonic() < deadline, f"the run is still {record.status}"
+        time.sleep(0.01)
+    return record
+
+
+def check(kill: Kill, killed: bool, folder: RunFolder, record: RunRecord) -> None:
+    events = [json.loads(line)["status"] for line in folder.events.read_text().splitlines() if line]
+    # Killing who only watches or waits changes nothing, unless the submitter had not handed the run over yet.
+    harmless = kill.victim == "guardian" or (kill.victim == "submitter" and states.QUEUED in events)
+    if not killed or harmless:
+        assert record.status == states.COMPLETED, f"ended as {record.status}: {record.failure}"
+    if record.status == states.FAILED:
+        assert record.failure is not None, "failed, and does not say why"
+        expected = {
+            "worker": {"killed", "launcher"},
+            "launcher": {"launcher"},
+            "supervisor": {"supervisor", "not_started"},
+            "submitter": {"not_started"},
+            "guardian": {"not_started"},
+        }[kill.victim]
+        assert record.failure.cause in expected, f"failed for another reason: {record.failure}"
+        assert record.exit_code not in (0, None), "failed with exit code 0"
+    else:
+        assert record.status == states.COMPLETED, f"ended as {record.status}"
+    assert events[-1] == record.status, "the last event is not the end"
+    check_logged(folder, complete=record.status == states.COMPLETED)
+    check_nothing_left(folder, record)
+
+
+def check_logged(folder: RunFolder, *, complete: bool) -> None:
+    """Every value whose `log` had returned is there."""
+    for said in folder.path.glob("said_*"):
+        rank = int(said.name.split("_")[1])
+        found = metrics.read(folder.metrics, rank=rank).get("count", [])
+        values = found if isinstance(found, list) else [found]
+        told = int(said.read_text() or 0)
+        assert values[:told] == list(range(1, told + 1)), f"rank {rank} had logged {told} values; there are {values}"
+        if complete:
+            assert told == 30, f"completed, but rank {rank} logged {told} of 30 values"
+
+
+def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [
+            *processes.with_variable("PACELINE_RUN_DIR", str(folder.path)),
+            *processes.with_variable(processes.SUPERVISOR_VARIABLE, folder.run_id),
+        ]
+        if not left:
+            break
+        time.sleep(0.01)
+    assert not left, f"processes {left} outlived the run"
+    scratch = json.loads(folder.record.read_text()).get("scratch_dir")
+    assert scratch is None or not Path(scratch).exists(), f"{scratch} outlived the run"
+    Queue(leases_dir(), 1, ())._living()  # whoever looks next drops the tickets of the dead
+    tickets = [json.loads(path.read_text())["run_dir"] for path in (leases_dir() / "tickets").glob("*.json")]
+    assert str(folder.path) not in tickets, "the run still holds its lease"

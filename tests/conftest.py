@@ -1,0 +1,70 @@
+"""Every test runs in a folder of its own, under none of the machine's settings, and leaves no process behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis.configuration import set_hypothesis_home_dir
+
+settings.register_profile("paceline", database=None, deadline=None)
+settings.load_profile("paceline")
+
+#: What a developer's shell, a batch system or a launcher above the tests may have set.
+_PREFIXES = ("PACELINE_", "AML_", "AZUREML_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "JAX_")
+_NAMES = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT TF_CONFIG "
+    "CUDA_VISIBLE_DEVICES OMP_NUM_THREADS PYTHONPATH PYTHONUNBUFFERED "
+    "GIT_DIR GIT_WORK_TREE GIT_INDEX_FILE GIT_PREFIX".split()
+)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, the leases and the state folder of each test lie in its `tmp_path`."""
+    for name in list(os.environ):
+        if name in _NAMES or name.startswith(_PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No supervisor or worker that a test started outlives the tests; seen in the environment it was started with."""
+    base = tmp_path_factory.getbasetemp()
+    set_hypothesis_home_dir(base / "hypothesis")
+    yield
+    if not sys.platform.startswith("linux"):
+        return
+    deadline = time.monotonic() + 5
+    while (left := _of_runs_below(base)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"processes of runs were left behind (and are killed now): {left}"
+
+
+def _of_runs_below(base: Path) -> dict[int, str]:
+    """pid -> command line of each living process that belongs to a run below `base`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            if b"PACELINE_RUN_DIR=" not in environment and b"PACELINE_SUPERVISOR=" not in environment:
+                continue
+            if os.fsencode(base) in environment:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
+                found[int(entry.name)] = command.decode(errors="replace")
+        except OSError:
+            continue
+    return found

@@ -1,0 +1,117 @@
+"""Small things that several tests make: jobs, records, runs on disk, launches, trees of files, other processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.job import Job
+from paceline.plan import Launch, Node, port_count
+from paceline.runs import states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, utc_now
+
+RUN_ID = "digits_1700000000_00000001"
+
+
+def make_job(**values: Any) -> Job:
+    """A job of `train.py`, with these values."""
+    return Job(**({"entry_script": "train.py"} | values))
+
+
+def make_record(run_id: str = RUN_ID, **values: Any) -> RunRecord:
+    """A record of a submitted run that this process looks after."""
+    given = {"experiment": run_id.split("_")[0], "created_utc": utc_now(), "job": make_job(), "owner": store.owner()}
+    return RunRecord(run_id=run_id, **(given | values))
+
+
+def make_run(
+    runs_dir: Path, run_id: str = RUN_ID, status: str = states.NOT_STARTED, **values: Any
+) -> tuple[RunFolder, int]:
+    """A run on disk in this state, and the open file that holds its lock: close it, and nobody looks after the run."""
+    record = make_record(run_id, **values)
+    fd = store.create(runs_dir, record)
+    folder = RunFolder(runs_dir / run_id)
+    if status != record.status:
+        store.change(folder, record, status)
+    return folder, fd
+
+
+def make_launch(job: Job, *, node_count: int | None = None, gpus: int = 0, cores: int = 8, **values: Any) -> Launch:
+    """A launch of `job` on stand-in nodes with `gpus` devices each; its paths exist nowhere."""
+    nodes = tuple(
+        Node(
+            node_rank=rank,
+            name=f"node-{rank}",
+            address=f"10.0.0.{rank + 1}",
+            cores=cores,
+            gpus=tuple(str(rank * gpus + index) for index in range(gpus)),
+        )
+        for rank in range(node_count or job.node_count)
+    )
+    run_dir = Path("/shared/team/.paceline/runs") / RUN_ID
+    given: dict[str, Any] = {
+        "job": job,
+        "run_id": RUN_ID,
+        "experiment": "digits",
+        "workspace_name": "team",
+        "run_dir": run_dir,
+        "work_dir": run_dir / "work",
+        "scratch_dir": Path("/dev/shm/paceline-0"),
+        "library_dir": Path("/shared/team/.paceline/lib/0"),
+        "python": "/env/bin/python",
+        "nodes": nodes,
+        "ports": tuple(range(20000, 20000 + port_count(job))),
+    }
+    return Launch(**(given | values))
+
+
+def write_tree(top: Path, files: Mapping[str, str | bytes]) -> Path:
+    """`top`, with these files below it."""
+    for name, content in files.items():
+        path = top / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return top
+
+
+def write_program(path: Path, text: str) -> Path:
+    """An executable file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def start_python(
+    code: str, *arguments: object, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[str]:
+    """Another Python that runs `code`, with its standard output to be read."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(
+        command, env={**os.environ, **(environment or {})}, stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+def run_python(code: str, *arguments: object, environment: Mapping[str, str] | None = None, timeout: float = 60) -> str:
+    """What another Python that runs `code` prints; it has to end with 0."""
+    process = start_python(code, *arguments, environment=environment)
+    try:
+        text, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    assert process.returncode == 0, text
+    return text
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+    """Return once `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain: {what}"
+        time.sleep(0.005)
