@@ -26,7 +26,12 @@ def make_job(**values: Any) -> Job:
 
 def make_record(run_id: str = RUN_ID, **values: Any) -> RunRecord:
     """A record of a submitted run that this process looks after."""
-    given = {"experiment": run_id.split("_")[0], "created_utc": utc_now(), "job": make_job(), "owner": store.owner()}
+    given = {
+        "experiment": run_id.partition("_")[0],
+        "created_utc": utc_now(),
+        "job": make_job(),
+        "owner": store.owner(),
+    }
     return RunRecord(run_id=run_id, **(given | values))
 
 

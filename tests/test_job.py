@@ -38,9 +38,9 @@ WRONG = [
     ({"distributed_backend": "nccl"}, ("'nccl'", "use_gpu=True", "'gloo'")),
     (
         {"distributed_backend": "mpi", "worker_count": 2},
-        ("worker_count=2", "'mpi'", "belong to distributed_backend='ps'"),
+        ("worker_count=2", "'mpi'", "belong to 'ps'"),
     ),
-    ({"parameter_server_count": 1}, ("parameter_server_count=1", "belong to distributed_backend='ps'")),
+    ({"parameter_server_count": 1}, ("parameter_server_count=1", "belong to 'ps'")),
     ({"distributed_backend": "ps"}, ("parameter_server_count=0", "1 or more")),
     (
         {"distributed_backend": "ps", "parameter_server_count": 1, "worker_count": 0},
@@ -62,7 +62,7 @@ WRONG = [
     ({"python": 3.11}, ("python=3.11", "path of a Python interpreter")),
     ({"environment_variables": ["A=1"]}, ("['A=1']", "dict of strings")),
     ({"environment_variables": {"A B": "1"}}, ("'A B'", "letters, digits and '_'")),
-    ({"environment_variables": {"1A": "1"}}, ("'1A'", "does not start with a digit")),
+    ({"environment_variables": {"1A": "1"}}, ("'1A'", "letters, digits and '_'")),
     ({"environment_variables": {"": "1"}}, ("''", "letters, digits and '_'")),
     ({"environment_variables": {"A": 1}}, ("['A']=1", "Write it as '1'")),
     ({"environment_variables": {"A": "x\0"}}, ("['A']", "without NUL")),
@@ -73,6 +73,7 @@ WRONG = [
     ({"max_run_duration_seconds": "60"}, ("'60'", "number of seconds")),
     ({"grace_period_seconds": -0.5}, ("-0.5", "0 or more")),
     ({"grace_period_seconds": True}, ("True", "number of seconds")),
+    ({"grace_period_seconds": None}, ("grace_period_seconds=None", "0 or more")),
     ({"inputs": (object(),)}, ("inputs", "JSON")),
 ]
 

@@ -5,7 +5,8 @@ The public names, loaded on first use: importing this package loads nothing but 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+# Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.errors import (

@@ -7,6 +7,7 @@ the launcher's to refuse.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -103,6 +104,7 @@ class Job:
         _check_variables(self.environment_variables)
         _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
+        _check_inputs(self.inputs)
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         if not isinstance(self.compute_target, str) or not self.compute_target:
@@ -176,6 +178,15 @@ def _check_strings(name: str, values: object) -> None:
         raise JobError(f"{name}={values!r} is not a list of strings.")
     if bad := [v for v in values if "\0" in v]:
         raise JobError(f"{name} has a NUL character in {bad[0]!r}: no command line can carry one. Remove it.")
+
+
+def _check_inputs(inputs: object) -> None:
+    try:
+        json.dumps(inputs)
+    except (TypeError, ValueError) as error:
+        raise JobError(
+            f"inputs={inputs!r} can't be kept with the run: {error}. Give strings, numbers, lists or dicts."
+        ) from None
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -211,8 +211,8 @@ def wait_for_end(folder: RunFolder) -> RunRecord:
 
 def check(kill: Kill, killed: bool, folder: RunFolder, record: RunRecord) -> None:
     events = [json.loads(line)["status"] for line in folder.events.read_text().splitlines() if line]
-    # Killing who only watches or waits changes nothing, unless the submitter had not handed the run over yet.
-    harmless = kill.victim == "guardian" or (kill.victim == "submitter" and states.QUEUED in events)
+    # Killing who only watches or waits changes nothing, unless it happens before the supervisor is there.
+    harmless = kill.victim in ("guardian", "submitter") and states.QUEUED in events
     if not killed or harmless:
         assert record.status == states.COMPLETED, f"ended as {record.status}: {record.failure}"
     if record.status == states.FAILED:

@@ -40,8 +40,10 @@ _FOREIGN = frozenset(
     ]
 )
 #: Settings of the user's own under those prefixes.
-_USERS_OWN = ("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE")
-_USERS_OWN += ("PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT")
+_USERS_OWN = (
+    *("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE"),
+    *("PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
+)
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
 

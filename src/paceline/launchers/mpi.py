@@ -125,12 +125,19 @@ def _workers(launch: Launch) -> list[str]:
     places = launch.places
     if len(launch.nodes) == 1:
         options = _set_options(launch, places[0], skip=("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
-        return ["-n", str(len(places)), *environment.worker_argv(launch, "--mpi", *options)]
+        return ["-n", str(len(places)), *_worker(launch, options)]
     words: list[str] = []
     for place in places:
         words += [":"] if words else []
-        words += ["-n", "1", *environment.worker_argv(launch, "--mpi", *_set_options(launch, place))]
+        words += ["-n", "1", *_worker(launch, _set_options(launch, place))]
     return words
+
+
+def _worker(launch: Launch, options: list[str]) -> list[str]:
+    """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
+    and for the `:` between contexts, among the words of its program too."""
+    python, main, *words = environment.worker_argv(launch, "--mpi", *options)
+    return [python, main, *(f"={word}" for word in words)]
 
 
 def _set_options(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> list[str]:

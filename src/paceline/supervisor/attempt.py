@@ -73,7 +73,7 @@ class AttemptWatch:
         self._ended_at: dict[int, float] = {}
         self._errors: dict[int, dict[str, Any]] = {}
         self._error_seen: dict[int, float] = {}
-        self._asked: set[int] = set()
+        self._asked: dict[int, float] = {}
         self._launcher_status: int | None = None
         self._launcher_ended = 0.0
         self._sizes: dict[int, int] = {}
@@ -211,7 +211,7 @@ class AttemptWatch:
         self._look()
         living = self._living()
         for rank in living:
-            self._asked.add(rank)
+            self._asked.setdefault(rank, time.time())
             self._target.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
         if not living and self._has_launcher and self._launcher_status is None and not self._pids:
             for started in self._started:
@@ -234,7 +234,7 @@ class AttemptWatch:
     def _end_all(self) -> None:
         """Kill whatever is left below this process, of whatever group or session."""
         for rank in self._living():
-            self._asked.add(rank)
+            self._asked.setdefault(rank, time.time())
         deadline = time.monotonic() + 10
         while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
             for pid in left:
@@ -256,25 +256,23 @@ class AttemptWatch:
         return self._launcher_report(workers) if workers else None
 
     def _end_of(self, place: Place) -> WorkerEnd:
-        rank = place.rank
+        rank, error = place.rank, self._errors.get(place.rank)
+        exit_code = self._exit_codes.get(rank)
+        stopped = rank in self._asked
+        if stopped and error is not None:
+            # What left its script before it was told to end is its own failure, though it lingered and was told.
+            own = error.get("time", 0.0) < self._asked[rank]
+            stopped, error = (False, error) if own else (True, None)
+            exit_code = error.get("exit_code", 1) if error else exit_code
         return WorkerEnd(
             rank=rank,
             node=self._launch.nodes[place.node_rank].name,
-            exit_code=self._exit_codes.get(rank),
-            error=self._errors.get(rank) if not self._was_stopped(rank) else None,
+            exit_code=exit_code,
+            error=error,
             ended_at=self._ended_at.get(rank),
-            stopped=self._was_stopped(rank),
+            stopped=stopped,
             last_lines=tuple(last_lines(self._folder.rank_log(self._launch.attempt, rank), 20)),
         )
-
-    def _was_stopped(self, rank: int) -> bool:
-        """Whether the worker ended because it was told to: it was asked to, and no error of its own came before."""
-        return rank in self._asked and rank not in self._error_before_asking()
-
-    def _error_before_asking(self) -> set[int]:
-        return {
-            rank for rank in self._errors if self._errors[rank].get("type") != "SystemExit" or rank not in self._asked
-        }
 
     def _launcher_report(self, missing: list[int]) -> FailureReport:
         """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""

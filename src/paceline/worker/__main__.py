@@ -5,6 +5,7 @@
 --mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
     waits, in a process of its own, for the script's end.
 --set: a variable for the script.
+Every word may have a `=` in front, by which mpirun does not take it for one of its own.
 
 Kept to the modules that Python has loaded anyway: every import here is time before the user's first line.
 """
@@ -20,6 +21,8 @@ from paceline.worker import report, script  # noqa: E402 - only found once our o
 
 
 def main(argv: "list[str]") -> None:
+    if argv[0].startswith("="):
+        argv = [word[1:] for word in argv]
     end = argv.index("--")
     options, command = argv[:end], argv[end + 1 :]
     for option, value in zip(options, options[1:], strict=False):  # noqa: RUF007 - itertools is not loaded yet

@@ -34,10 +34,18 @@ def failed(error: BaseException) -> None:
             "message": {"message": last, "extraInfo": {"py_callstack": text, "timestamp": str(int(now))}},
             "exception": last.splitlines()[-1] if last else type(error).__name__,
             "type": type(error).__name__,
+            "exit_code": _exit_code(error),
             "is_memory": isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError",
             "time": now,
         },
     )
+
+
+def _exit_code(error: BaseException) -> int:
+    """The code that Python ends the process with."""
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else 1
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _write(name: str, value: dict[str, object]) -> None:
