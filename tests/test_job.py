@@ -6,7 +6,7 @@ from dataclasses import fields
 from types import MappingProxyType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import JobError
@@ -78,7 +78,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("values", "said"), WRONG, ids=lambda value: str(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(("values", "said"), WRONG, ids=[said[0] for _, said in WRONG])
 def test_a_wrong_value_is_refused_with_the_value_and_the_rule(values, said):
     with pytest.raises(JobError) as refused:
         make_job(**values)
@@ -184,6 +184,7 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 @given(jobs())
+@settings(max_examples=50)
 def test_a_job_goes_to_json_and_back_unchanged(job):
     text = json.dumps(job.to_json())
     assert Job.from_json(json.loads(text)) == job

@@ -2,62 +2,43 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shlex
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from paceline.cli.asked import (
+    Arguments,
+    Asked,
+    Backend,
+    Compute,
+    ExperimentName,
+    Gpu,
+    Grace,
+    Limit,
+    Nodes,
+    ParameterServers,
+    Python,
+    Restarts,
+    Script,
+    SourceFolder,
+    Tags,
+    Variables,
+    asked,
+)
 from paceline.cli.common import complete_run_id, folder_of, print_json
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
-from paceline.errors import JobError, RunStateError
-from paceline.job import BACKENDS, DEFAULT_GRACE_S, Job
+from paceline.errors import RunStateError
+from paceline.job import DEFAULT_GRACE_S
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
-from paceline.workspace import Experiment, Workspace, not_installed
+from paceline.workspace import Experiment, Workspace
 
-Script = Annotated[Path, typer.Argument(help="Python script to run.", show_default=False)]
-Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments, behind `--`.")]
-Nodes = Annotated[
-    str, typer.Option("-j", "--nodes", metavar="NxM", help="N nodes of M processes each; M alone is 1xM.")
-]
-Backend = Annotated[
-    str | None, typer.Option("--backend", metavar="NAME", help=f"How processes find each other: {', '.join(BACKENDS)}.")
-]
-ExperimentName = Annotated[
-    str | None, typer.Option("-e", "--experiment", metavar="NAME", help="Default: the name of the source folder.")
-]
-SourceFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--source", metavar="FOLDER", help="Folder to copy; default: the script's. The script runs in a copy of it."
-    ),
-]
-Compute = Annotated[str, typer.Option("--compute", metavar="TARGET", help="Compute target.")]
-Gpu = Annotated[bool, typer.Option("--gpu", help="One GPU for each process.")]
-Variables = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable for the workers; may be repeated.")
-]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
-Python = Annotated[str | None, typer.Option("--python", metavar="PATH", help="Interpreter that runs the script.")]
-Limit = Annotated[
-    float | None, typer.Option("--max-duration", metavar="SECONDS", help="End the run as failed after so long.")
-]
-Grace = Annotated[
-    float, typer.Option("--grace", metavar="SECONDS", help="Between SIGTERM and SIGKILL when a run is ended.")
-]
-Restarts = Annotated[
-    int, typer.Option("--max-restarts", metavar="N", help="Start over so often when a worker was killed from outside.")
-]
-ParameterServers = Annotated[
-    int, typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers.")
-]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job, its commands and environment; start nothing.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the script's output, and errors.")]
@@ -66,71 +47,68 @@ RunId = Annotated[str, typer.Argument(help="Run, or the beginning of its id.", a
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run")(run)
-    app.command("submit")(submit)
+    app.command("run", help=_RUN_HELP)(_verb(follow=True))
+    app.command("submit", help=_SUBMIT_HELP)(_verb(follow=False))
     app.command("rerun")(rerun)
 
 
-def run(
-    script: Script,
-    arguments: Arguments = None,
-    nodes: Nodes = "1x1",
-    backend: Backend = None,
-    experiment: ExperimentName = None,
-    source: SourceFolder = None,
-    compute: Compute = "local",
-    gpu: Gpu = False,
-    env: Variables = None,
-    tag: Tags = None,
-    python: Python = None,
-    max_duration: Limit = None,
-    grace: Grace = DEFAULT_GRACE_S,
-    max_restarts: Restarts = 0,
-    ps: ParameterServers = 0,
-    as_json: Json = False,
-    dry_run: DryRun = False,
-    quiet: Quiet = False,
-) -> int:
-    """Submit a script and follow it to its end. Exits as the script did.
+_RUN_HELP = """Submit a script and follow it to its end. Exits as the script did.
 
-    Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels.
-    """
-    asked = _asked(
-        script, arguments, nodes, backend, source, compute, gpu, env, python, max_duration, grace, max_restarts, ps
-    )
-    if dry_run:
-        return _print_plan(asked, experiment, as_json)
-    folder = _submit(asked, experiment, tag)
-    return _follow(folder, as_json=as_json, quiet=quiet)
+Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels."""
+_SUBMIT_HELP = "Submit a script and return at once with the run's id."
 
 
-def submit(
-    script: Script,
-    arguments: Arguments = None,
-    nodes: Nodes = "1x1",
-    backend: Backend = None,
-    experiment: ExperimentName = None,
-    source: SourceFolder = None,
-    compute: Compute = "local",
-    gpu: Gpu = False,
-    env: Variables = None,
-    tag: Tags = None,
-    python: Python = None,
-    max_duration: Limit = None,
-    grace: Grace = DEFAULT_GRACE_S,
-    max_restarts: Restarts = 0,
-    ps: ParameterServers = 0,
-    as_json: Json = False,
-    dry_run: DryRun = False,
-) -> int:
-    """Submit a script and return at once with the run's id."""
-    asked = _asked(
-        script, arguments, nodes, backend, source, compute, gpu, env, python, max_duration, grace, max_restarts, ps
-    )
-    if dry_run:
-        return _print_plan(asked, experiment, as_json)
-    _print_submitted(_submit(asked, experiment, tag), as_json)
-    return 0
+def _verb(*, follow: bool) -> Callable[..., int]:
+    """`run`, or `submit`: the same words, followed to the end or not."""
+
+    def verb(
+        script: Script,
+        arguments: Arguments = None,
+        nodes: Nodes = "1x1",
+        backend: Backend = None,
+        experiment: ExperimentName = None,
+        source: SourceFolder = None,
+        compute: Compute = "local",
+        gpu: Gpu = False,
+        env: Variables = None,
+        tag: Tags = None,
+        python: Python = None,
+        max_duration: Limit = None,
+        grace: Grace = DEFAULT_GRACE_S,
+        max_restarts: Restarts = 0,
+        ps: ParameterServers = 0,
+        as_json: Json = False,
+        dry_run: DryRun = False,
+        quiet: Quiet = False,
+    ) -> int:
+        words = asked(
+            script=script,
+            arguments=arguments,
+            nodes=nodes,
+            backend=backend,
+            experiment=experiment,
+            source=source,
+            compute=compute,
+            gpu=gpu,
+            env=env,
+            tag=tag,
+            python=python,
+            max_duration=max_duration,
+            grace=grace,
+            max_restarts=max_restarts,
+            ps=ps,
+        )
+        if dry_run:
+            from paceline.cli.dry_run import print_plan
+
+            return print_plan(words, as_json=as_json)
+        folder = _submit(words)
+        if follow:
+            return _follow(folder, as_json=as_json, quiet=quiet)
+        _print_submitted(folder, as_json)
+        return 0
+
+    return verb
 
 
 def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Quiet = False) -> int:
@@ -155,100 +133,10 @@ def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Q
     return _follow(folder, as_json=as_json, quiet=quiet)
 
 
-# --- from words to a job
-
-
-def _asked(
-    script: Path,
-    arguments: list[str] | None,
-    nodes: str,
-    backend: str | None,
-    source: Path | None,
-    compute: str,
-    gpu: bool,
-    env: list[str] | None,
-    python: str | None,
-    max_duration: float | None,
-    grace: float,
-    max_restarts: int,
-    ps: int,
-) -> tuple[Job, Path]:
-    """The job and its source folder."""
-    from paceline.estimator import interpreter
-
-    directory, entry_script = _entry(script, source)
-    node_count, process_count = _nodes(nodes)
-    counts: dict[str, Any] = {"node_count": node_count, "process_count_per_node": process_count}
-    if backend == "ps":
-        workers = node_count * process_count - ps
-        counts = {"node_count": node_count, "worker_count": workers, "parameter_server_count": ps}
-    elif ps:
-        raise JobError(f"--ps {ps} belongs to --backend ps.")
-    job = Job(
-        entry_script=entry_script,
-        arguments=tuple(arguments or ()),
-        compute_target=compute,
-        distributed_backend=backend,
-        use_gpu=gpu,
-        python=interpreter(python),
-        environment_variables=_pairs("--env", env, needs_value=True),
-        max_run_duration_seconds=max_duration,
-        grace_period_seconds=grace,
-        max_restarts=max_restarts,
-        **counts,
-    )
-    return job, directory
-
-
-def _entry(script: Path, source: Path | None) -> tuple[Path, str]:
-    """The source folder and the script's path in it."""
-    if not script.is_file():
-        raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
-    if source is None:
-        return script.absolute().parent, script.name
-    try:
-        return source.absolute(), os.path.relpath(script.absolute(), source.absolute())
-    except ValueError as error:
-        raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.") from error
-
-
-def _nodes(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(?:(\d+)x)?(\d+)", text)
-    if match is None or int(match[1] or 1) < 1 or int(match[2]) < 1:
-        raise JobError(
-            f"-j {text!r} is not NxM. Write 2x4 for two nodes of four processes each, or 4 for one node of four."
-        )
-    return int(match[1] or 1), int(match[2])
-
-
-def _pairs(option: str, words: list[str] | None, *, needs_value: bool) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        if not key or (needs_value and not equals):
-            raise JobError(f"{option} {word!r} is not {'NAME=VALUE' if needs_value else 'KEY or KEY=VALUE'}.")
-        pairs[key] = value if equals else None
-    return pairs
-
-
-def _experiment_name(name: str | None, directory: Path) -> str:
-    """The name given, or one made of the source folder's."""
-    if name is not None:
-        return name
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-_")[:100]
-    return plain or "default"
-
-
-def _submit(asked: tuple[Job, Path], experiment: str | None, tags: list[str] | None) -> RunFolder:
-    job, directory = asked
-    workspace = Workspace.from_config()
-    exp = Experiment(workspace, _experiment_name(experiment, directory))
-    for line in not_installed(job):
-        print(f"paceline: {line}", file=sys.stderr)
+def _submit(words: Asked) -> RunFolder:
+    experiment = Experiment(Workspace.from_config(), words.experiment)
     progress = _HashingProgress()
-    submitted = exp.submit(
-        job, tags=_pairs("--tag", tags, needs_value=False), source_directory=directory, progress=progress
-    )
+    submitted = experiment.submit(words.job, tags=words.tags, source_directory=words.directory, progress=progress)
     progress.clear()
     return submitted.folder
 
@@ -358,64 +246,3 @@ def _ask() -> str:
         return sys.stdin.readline().strip().lower()[:1]
     except KeyboardInterrupt:
         return "c"
-
-
-# --- dry run
-
-
-def _print_plan(asked: tuple[Job, Path], experiment: str | None, as_json: bool) -> int:
-    """The resolved job, the commands that would start its workers, and what these would find in their environment."""
-    from paceline.launchers import environment, get_launcher
-    from paceline.plan import Launch
-    from paceline.submit import check
-    from paceline.targets import get_target
-
-    job, directory = asked
-    check(job)
-    granted = get_target(job.compute_target).preview(job)
-    run_dir = Path("<workspace>/runs/<run id>")
-    launch = Launch(
-        job=job,
-        run_id="<run id>",
-        experiment=_experiment_name(experiment, directory),
-        workspace_name="<workspace>",
-        run_dir=run_dir,
-        work_dir=run_dir / "work",
-        scratch_dir=Path("<scratch folder>"),
-        library_dir=Path("<library>"),
-        python=job.python or sys.executable,
-        nodes=granted.nodes,
-        ports=granted.ports,
-    )
-    commands = [
-        environment.with_python_path(command, launch, environment.inherited(os.environ))
-        for command in get_launcher(job.launcher).commands(launch)
-    ]
-    if as_json:
-        print_json(
-            {
-                "job": job.to_json(),
-                "source_directory": str(directory),
-                "commands": [
-                    {
-                        "node_rank": command.node_rank,
-                        "ranks": list(command.ranks),
-                        "argv": list(command.argv),
-                        "environment": {**command.defaults, **command.environment},
-                    }
-                    for command in commands
-                ],
-            }
-        )
-        return 0
-    print(f"Source: {directory}\nJob:")
-    for name, value in job.to_json().items():
-        print(f"  {name}: {value!r}")
-    for command in commands:
-        print(
-            f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n  {shlex.join(command.argv)}"
-        )
-        for name, value in sorted({**command.defaults, **command.environment}.items()):
-            print(f"    {name}={shlex.quote(value)}")
-    print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
-    return 0

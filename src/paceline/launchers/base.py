@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Protocol, cast
 
+from paceline import plugins
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.plan import Command, Launch
@@ -24,7 +24,7 @@ class Launcher(Protocol):
         """The command lines that start every worker of the launch once."""
 
 
-#: Paceline's own launchers. Others come from the entry-point group `paceline.launchers`.
+_GROUP = "paceline.launchers"
 _OWN = {
     "single": "paceline.launchers.single:SingleLauncher",
     "processes": "paceline.launchers.processes:ProcessesLauncher",
@@ -38,19 +38,12 @@ def get_launcher(name: str) -> Launcher:
     Raises:
         LauncherError: there is none; the message lists those there are.
     """
-    place = _OWN.get(name) or _installed().get(name)
-    if place is None:
+    launcher = plugins.load(_GROUP, _OWN, name)
+    if launcher is None:
         raise LauncherError(f"no launcher {name!r}; there are {', '.join(launcher_names())}.")
-    module, _, attribute = place.partition(":")
-    return cast(Launcher, getattr(import_module(module), attribute)())
+    return cast(Launcher, launcher)
 
 
 def launcher_names() -> list[str]:
     """The names of all launchers, Paceline's own and installed ones."""
-    return sorted({*_OWN, *_installed()})
-
-
-def _installed() -> dict[str, str]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group="paceline.launchers")}
+    return plugins.names(_GROUP, _OWN)

@@ -14,30 +14,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.job import RANK_VARIABLES
 from paceline.plan import Command, Launch, Place
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TORCHELASTIC_", "HOROVOD_", "AZUREML_", "SLURM_", "PACELINE_")
 _FOREIGN = frozenset(
-    [
-        "RANK",
-        "WORLD_SIZE",
-        "LOCAL_RANK",
-        "LOCAL_WORLD_SIZE",
-        "NODE_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "ROLE_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "TF_CONFIG",
-        "JAX_COORDINATOR_ADDRESS",
-        "JAX_NUM_PROCESSES",
-        "JAX_PROCESS_ID",
-        "MPI_LOCALRANKID",
-        "MPI_LOCALNRANKS",
-    ]
+    (
+        *RANK_VARIABLES,
+        *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("JAX_COORDINATOR_ADDRESS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    )
 )
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (

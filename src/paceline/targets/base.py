@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol, TypeAlias, cast
 
+from paceline import plugins
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.plan import Command, Node
@@ -64,6 +64,7 @@ class Target(Protocol):
         """Give the nodes back, or the place in the queue. Harmless when there is nothing to give."""
 
 
+_GROUP = "paceline.targets"
 _OWN = {"local": "paceline.targets.local:LocalTarget"}
 
 
@@ -73,19 +74,12 @@ def get_target(name: str) -> Target:
     Raises:
         TargetError: there is none; the message lists those there are.
     """
-    place = _OWN.get(name) or _installed().get(name)
-    if place is None:
+    target = plugins.load(_GROUP, _OWN, name)
+    if target is None:
         raise TargetError(f"no compute target {name!r}; there are {', '.join(target_names())}. None picks 'local'.")
-    module, _, attribute = place.partition(":")
-    return cast(Target, getattr(import_module(module), attribute)())
+    return cast(Target, target)
 
 
 def target_names() -> list[str]:
     """The names of all compute targets, Paceline's own and installed ones."""
-    return sorted({*_OWN, *_installed()})
-
-
-def _installed() -> dict[str, str]:
-    from importlib.metadata import entry_points
-
-    return {point.name: point.value for point in entry_points(group="paceline.targets")}
+    return plugins.names(_GROUP, _OWN)

@@ -1,0 +1,68 @@
+"""--dry-run: what a submission would start, without starting it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from paceline.cli.asked import Asked
+from paceline.cli.common import print_json
+from paceline.launchers import environment, get_launcher
+from paceline.plan import Launch
+from paceline.submit import check
+from paceline.targets import get_target
+
+
+def print_plan(asked: Asked, *, as_json: bool) -> int:
+    """The resolved job, the commands that would start its workers, and what these would find in their environment."""
+    job = asked.job
+    check(job)
+    granted = get_target(job.compute_target).preview(job)
+    run_dir = Path("<workspace>/runs/<run id>")
+    launch = Launch(
+        job=job,
+        run_id="<run id>",
+        experiment=asked.experiment,
+        workspace_name="<workspace>",
+        run_dir=run_dir,
+        work_dir=run_dir / "work",
+        scratch_dir=Path("<scratch folder>"),
+        library_dir=Path("<library>"),
+        python=job.python or sys.executable,
+        nodes=granted.nodes,
+        ports=granted.ports,
+    )
+    commands = [
+        environment.with_python_path(command, launch, environment.inherited(os.environ))
+        for command in get_launcher(job.launcher).commands(launch)
+    ]
+    if as_json:
+        print_json(
+            {
+                "job": job.to_json(),
+                "source_directory": str(asked.directory),
+                "commands": [
+                    {
+                        "node_rank": command.node_rank,
+                        "ranks": list(command.ranks),
+                        "argv": list(command.argv),
+                        "environment": {**command.defaults, **command.environment},
+                    }
+                    for command in commands
+                ],
+            }
+        )
+        return 0
+    print(f"Source: {asked.directory}\nJob:")
+    for name, value in job.to_json().items():
+        print(f"  {name}: {value!r}")
+    for command in commands:
+        print(
+            f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n  {shlex.join(command.argv)}"
+        )
+        for name, value in sorted({**command.defaults, **command.environment}.items()):
+            print(f"    {name}={shlex.quote(value)}")
+    print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
+    return 0

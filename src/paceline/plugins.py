@@ -1,0 +1,30 @@
+"""Targets and launchers by name: Paceline's own, and those that installed packages bring as entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+
+def load(group: str, own: Mapping[str, str], name: str) -> object | None:
+    """An instance of the class of this name; None where there is none.
+
+    own: name -> "module:class", looked at first. group: the entry-point group of all others.
+    """
+    place = own.get(name) or _installed(group).get(name)
+    if place is None:
+        return None
+    module, _, attribute = place.partition(":")
+    instance: object = getattr(import_module(module), attribute)()
+    return instance
+
+
+def names(group: str, own: Mapping[str, str]) -> list[str]:
+    """All names, sorted."""
+    return sorted({*own, *_installed(group)})
+
+
+def _installed(group: str) -> dict[str, str]:
+    from importlib.metadata import entry_points  # slow to load, and rarely needed
+
+    return {point.name: point.value for point in entry_points(group=group)}

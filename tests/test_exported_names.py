@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import paceline
+from paceline import errors
+from tests.helpers import run_python
+
+
+def test_all_is_sorted():
+    assert paceline.__all__ == sorted(paceline.__all__)
+
+
+def test_all_is_complete():
+    homes = {name for names in paceline._HOMES.values() for name in names}
+    assert set(paceline.__all__) == homes | {"__version__"}
+
+
+def test_every_exception_is_public():
+    own = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == "paceline.errors"
+    }
+    assert own <= set(paceline.__all__)
+
+
+@pytest.mark.parametrize("name", paceline.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(paceline, name) is not None
+    assert name in dir(paceline)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="'Horovod'"):
+        paceline.Horovod  # noqa: B018
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that a fresh interpreter loads for `statement`, beside those it starts with."""
+    code = f"import sys; before = set(sys.modules); {statement}; print(*sorted(set(sys.modules) - before))"
+    return set(run_python(code).split())
+
+
+def third_party(modules: set[str]) -> set[str]:
+    tops = {module.partition(".")[0] for module in modules}
+    return tops - {"paceline", *sys.stdlib_module_names}
+
+
+def test_importing_paceline_loads_next_to_nothing():
+    loaded = loaded_by("import paceline")
+    assert third_party(loaded) == set()
+    assert not loaded & {"json", "dataclasses", "inspect", "subprocess", "tempfile", "asyncio", "importlib.metadata"}
+    assert {module for module in loaded if module.startswith("paceline")} == {"paceline"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import paceline; paceline.Run",
+        "import paceline; paceline.PyTorch",
+        "import paceline; paceline.Workspace",
+        "import paceline.worker.script, paceline.worker.monitor, paceline.worker.ranks",
+        "import paceline.supervisor.supervise",
+    ],
+)
+def test_what_runs_beside_a_worker_needs_the_standard_library_alone(statement):
+    assert third_party(loaded_by(statement)) == set()
+
+
+def test_the_check_would_see_a_third_party_module():
+    assert "pathspec" in third_party(loaded_by("import pathspec"))

@@ -1,0 +1,148 @@
+"""The arrows of DESIGN.md: who may import whom. The imports are read from the source, whenever they run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+SOURCE = Path(paceline.__file__).parent
+
+# layer -> the layers, or modules of them, that it may import beside itself
+MAY_IMPORT = {
+    "errors": "",
+    "processes": "",
+    "library": "",
+    "worker": "errors",
+    "job": "errors",
+    "plan": "errors job",
+    "runs": "errors processes job plan",
+    "snapshot": "errors runs.files",
+    "launchers": "errors processes job plan runs",
+    "targets": "errors processes job plan runs",
+    "supervisor": "errors processes library job plan runs launchers targets",
+    "submit": "errors processes library job plan runs launchers targets supervisor snapshot",
+    "estimator": "errors processes library job plan runs launchers targets supervisor snapshot submit",
+    "workspace": "errors processes library job plan runs launchers targets supervisor snapshot submit estimator",
+    "cli": "errors processes library job plan runs launchers targets supervisor snapshot submit estimator workspace",
+    "__main__": "cli",
+}
+
+# third-party module -> the layers that may import it
+THIRD_PARTY = {"pathspec": "snapshot", "typer": "cli", "click": "cli", "rich": "cli", "tomli": "workspace"}
+
+
+def layer_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+def module_of(path: Path) -> str:
+    """The module of a file, without `paceline.`; "" for the package itself."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+class AtRunTime(ast.NodeTransformer):
+    """Takes out what stands under `if TYPE_CHECKING`: it is never run."""
+
+    def visit_If(self, node: ast.If) -> ast.If | list[ast.stmt]:
+        self.generic_visit(node)
+        return node.orelse if "TYPE_CHECKING" in ast.unparse(node.test) else node
+
+
+def imports(tree: ast.AST, package: str) -> set[str]:
+    """Every module that the code imports at run time; `package` is what relative imports start from."""
+    found: set[str] = set()
+    for node in ast.walk(AtRunTime().visit(tree)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+            top = ".".join(part for part in (base, node.module) if part)
+            found |= {f"{top}.{alias.name}" for alias in node.names}
+    return found
+
+
+def complaints(module: str, imported: set[str]) -> list[str]:
+    """What is wrong with these imports in `module` of Paceline."""
+    layer, wrong = layer_of(module), []
+    allowed = MAY_IMPORT[layer].split()
+    for name in sorted(imported):
+        top, _, rest = name.partition(".")
+        if top != "paceline":
+            if top not in sys.stdlib_module_names and THIRD_PARTY.get(top) != layer:
+                wrong.append(f"{module} imports {top}")
+        elif layer_of(rest) == layer or layer_of(rest) not in {
+            item.name.removesuffix(".py") for item in SOURCE.iterdir()
+        }:
+            continue  # its own layer, or a name of the package itself, such as __version__
+        elif not any(f"{rest}.".startswith(f"{part}.") for part in allowed):
+            wrong.append(f"{module} imports paceline.{rest}")
+    return wrong
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_import_follows_an_arrow(path):
+    module = module_of(path)
+    package = f"paceline.{module}" if path.name == "__init__.py" else f"paceline.{module}".rpartition(".")[0]
+    assert complaints(module, imports(ast.parse(path.read_bytes()), package)) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "complaint"),
+    [
+        (
+            "launchers.mpi",
+            "from paceline.targets import get_target",
+            "launchers.mpi imports paceline.targets.get_target",
+        ),
+        (
+            "targets.local",
+            "def f():\n    import paceline.launchers.mpi",
+            "targets.local imports paceline.launchers.mpi",
+        ),
+        ("runs.run", "from paceline import submit", "runs.run imports paceline.submit"),
+        ("snapshot.store", "from paceline.runs import store", "snapshot.store imports paceline.runs.store"),
+        ("worker.script", "from ..runs import files", "worker.script imports paceline.runs.files"),
+        ("worker.report", "import torch.distributed", "worker.report imports torch"),
+        ("runs.metrics", "try:\n    import numpy\nexcept ImportError:\n    pass", "runs.metrics imports numpy"),
+        ("submit", "from paceline.cli.main import app", "submit imports paceline.cli.main.app"),
+        ("job", "if TYPE_CHECKING:\n    pass\nelse:\n    import paceline.plan", "job imports paceline.plan"),
+        ("workspace", "from rich import print", "workspace imports rich"),
+    ],
+)
+def test_a_wrong_arrow_would_be_seen(module, code, complaint):
+    package = f"paceline.{module}".rpartition(".")[0]
+    assert complaints(module, imports(ast.parse(code), package)) == [complaint]
+
+
+@pytest.mark.parametrize(
+    ("module", "code"),
+    [
+        ("snapshot.store", "from paceline.runs.files import write_json"),
+        ("errors", "if TYPE_CHECKING:\n    from paceline.runs.failure import FailureReport"),
+        ("workspace", "import tomli as tomllib"),
+        ("cli.main", "from paceline import __version__"),
+        ("runs.run", "from . import store"),
+    ],
+)
+def test_a_right_arrow_is_let_through(module, code):
+    package = f"paceline.{module}".rpartition(".")[0]
+    assert complaints(module, imports(ast.parse(code), package)) == []
+
+
+def test_every_part_of_the_package_has_a_layer():
+    assert {layer_of(module_of(path)) for path in FILES} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_every_file_is_python_3_10(path):
+    ast.parse(path.read_bytes(), feature_version=(3, 10))
