@@ -50,7 +50,7 @@ train, test = (TensorDataset(images[part], labels[part]) for part in split)
 
 sampler = DistributedSampler(train, world_size, rank, seed=args.seed)
 batches = DataLoader(train, batch_size=max(1, args.batch_size // world_size), sampler=sampler)
-test_images, test_labels = (part.to(device) for part in test[rank::world_size])
+test_images, test_labels = (part.to(device) for part in test.tensors)
 
 torch.manual_seed(args.seed)  # the same first weights on every worker
 net = nn.Sequential(
@@ -69,23 +69,21 @@ history = []
 for epoch in range(1, args.epochs + 1):
     sampler.set_epoch(epoch)
     start = time.perf_counter()
-    loss_sum, seen = torch.zeros((), device=device), 0
+    sums = torch.zeros(2, device=device)  # of the loss, of the samples
     for x, y in batches:
         loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        loss_sum += loss.detach() * len(y)
-        seen += len(y)
+        sums += torch.stack([loss.detach() * len(y), torch.tensor(len(y), device=device)])
+    if world_size > 1:
+        dist.all_reduce(sums)
+    loss_sum, samples = sums.tolist()
     seconds = time.perf_counter() - start
 
-    with torch.no_grad():  # every worker tests its own part
-        correct = (net(test_images).argmax(dim=1) == test_labels).sum()
-    totals = torch.stack([loss_sum, torch.tensor(seen, device=device), correct]).double()
-    if world_size > 1:
-        dist.all_reduce(totals)
-    loss_sum, seen, correct = totals.tolist()
-    result = {"loss": loss_sum / seen, "accuracy": correct / len(test), "samples_per_s": seen / seconds}
+    with torch.no_grad():
+        accuracy = (net(test_images).argmax(dim=1) == test_labels).double().mean().item()
+    result = {"loss": loss_sum / samples, "accuracy": accuracy, "samples_per_s": samples / seconds}
     history.append(result)
     if rank == 0:
         for name, value in result.items():
@@ -107,4 +105,5 @@ if rank == 0:
     axes.set(title=f"Digits, {world_size} worker(s)", xlabel="epoch", ylabel="training loss")
     figure.savefig("outputs/loss.png")
 if world_size > 1:
+    dist.barrier()  # nobody leaves while rank 0 still saves
     dist.destroy_process_group()

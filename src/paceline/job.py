@@ -104,7 +104,8 @@ class Job:
         _check_variables(self.environment_variables)
         _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
-        _check_inputs(self.inputs)
+        if self.inputs:
+            _check_inputs(self.inputs)
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         if not isinstance(self.compute_target, str) or not self.compute_target:

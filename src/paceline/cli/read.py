@@ -84,7 +84,7 @@ def list_runs(
     )
     shown = list(found if everything else islice(found, limit))
     if as_json:
-        print_json([summary(folder) for _, folder in shown])
+        print_json([summary(folder, record) for record, folder in shown])
         return 0
     if not shown:
         print("No runs." if not (experiment or status or tag) else "No such runs.")

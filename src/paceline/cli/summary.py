@@ -10,9 +10,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
 
-def summary(folder: RunFolder) -> dict[str, Any]:
-    """The keys of `status`, `list`, `submit` and `run`."""
-    record = store.read(folder)
+def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
+    """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
+    record = store.read(folder) if record is None else record
     noted = notes.read(folder.notes)
     return {
         "run_id": record.run_id,
@@ -40,10 +40,10 @@ def summary(folder: RunFolder) -> dict[str, Any]:
 
 def details(folder: RunFolder) -> dict[str, Any]:
     """The keys of `show`: those of `summary`, and all the rest there is."""
-    record: RunRecord = store.read(folder)
+    record = store.read(folder)
     noted = notes.read(folder.notes)
     return {
-        **summary(folder),
+        **summary(folder, record),
         "properties": noted.properties,
         "description": noted.description,
         "submitted_by": record.submitted_by,

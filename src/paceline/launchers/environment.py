@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -107,7 +108,12 @@ def of_rank(launch: Launch, place: Place) -> dict[str, str]:
 def defaults(launch: Launch, place: Place) -> dict[str, str]:
     """What holds unless the shell says otherwise."""
     cores = launch.nodes[place.node_rank].cores
-    return {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)), "PYTHONUNBUFFERED": "1"}
+    values = {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)), "PYTHONUNBUFFERED": "1"}
+    if all(node.address.startswith("127.") for node in launch.nodes):
+        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        values |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return values
 
 
 def with_python_path(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:

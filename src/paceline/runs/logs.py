@@ -20,6 +20,8 @@ from pathlib import Path
 from paceline.runs.folder import RunFolder
 
 _CHUNK = 1 << 16
+#: Of a line in a report, so many characters.
+_LONGEST_SHOWN = 300
 #: A line without an end is shown in pieces of this size, so that no log can fill memory.
 _LONGEST_LINE = 1 << 16
 #: Seconds after which an unfinished line is shown as it is, and between two states of a progress bar.
@@ -208,7 +210,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n")]
     if size > window and len(lines) > 1:
         lines = lines[1:]
-    return [line[:2000] for line in lines[-count:]] if data.strip() else []
+    return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []
 
 
 def _last_state(line: bytes) -> bytes:

@@ -34,6 +34,7 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
+        self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None) -> None:
         """Append one value.
@@ -73,10 +74,14 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
+        if self._is_torn:
+            line = b"\n" + line
         written = os.write(self._fd, line)
-        if written != len(line):
-            # Only a full disk cuts a write short. What is cut is no whole line, and readers pass it over.
+        # Only a full disk cuts a write short. Readers pass over half a line, if the next one does not go on in it.
+        self._is_torn = written != len(line)
+        if self._is_torn:
             os.write(self._fd, line[written:])
+            self._is_torn = False
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

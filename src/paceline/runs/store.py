@@ -66,11 +66,15 @@ def owner() -> dict[str, Any]:
 
 
 def write(folder: RunFolder, record: RunRecord) -> None:
-    """Replace the record. For the holder of the lock alone. On a full disk the ballast makes room."""
+    """Replace the record. For the holder of the lock alone.
+
+    On a full disk the ballast makes room for the last records: by then no worker is left that could fill it again.
+    """
     try:
         write_json(folder.record, record.to_json(), sync=record.is_terminal)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not folder.ballast.exists():
+        is_last = record.is_terminal or record.status == states.FINALIZING
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_last or not folder.ballast.exists():
             raise
         folder.ballast.unlink()
         write_json(folder.record, record.to_json())

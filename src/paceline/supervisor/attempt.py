@@ -39,6 +39,8 @@ _SETTLE_S = 0.25
 _LINGER_S = 3.0
 #: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
 _LAUNCHER_S = 5.0
+#: More than a worker's report of its exception takes.
+_REPORT_BYTES = 1 << 14
 
 
 @dataclass
@@ -248,12 +250,19 @@ class AttemptWatch:
     def _report(self) -> FailureReport | None:
         ends = [self._end_of(place) for place in self._places.values()]
         attempt, run_id = self._launch.attempt, self._launch.run_id
-        report = worker_report(run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before)
+        report = worker_report(
+            run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before, disk_full=self._disk_full()
+        )
         if report is not None:
             return report
         missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
         workers = [rank for rank in missing if self._places[rank].role == "worker"]
         return self._launcher_report(workers) if workers else None
+
+    def _disk_full(self) -> bool:
+        """Whether the run's disk has no room for so much as a worker's report."""
+        found = os.statvfs(self._launch.run_dir)
+        return found.f_bavail * found.f_frsize < _REPORT_BYTES
 
     def _end_of(self, place: Place) -> WorkerEnd:
         rank, error = place.rank, self._errors.get(place.rank)

@@ -28,6 +28,9 @@ _LOST_PEER = re.compile(
 )
 
 
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
     """What was seen of one worker by the time the attempt was over.
@@ -75,15 +78,20 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
 
 
-def worker_report(run_id: str, attempt: int, ends: Sequence[WorkerEnd], *, oom_killed: bool) -> FailureReport | None:
+def worker_report(
+    run_id: str, attempt: int, ends: Sequence[WorkerEnd], *, oom_killed: bool, disk_full: bool = False
+) -> FailureReport | None:
     """The report on an attempt in which a worker failed; None where none did.
 
-    oom_killed: the kernel has killed a process for memory meanwhile.
+    oom_killed: the kernel has killed a process for memory meanwhile. disk_full: the run folder's disk is.
     """
     first = first_failure(ends)
     if first is None:
         return None
     cause, what = _cause(first, oom_killed)
+    if cause == "exception" and (_DISK_FULL.search(what) or (disk_full and first.error is None)):
+        cause = "disk"
+        what += " The disk of the run's folder is full: free some space and submit again."
     exit_code = first.exit_code if first.exit_code else 1
     exception, trace = _exception(first)
     where = f"rank {first.rank} on node {first.node}" if len(ends) > 1 else "the worker"

@@ -67,7 +67,10 @@ class LocalTarget:
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         environment = {
-            **os.environ,
+            # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
+            **{
+                name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")
+            },
             "PYTHONPATH": str(library_dir),
             processes.SUPERVISOR_VARIABLE: run_dir.name,
             # What the workers' PYTHONPATH was, which ours stands in for.

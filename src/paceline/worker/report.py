@@ -60,4 +60,7 @@ def _write(name: str, value: dict[str, object]) -> None:
         os.replace(beside, path)
     except OSError as error:
         # A full disk must not keep the script from its own end.
-        print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
+        try:
+            print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
+        except OSError:
+            pass

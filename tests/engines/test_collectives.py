@@ -1,0 +1,98 @@
+"""Workers that really talk to each other: mpi4py over each Open MPI, torch's Gloo under each launcher."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from tests.engines.conftest import require_engine, use_mpirun
+from tests.engines.lab import SYSTEM, WHEEL, Lab, log_text
+
+SUM_BY_MPI = """
+    from mpi4py import MPI
+    world = MPI.COMM_WORLD
+    print(f"rank {world.rank} of {world.size}: {world.allreduce(10 ** world.rank)}")
+"""
+
+MEAN_OF_GRADIENTS = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+    model(torch.tensor([[1.0 + 2.0 * dist.get_rank()]])).sum().backward()
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {model.module.weight.grad.item()}")
+    dist.destroy_process_group()
+"""
+
+
+def require_module(name: str) -> None:
+    require_engine(name, importlib.util.find_spec(name))
+
+
+def test_mpi4py_adds_up_over_two_workers(lab: Lab, mpirun: str) -> None:
+    require_module("mpi4py")
+    run = lab.complete(SUM_BY_MPI, node_count=2, distributed_backend="mpi")
+
+    assert [log_text(run, rank) for rank in range(2)] == ["rank 0 of 2: 11\n", "rank 1 of 2: 11\n"]
+
+
+@pytest.mark.parametrize("engine", ["gloo", WHEEL, SYSTEM], ids=["gloo", "mpi-wheel", "mpi-system"])
+def test_torch_averages_gradients_over_two_workers(lab: Lab, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_module("torch")
+    if engine != "gloo":
+        use_mpirun(engine, monkeypatch)
+    backend = "gloo" if engine == "gloo" else "mpi"
+    run = lab.complete(MEAN_OF_GRADIENTS, estimator=pl.PyTorch, node_count=2, distributed_backend=backend)
+
+    # The gradient of w x by w is x: 1 on rank 0, 3 on rank 1.
+    assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 2.0", "rank 1 of 2: 2.0"]
+
+
+def test_a_rank_that_raises_ends_workers_that_wait_for_it_in_mpi(lab: Lab, mpirun: str) -> None:
+    # Without Paceline this hangs for ever: rank 1 waits in MPI_Finalize for rank 0, rank 0 in the sum for rank 1.
+    require_module("mpi4py")
+    script = """
+        from mpi4py import MPI
+        if MPI.COMM_WORLD.rank == 1:
+            raise ValueError("bad batch")
+        MPI.COMM_WORLD.allreduce(1)
+    """
+    run = lab.finish(script, node_count=2, distributed_backend="mpi", grace_period_seconds=1)
+
+    assert run.status == states.FAILED
+    assert run.failure is not None
+    assert (run.failure.rank, run.failure.cause, run.failure.exit_code) == (1, "exception", 1)
+    assert run.failure.exception == "ValueError: bad batch"
+    assert [rank for rank, _ in run.failure.victims] == [0]
+
+
+def test_the_rank_that_broke_a_real_collective_is_named_not_those_that_noticed(lab: Lab) -> None:
+    require_module("torch")
+    script = """
+        import atexit, os, time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(1))
+        if dist.get_rank() == 0:
+            atexit.register(time.sleep, 1.5)
+            atexit.register(dist.destroy_process_group)
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(1))
+    """
+    run = lab.finish(script, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
+
+    report = run.failure
+    assert report is not None
+    assert (report.rank, report.node, report.exception) == (0, "local-0", "ValueError: bad batch")
+    assert "failed first" in report.message
+    ((victim, what),) = report.victims
+    assert victim == 1
+    assert what.startswith("lost its connection to a worker that was gone: ")
+    assert "Connection closed by peer" in what or "Connection reset by peer" in what

@@ -1,0 +1,203 @@
+"""How a run fails, and what it says of it: who failed first, of what, and with which exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from paceline.runs.failure import FailureReport
+from tests.engines.lab import Lab, exit_codes, log_text
+
+TWO = {"process_count_per_node": 2, "distributed_backend": "gloo"}
+
+#: Rank 0 and rank 1 of a script, connected: `peer` is the other.
+CONNECTED = """
+import os, socket, sys, time
+rank, place = int(os.environ["RANK"]), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    with socket.create_server(place) as server:
+        peer, _ = server.accept()
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+"""
+
+NO_CORE = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+
+
+def failed(run: pl.Run) -> FailureReport:
+    assert run.status == states.FAILED
+    report = run.failure
+    assert report is not None
+    assert run.record().exit_code == report.exit_code
+    return report
+
+
+ENDS = {
+    "sys.exit(3)": ("import sys; sys.exit(3)", 3, "exception", None),
+    "sys.exit of a text": ("import sys; sys.exit('no data')", 1, "exception", None),
+    "os._exit(7)": ("import os; os._exit(7)", 7, "exception", None),
+    "an interrupt": ("raise KeyboardInterrupt", 130, "exception", None),
+    "SIGSEGV": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 139, "killed", "SIGSEGV"),
+    "a null pointer": ("import ctypes; ctypes.string_at(0)", 139, "killed", "SIGSEGV"),
+    "abort": ("import os; os.abort()", 134, "killed", "SIGABRT"),
+    "SIGKILL": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137, "killed", "SIGKILL"),
+    "SIGTERM": ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143, "killed", "SIGTERM"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
+    code, exit_code, cause, signal_name = ENDS[end]
+    run = lab.finish(NO_CORE + code)
+
+    report = failed(run)
+    assert (report.exit_code, report.cause, report.signal) == (exit_code, cause, signal_name)
+    assert exit_codes(run) == {"0": exit_code}
+    if signal_name:
+        assert signal_name in report.message
+    assert report.see == f"paceline logs {run.id}"
+
+
+@pytest.mark.parametrize("end", ["sys.exit(3)", "os._exit(7)", "a null pointer", "SIGKILL"])
+def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, end: str) -> None:
+    code, exit_code, cause, signal_name = ENDS[end]
+    script = NO_CORE + f"import os, time\nif os.environ['RANK'] == '1':\n    {code}\ntime.sleep(600)\n"
+    run = lab.finish(script, process_count_per_node=2, distributed_backend="mpi")
+
+    report = failed(run)
+    assert (report.rank, report.exit_code, report.cause, report.signal) == (1, exit_code, cause, signal_name)
+    assert exit_codes(run) == {"0": 143, "1": exit_code}
+    assert report.victims == ((0, "was ended by Paceline because of it."),)
+    assert report.see == f"paceline logs {run.id} --rank 1"
+
+
+def test_the_culprit_is_named_though_its_victim_exits_long_before(lab: Lab) -> None:
+    script = CONNECTED + (
+        "import atexit\n"
+        "if rank == 1:\n"
+        "    atexit.register(time.sleep, 1.5)\n"
+        "    peer.shutdown(socket.SHUT_RDWR)\n"
+        "    raise ValueError('bad batch')\n"
+        "if not peer.recv(1):\n"
+        "    raise RuntimeError('[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:2345')\n"
+    )
+    run = lab.finish(script, **TWO)
+
+    report = failed(run)
+    assert (report.rank, report.exception) == (1, "ValueError: bad batch")
+    ((victim, what),) = report.victims
+    assert victim == 0
+    assert "Connection closed by peer" in what
+    assert "rank 0 lost its connection" in str(report)
+
+
+def test_a_culprit_that_never_ends_after_its_exception_is_named_all_the_same(lab: Lab) -> None:
+    script = CONNECTED + (
+        "import atexit\n"
+        "if rank == 0:\n"
+        "    atexit.register(time.sleep, 600)\n"
+        "    raise ValueError('bad batch')\n"
+        "time.sleep(600)\n"
+    )
+    report = failed(lab.finish(script, **TWO))
+
+    assert (report.rank, report.exception, report.exit_code) == (0, "ValueError: bad batch", 143)
+
+
+def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:
+    script = CONNECTED + (
+        "if rank == 1:\n"
+        "    try:\n"
+        "        raise KeyError('first')\n"
+        "    finally:\n"
+        "        import threading\n"
+        "        threading.Timer(0.1, lambda: peer.sendall(b'x')).start()\n"
+        "peer.recv(1)\n"
+        "raise ValueError('second')\n"
+    )
+    report = failed(lab.finish(script, **TWO))
+
+    assert (report.rank, report.exception) == (1, "KeyError: 'first'")
+    assert report.victims == ((0, "failed after it: ValueError: second"),)
+
+
+def test_a_rank_that_exits_with_0_does_not_hide_one_that_fails(lab: Lab) -> None:
+    script = "import os, sys, time\nif os.environ['RANK'] == '0':\n    sys.exit(0)\ntime.sleep(0.5)\nsys.exit(4)\n"
+    run = lab.finish(script, **TWO)
+
+    report = failed(run)
+    assert (report.rank, report.exit_code, report.victims) == (1, 4, ())
+    assert exit_codes(run) == {"0": 0, "1": 4}
+
+
+def test_a_victim_of_a_rank_that_left_with_0_is_told_apart(lab: Lab) -> None:
+    script = CONNECTED + (
+        "if rank == 0:\n    sys.exit(0)\nif not peer.recv(1):\n    raise ConnectionResetError('Connection reset by peer')\n"
+    )
+    report = failed(lab.finish(script, **TWO))
+
+    assert report.rank == 1
+    assert "Before that, rank 0 had ended with exit code 0." in report.message
+
+
+def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, way: dict[str, Any]) -> None:
+    run = lab.finish("x = 1\nprint('unfinished'\n", **way)
+
+    report = failed(run)
+    assert report.cause == "exception"
+    assert report.exception == "SyntaxError: '(' was never closed"
+    assert report.traceback is not None
+    assert "train.py\", line 2" in report.traceback
+    assert "paceline" not in report.traceback.replace(str(lab.folder), "")
+    assert "SyntaxError: '(' was never closed" in log_text(run, report.rank or 0)
+
+
+def test_a_missing_import_is_named(lab: Lab, way: dict[str, Any]) -> None:
+    run = lab.finish("def main():\n    import nonesuch\nmain()\n", **way)
+
+    report = failed(run)
+    assert report.exception == "ModuleNotFoundError: No module named 'nonesuch'"
+    lines = (report.traceback or "").splitlines()
+    assert [line.split(", ")[-1] for line in lines if line.startswith("  File")] == ["in <module>", "in main"]
+    # What Python itself prints.
+    assert log_text(run, report.rank or 0).splitlines()[-len(lines) :] == lines
+
+
+def test_the_report_is_what_waiting_raises(lab: Lab) -> None:
+    run = lab.submit("print('before')\nraise ValueError('bad batch')\n")
+    with pytest.raises(pl.RunFailedError, match="ValueError: bad batch") as caught:
+        run.wait_for_completion()
+
+    assert caught.value.report == failed(run)
+    assert caught.value.report.last_lines[0] == "before"
+    details = run.get_details()
+    assert details["error"]["error"]["code"] == "exception"
+    assert "ValueError: bad batch" in details["error"]["error"]["message"]
+
+
+def test_an_exception_that_no_text_can_be_made_of_is_still_reported(lab: Lab) -> None:
+    script = """
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+        raise Odd
+    """
+    report = failed(lab.finish(script))
+    assert report.exception is not None
+    assert "Odd" in report.exception
+
+
+def test_an_excepthook_of_the_scripts_own_is_called(lab: Lab) -> None:
+    script = "import sys\nsys.excepthook = lambda *e: print('hook saw', e[1])\nraise ValueError('bad batch')\n"
+    run = lab.finish(script)
+
+    assert log_text(run) == "hook saw bad batch\n"
+    assert failed(run).exception == "ValueError: bad batch"

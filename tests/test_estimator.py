@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import JobError
+from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, arguments, interpreter, with_overrides
+from tests.helpers import write_program, write_tree
+
+# The Azure SDK's names and defaults (facts/azureml.md, 1.1), of what is taken over.
+OF_ALL = {
+    "compute_target": None,
+    "entry_script": None,
+    "script_params": None,
+    "use_gpu": False,
+    "conda_packages": None,
+    "pip_packages": None,
+    "conda_dependencies_file": None,
+    "pip_requirements_file": None,
+    "environment_variables": None,
+    "inputs": None,
+    "max_run_duration_seconds": None,
+}
+OF_DISTRIBUTED = {"node_count": 1, "process_count_per_node": 1, "distributed_backend": None}
+OF_TENSORFLOW = {"worker_count": 1, "parameter_server_count": 1}
+NAMES = [
+    (Estimator, OF_ALL | OF_DISTRIBUTED),
+    (PyTorch, OF_ALL | OF_DISTRIBUTED),
+    (TensorFlow, OF_ALL | OF_DISTRIBUTED | OF_TENSORFLOW),
+    (SKLearn, OF_ALL),
+]
+BACKENDS = {
+    Estimator: ["mpi", "gloo", "nccl", "tensorflow"],
+    PyTorch: ["mpi", "gloo", "nccl"],
+    TensorFlow: ["mpi", "tensorflow", "ps"],
+}
+
+
+@pytest.mark.parametrize(("kind", "names"), NAMES)
+def test_the_sdk_s_names_and_defaults_hold(kind, names):
+    parameters = inspect.signature(kind).parameters
+    assert {name: parameters[name].default for name in names} == names
+    assert all(parameters[name].kind is inspect.Parameter.KEYWORD_ONLY for name in names)
+
+
+@pytest.mark.parametrize("kind", [Estimator, PyTorch, TensorFlow, SKLearn])
+def test_everything_after_source_directory_is_named(kind):
+    with pytest.raises(TypeError):
+        kind(".", "train.py")
+
+
+@pytest.mark.parametrize("name", ["node_count", "process_count_per_node", "distributed_backend"])
+def test_sklearn_knows_nothing_of_several_processes(name):
+    with pytest.raises(TypeError, match=name):
+        SKLearn(entry_script="train.py", **{name: 1})
+
+
+@pytest.mark.parametrize("nothing", ["", None])
+def test_no_source_directory_is_the_working_directory(nothing):
+    assert Estimator(nothing, entry_script="train.py").source_directory == "."
+
+
+def test_a_source_directory_may_be_a_path():
+    assert Estimator(Path("code"), entry_script="train.py").source_directory == "code"
+
+
+def test_a_source_directory_that_is_no_path_is_refused():
+    with pytest.raises(JobError, match="source_directory=5"):
+        Estimator(5, entry_script="train.py")
+
+
+def test_no_compute_target_picks_local():
+    assert Estimator(entry_script="train.py").job().compute_target == "local"
+
+
+@pytest.mark.parametrize(
+    ("kind", "framework"), [(Estimator, None), (PyTorch, "pytorch"), (TensorFlow, "tensorflow"), (SKLearn, "sklearn")]
+)
+def test_the_job_says_which_framework_it_is_for(kind, framework):
+    assert kind(entry_script="train.py").job().framework == framework
+
+
+# --- backends
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"), [(kind, backend) for kind, known in BACKENDS.items() for backend in known]
+)
+def test_each_class_takes_its_backends(kind, backend):
+    estimator = kind(entry_script="train.py", distributed_backend=backend, use_gpu=backend == "nccl")
+    assert estimator.job().distributed_backend == backend
+
+
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        (kind, backend)
+        for kind, known in BACKENDS.items()
+        for backend in ("mpi", "gloo", "nccl", "ps", "tensorflow", "smoke", "", 5)
+        if backend not in known
+    ],
+)
+def test_another_backend_is_refused_with_those_of_the_class(kind, backend):
+    with pytest.raises(JobError) as refused:
+        kind(entry_script="train.py", distributed_backend=backend)
+    assert f"distributed_backend={backend!r} is none of {kind.__name__}'s" in str(refused.value)
+    assert all(repr(known) in str(refused.value) for known in BACKENDS[kind])
+
+
+@pytest.mark.parametrize("kind", BACKENDS)
+@pytest.mark.parametrize("size", [{"node_count": 2}, {"process_count_per_node": 2}])
+def test_more_than_one_process_without_a_backend_is_refused(kind, size):
+    with pytest.raises(JobError, match="2 processes, but distributed_backend is None"):
+        kind(entry_script="train.py", **size)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"node_count": 0},
+        {"process_count_per_node": 0},
+        {"use_gpu": "yes"},
+        {"max_run_duration_seconds": 0},
+        {"environment_variables": {"A": 1}},
+        {"environment_variables": ["A"]},
+        {"entry_script": "/train.py"},
+        {"compute_target": 5},
+        {"inputs": [object()]},
+        {"inputs": "mnist"},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_wrong_values_are_refused_when_the_estimator_is_made(wrong):
+    (name,) = wrong
+    with pytest.raises(JobError, match=name):
+        PyTorch(**({"entry_script": "train.py"} | wrong))
+
+
+def test_no_entry_script_is_refused():
+    with pytest.raises(JobError, match="entry_script is missing"):
+        PyTorch()
+
+
+def test_parameter_servers_add_to_the_world():
+    job = TensorFlow(
+        entry_script="train.py", distributed_backend="ps", node_count=2, worker_count=3, parameter_server_count=2
+    ).job()
+    assert (job.world_size, job.worker_count, job.parameter_server_count) == (5, 3, 2)
+
+
+def test_ps_has_one_worker_and_one_server_by_default():
+    assert TensorFlow(entry_script="train.py", distributed_backend="ps").job().world_size == 2
+
+
+@pytest.mark.parametrize("backend", [None, "mpi", "tensorflow"])
+def test_worker_count_without_ps_is_refused(backend):
+    with pytest.raises(JobError, match=r"worker_count=4.*belong to 'ps'"):
+        TensorFlow(entry_script="train.py", distributed_backend=backend, worker_count=4)
+
+
+# --- arguments
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        (None, ()),
+        ({}, ()),
+        ({"--epochs": 5, "--lr": 1e-3}, ("--epochs", "5", "--lr", "0.001")),
+        ({"--z": 1, "--a": 2, "--m": 3}, ("--z", "1", "--a", "2", "--m", "3")),
+        ({"--verbose": ""}, ("--verbose",)),
+        ({"--verbose": "", "--epochs": 5}, ("--verbose", "--epochs", "5")),
+        ({"": "data.csv"}, ("data.csv",)),
+        ({"--data": Path("a b/c")}, ("--data", "a b/c")),
+        ({"--flag": True}, ("--flag", "True")),
+        ({"--name": "; rm -rf / 'ü\"\n"}, ("--name", "; rm -rf / 'ü\"\n")),
+        ({"--zero": 0}, ("--zero", "0")),
+    ],
+)
+def test_script_params_are_the_arguments_in_order(params, words):
+    assert arguments(params) == words
+    assert Estimator(entry_script="train.py", script_params=params).job().arguments == words
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        (["--epochs", 5], "is not a dict"),
+        ("--epochs 5", "is not a dict"),
+        ({5: "--epochs"}, "the name 5"),
+        ({"--verbose": None}, 'For a bare flag write ""'),
+        ({"--sizes": [1, 2]}, r"script_params\['--sizes'\]=\[1, 2\]"),
+    ],
+)
+def test_script_params_that_are_no_arguments_are_refused(params, said):
+    with pytest.raises(JobError, match=said):
+        Estimator(entry_script="train.py", script_params=params)
+
+
+# --- packages
+
+
+@pytest.mark.parametrize("name", ["pip_packages", "conda_packages"])
+@pytest.mark.parametrize("wrong", ["torch", 5, ["torch", 5], ["torch", ""], ["torch", "  "]], ids=str)
+def test_packages_are_a_list_of_names(name, wrong):
+    with pytest.raises(JobError, match=name):
+        Estimator(entry_script="train.py", **{name: wrong})
+
+
+def test_packages_are_kept_in_the_job():
+    job = Estimator(entry_script="train.py", pip_packages=["torch>=2", "numpy"], conda_packages=("cmake",)).job()
+    assert (job.pip_packages, job.conda_packages) == (("torch>=2", "numpy"), ("cmake",))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "field"),
+    [("pip_requirements_file", "pip_requirements"), ("conda_dependencies_file", "conda_dependencies")],
+)
+class TestRequirementFiles:
+    def test_its_text_is_kept_in_the_job(self, tmp_path, parameter, field):
+        write_tree(tmp_path, {"code/needs.txt": "torch==2.4 # ü\n"})
+        estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
+        assert getattr(estimator.job(), field) == "torch==2.4 # ü\n"
+
+    def test_it_may_lie_in_the_working_directory(self, tmp_path, parameter, field):
+        write_tree(tmp_path, {"code/train.py": "", "needs.txt": "numpy\n"})
+        estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
+        assert getattr(estimator.job(), field) == "numpy\n"
+
+    def test_the_source_directory_s_own_comes_first(self, tmp_path, parameter, field):
+        write_tree(tmp_path, {"code/needs.txt": "torch\n", "needs.txt": "numpy\n"})
+        estimator = Estimator("code", entry_script="train.py", **{parameter: "needs.txt"})
+        assert getattr(estimator.job(), field) == "torch\n"
+
+    def test_a_missing_one_is_refused(self, parameter, field):
+        with pytest.raises(JobError, match=f"{parameter}='needs.txt': there is no such file"):
+            Estimator(entry_script="train.py", **{parameter: "needs.txt"})
+
+    def test_one_that_is_no_text_is_refused(self, tmp_path, parameter, field):
+        write_tree(tmp_path, {"needs.txt": b"\xff\xfe\0t"})
+        with pytest.raises(JobError, match=parameter):
+            Estimator(entry_script="train.py", **{parameter: "needs.txt"})
+
+
+@pytest.mark.parametrize("packages", [{"conda_packages": ["cmake"]}, {"pip_packages": ["torch"]}])
+def test_a_conda_file_together_with_packages_is_refused(tmp_path, packages):
+    write_tree(tmp_path, {"env.yml": "dependencies: []\n"})
+    with pytest.raises(JobError, match="conda_dependencies_file together with"):
+        Estimator(entry_script="train.py", conda_dependencies_file="env.yml", **packages)
+
+
+# --- the interpreter
+
+
+def test_the_interpreter_is_looked_up_on_path(tmp_path, monkeypatch):
+    program = write_program(tmp_path / "bin/python9", "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert Estimator(entry_script="train.py", python="python9").job().python == str(program)
+
+
+def test_the_interpreter_of_a_virtual_environment_keeps_its_own_path(tmp_path):
+    # The story: resolved, it would be the system's Python, without the environment's packages.
+    link = tmp_path / "venv/bin/python"
+    link.parent.mkdir(parents=True)
+    link.symlink_to(sys.executable)
+    assert interpreter(os.path.relpath(link)) == str(link)
+
+
+@pytest.mark.parametrize("python", [None, "no-such-python"])
+def test_an_interpreter_that_is_nowhere_is_left_as_it_is(python):
+    assert interpreter(python) == python
+
+
+# --- overrides
+
+
+def test_script_params_and_inputs_may_be_overridden_at_submission():
+    estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, environment_variables={"A": "1"})
+    other = with_overrides(estimator, {"script_params": {"--lr": 2}, "inputs": ["mnist"]})
+    assert (other.job().arguments, other.job().inputs) == (("--lr", "2"), ("mnist",))
+    assert (type(other), other.job().environment_variables) == (PyTorch, {"A": "1"})
+    assert estimator.job().arguments == ("--lr", "1")
+
+
+def test_nothing_else_may_be_overridden():
+    with pytest.raises(JobError, match="can't override node_count; it can override inputs, script_params"):
+        with_overrides(PyTorch(entry_script="train.py"), {"node_count": 2})
+
+
+def test_an_overridden_value_is_checked():
+    with pytest.raises(JobError, match="is not a dict"):
+        with_overrides(PyTorch(entry_script="train.py"), {"script_params": "--lr 2"})

@@ -1,0 +1,108 @@
+"""What is refused before anything starts. Submissions that start are proved in tests/engines."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
+from paceline.submit import Source, check, submit
+from tests.helpers import make_job, write_program, write_tree
+
+
+def refused(tmp_path, job, files=None, experiment="digits", **source):
+    """The refusal of this job; that no run came of it is checked here."""
+    directory = write_tree(tmp_path / "code", files if files is not None else {"train.py": ""})
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is looked at by the caller
+        submit(job, Source(directory=directory, **source), tmp_path / "ws", experiment)
+    assert not (tmp_path / "ws/runs").exists() or os.listdir(tmp_path / "ws/runs") == []
+    return caught.value
+
+
+def test_an_unknown_target_is_refused_with_those_there_are(tmp_path):
+    error = refused(tmp_path, make_job(compute_target="moon"))
+    assert isinstance(error, TargetError)
+    assert "no compute target 'moon'; there are local" in str(error)
+
+
+def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_GPUS", "0")
+    error = refused(tmp_path, make_job(use_gpu=True, distributed_backend="nccl", process_count_per_node=2))
+    assert isinstance(error, TargetError)
+    assert "2 workers" in str(error)
+
+
+def test_a_missing_mpirun_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_MPIRUN", str(tmp_path / "mpirun"))
+    error = refused(tmp_path, make_job(distributed_backend="mpi"))
+    assert isinstance(error, LauncherError)
+
+
+def test_a_wrong_experiment_name_is_refused(tmp_path):
+    assert isinstance(refused(tmp_path, make_job(), experiment="../digits"), WorkspaceError)
+
+
+def test_a_script_that_is_not_there_is_refused_with_those_there_are(tmp_path):
+    error = refused(tmp_path, make_job(), {"main.py": "", "util.py": "", "data.csv": ""})
+    assert isinstance(error, JobError)
+    assert "'train.py' is not in" in str(error)
+    assert "main.py, util.py" in str(error)
+
+
+def test_a_source_without_any_script_is_refused(tmp_path):
+    assert "has no Python file" in str(refused(tmp_path, make_job(), {"data.csv": ""}))
+
+
+@pytest.mark.parametrize(
+    ("script", "files"),
+    [
+        ("train.py", {"train.py": "", ".gitignore": "*.py\n"}),
+        ("train.py", {"train.py": "", ".amlignore": "train.py\n"}),
+        ("outputs/train.py", {"outputs/train.py": ""}),
+    ],
+)
+def test_a_script_that_the_snapshot_leaves_out_is_refused(tmp_path, script, files):
+    error = refused(tmp_path, make_job(entry_script=script), files)
+    assert isinstance(error, JobError)
+    assert "left out of the snapshot" in str(error)
+
+
+def test_a_source_that_is_no_folder_is_refused(tmp_path):
+    with pytest.raises(SnapshotError, match="is not a folder"):
+        submit(make_job(), Source(directory=tmp_path / "nowhere"), tmp_path / "ws", "digits")
+
+
+def test_a_snapshot_that_is_gone_is_refused(tmp_path):
+    error = refused(tmp_path, make_job(), snapshot_id="0" * 64)
+    assert isinstance(error, JobError)
+    assert "is no longer in" in str(error)
+
+
+# --- the interpreter
+
+
+def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(JobError, match=r"python='no-such-python' can't be run"):
+        check(make_job(python="no-such-python"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("echo 3.8", "is Python 3.8; workers need Python 3.10"),
+        ("echo 2.7", "is Python 2.7"),
+        ("exit 1", "is no Python"),
+        ("exit 0", "is no Python"),
+        ("echo hello", "workers need Python 3.10"),
+    ],
+)
+def test_an_interpreter_that_is_none_or_too_old_is_refused(tmp_path, text, said):
+    program = write_program(tmp_path / "python", f"#!/bin/sh\n{text}\n")
+    with pytest.raises(JobError, match=said):
+        check(make_job(python=str(program)))
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.13", "4.0"])
+def test_an_interpreter_that_is_new_enough_is_taken(tmp_path, version):
+    check(make_job(python=str(write_program(tmp_path / "python", f"#!/bin/sh\necho {version}\n"))))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import JobError, RunNotFoundError, WorkspaceError
+from paceline.workspace import Experiment, Workspace, not_installed
+from tests.helpers import make_job, write_tree
+
+# --- where it is
+
+
+def test_it_is_beside_the_program_by_default(tmp_path):
+    assert Workspace.from_config().path == tmp_path / ".paceline"
+
+
+def test_it_is_made_on_first_use_and_git_leaves_it_alone(tmp_path):
+    workspace = Workspace.from_config()
+    assert workspace.runs_dir.is_dir()
+    assert (tmp_path / ".paceline/.gitignore").read_text() == "*\n"
+
+
+def test_the_variable_comes_before_everything(tmp_path, monkeypatch):
+    write_tree(tmp_path, {"paceline.toml": '[workspace]\npath = "team"\n'})
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "mine"))
+    assert Workspace.from_config().path == tmp_path / "mine"
+
+
+def test_an_empty_variable_counts_as_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_WORKSPACE", "")
+    assert Workspace.from_config().path == tmp_path / ".paceline"
+
+
+def test_a_tilde_in_the_variable_is_the_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PACELINE_WORKSPACE", "~/ws")
+    assert Workspace.from_config().path == tmp_path / "home/ws"
+
+
+@pytest.mark.parametrize(
+    ("toml", "path"),
+    [
+        ('[workspace]\npath = "team/ws"\n', "team/ws"),
+        ('[workspace]\npath = "../else"\n', "../else"),
+        ("", ".paceline"),
+        ("[workspace]\n", ".paceline"),
+        ("[other]\nx = 1\n", ".paceline"),
+    ],
+)
+def test_the_nearest_configuration_names_it_relative_to_itself(tmp_path, monkeypatch, toml, path):
+    write_tree(tmp_path, {"a/paceline.toml": toml, "a/b/c/x": "", "paceline.toml": '[workspace]\npath = "far"\n'})
+    monkeypatch.chdir(tmp_path / "a/b/c")
+    assert Workspace.from_config().path == Path(f"{tmp_path}/a/{path}").resolve()
+
+
+def test_the_configuration_may_be_named(tmp_path, monkeypatch):
+    write_tree(tmp_path, {"conf/paceline.toml": '[workspace]\npath = "ws"\n'})
+    monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")
+    assert Workspace.from_config("conf/paceline.toml").path == tmp_path / "conf/ws"
+    assert Workspace.from_config(tmp_path / "conf").path == tmp_path / "conf/ws"
+
+
+def test_a_configuration_that_is_not_there_is_refused_and_nothing_is_made(tmp_path):
+    with pytest.raises(WorkspaceError, match=r"missing\.toml"):
+        Workspace.from_config("missing.toml")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("workspace = [", "can't be read"),
+        ("workspace = 5\n", "can't be read"),
+        ("[workspace]\npath = 5\n", "workspace.path=5 is not a path"),
+        ('[workspace]\npath = ""\n', "workspace.path='' is not a path"),
+        (b"\xff\xfe", "can't be read"),
+    ],
+)
+def test_a_wrong_configuration_is_named(tmp_path, toml, said):
+    write_tree(tmp_path, {"paceline.toml": toml})
+    with pytest.raises(WorkspaceError) as refused:
+        Workspace.from_config()
+    assert said in str(refused.value)
+    assert "paceline.toml" in str(refused.value)
+
+
+def test_a_folder_that_can_not_be_made_is_refused(tmp_path):
+    write_tree(tmp_path, {"file": ""})
+    with pytest.raises(WorkspaceError, match=r"file.*can't be made.*PACELINE_WORKSPACE"):
+        Workspace(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("path", "name"), [("team/.paceline", "team"), ("team/ws", "ws")])
+def test_it_is_called_after_its_folder(tmp_path, path, name):
+    assert Workspace(tmp_path / path).name == name
+
+
+def test_two_handles_on_one_folder_are_equal(tmp_path):
+    one, other = Workspace(tmp_path / "ws"), Workspace("ws")
+    assert one == other
+    assert len({one, other, Workspace("else")}) == 2
+    assert eval(repr(one)) == one
+
+
+# --- experiments
+
+
+@pytest.mark.parametrize("name", ["digits", "a", "9", "Digits_2-b", "x" * 200])
+def test_an_experiment_has_a_plain_name(tmp_path, name):
+    assert Experiment(Workspace("ws"), name).name == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../a", "a/b", "_a", "-a", ".a", "a.b", "ü", "a\n", "x" * 201, None, 5])
+def test_another_name_is_refused(tmp_path, name):
+    with pytest.raises(WorkspaceError, match="starts with a letter or digit") as refused:
+        Experiment(Workspace("ws"), name)
+    assert repr(name) in str(refused.value)
+
+
+def test_experiments_are_equal_by_workspace_and_name():
+    workspace = Workspace("ws")
+    assert Experiment(workspace, "a") == Experiment(Workspace("ws"), "a")
+    assert len({Experiment(workspace, "a"), Experiment(workspace, "a"), Experiment(workspace, "b")}) == 2
+
+
+def test_the_workspace_lists_experiments_that_have_a_run():
+    workspace = Workspace("ws")
+    assert workspace.experiments == {}
+    for name in ("b", "a", "b"):
+        Experiment(workspace, name).start_logging().complete()
+    assert workspace.experiments == {"a": Experiment(workspace, "a"), "b": Experiment(workspace, "b")}
+
+
+def test_the_workspace_finds_a_run_by_the_beginning_of_its_id():
+    workspace = Workspace("ws")
+    run = Experiment(workspace, "a").start_logging()
+    run.complete()
+    found = workspace.get_run(run.id[:-3])
+    assert (found.id, found.experiment.name) == (run.id, "a")
+
+
+def test_an_unknown_run_is_a_lookup_error():
+    with pytest.raises(RunNotFoundError, match="no run 'a_1'"):
+        Workspace("ws").get_run("a_1")
+
+
+# --- submitting
+
+
+@pytest.mark.parametrize("config", ["train.py", None, {"entry_script": "train.py"}, Workspace])
+def test_what_is_no_estimator_can_not_be_submitted(config):
+    with pytest.raises(JobError, match=r"can't submit a .*Submit an Estimator, PyTorch, TensorFlow, SKLearn or Job"):
+        Experiment(Workspace("ws"), "a").submit(config)
+
+
+def test_a_job_needs_its_source_directory():
+    with pytest.raises(JobError, match="source_directory"):
+        Experiment(Workspace("ws"), "a").submit(make_job())
+
+
+@pytest.mark.parametrize(
+    "requirement", ["no-such-thing", "no-such-thing==1", "no-such-thing [x]; python_version > '3'", " no-such-thing"]
+)
+def test_a_package_that_is_not_installed_is_named(requirement):
+    (line,) = not_installed(make_job(pip_packages=(requirement,)))
+    assert "no-such-thing" in line
+
+
+@pytest.mark.parametrize("requirement", ["pytest", "pytest>=8", "pytest[x] ; python_version > '3'", " pytest"])
+def test_a_package_that_is_installed_is_not(requirement):
+    assert not_installed(make_job(pip_packages=(requirement,))) == []
+
+
+def test_packages_of_another_interpreter_are_not_looked_for():
+    assert not_installed(make_job(pip_packages=("no-such-thing",), python="/usr/bin/python3")) == []
