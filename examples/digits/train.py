@@ -69,21 +69,21 @@ history = []
 for epoch in range(1, args.epochs + 1):
     sampler.set_epoch(epoch)
     start = time.perf_counter()
-    sums = torch.zeros(2, device=device)  # of the loss, of the samples
+    loss_sum = torch.zeros((), device=device)
     for x, y in batches:
         loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        sums += torch.stack([loss.detach() * len(y), torch.tensor(len(y), device=device)])
+        loss_sum += loss.detach() * len(y)
     if world_size > 1:
-        dist.all_reduce(sums)
-    loss_sum, samples = sums.tolist()
+        dist.all_reduce(loss_sum)
     seconds = time.perf_counter() - start
 
     with torch.no_grad():
         accuracy = (net(test_images).argmax(dim=1) == test_labels).double().mean().item()
-    result = {"loss": loss_sum / samples, "accuracy": accuracy, "samples_per_s": samples / seconds}
+    samples = len(sampler) * world_size
+    result = {"loss": loss_sum.item() / samples, "accuracy": accuracy, "samples_per_s": samples / seconds}
     history.append(result)
     if rank == 0:
         for name, value in result.items():

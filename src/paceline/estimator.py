@@ -39,7 +39,7 @@ class _Script:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
     """
 
-    source_directory: str = "."
+    source_directory: str | os.PathLike[str] | None = "."
     _: KW_ONLY
     entry_script: str | None = None
     script_params: Mapping[str, Any] | None = None
@@ -60,6 +60,8 @@ class _Script:
     backends: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        if self.source_directory is None:
+            self.source_directory = "."
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
         self.source_directory = os.fspath(self.source_directory) or "."
@@ -87,7 +89,7 @@ class _Script:
             "conda_dependencies": self._text("conda_dependencies_file", self.conda_dependencies_file),
             "pip_requirements": self._text("pip_requirements_file", self.pip_requirements_file),
             "environment_variables": {} if self.environment_variables is None else self.environment_variables,
-            "inputs": tuple(self.inputs or ()),
+            "inputs": _inputs(self.inputs),
             "max_run_duration_seconds": self.max_run_duration_seconds,
             "python": interpreter(self.python),
             "grace_period_seconds": self.grace_period_seconds,
@@ -101,9 +103,12 @@ class _Script:
     def _text(self, name: str, path: str | None) -> str | None:
         if path is None:
             return None
-        for candidate in (Path(self.source_directory) / path, Path(path)):
+        for candidate in (Path(self.source_directory or ".") / path, Path(path)):
             if candidate.is_file():
-                return candidate.read_text(encoding="utf-8")
+                try:
+                    return candidate.read_text(encoding="utf-8")
+                except (OSError, UnicodeDecodeError) as error:
+                    raise JobError(f"{name}={path!r} can't be read as text: {error}.") from error
         raise JobError(
             f"{name}={path!r}: there is no such file, neither in source_directory nor in the working directory."
         )
@@ -233,6 +238,14 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     if unknown := sorted(set(overrides) - allowed):
         raise JobError(f"submit can't override {', '.join(unknown)}; it can override {', '.join(sorted(allowed))}.")
     return replace(estimator, **overrides) if overrides else estimator
+
+
+def _inputs(inputs: object) -> tuple[Any, ...]:
+    if inputs is None:
+        return ()
+    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
+    return tuple(inputs)
 
 
 def _packages(name: str, packages: object) -> tuple[str, ...]:

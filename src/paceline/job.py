@@ -102,7 +102,10 @@ class Job:
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
         _check_variables(self.environment_variables)
-        _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
+        # A copy: the job must not change with the caller's dict.
+        object.__setattr__(self, "environment_variables", dict(self.environment_variables))
+        if self.max_run_duration_seconds is not None:
+            _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
         if self.inputs:
             _check_inputs(self.inputs)
@@ -134,9 +137,7 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """This job as plain JSON values, with its version."""
-        data = asdict(self)
-        data["environment_variables"] = dict(self.environment_variables)
-        return {"version": JOB_VERSION, **data}
+        return {"version": JOB_VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
@@ -157,7 +158,7 @@ class Job:
         for name in ("arguments", "pip_packages", "conda_packages", "inputs"):
             if isinstance(values.get(name), list):
                 values[name] = tuple(values[name])
-        return cls(**values)
+        return cls(**{"entry_script": "", **values})
 
 
 def _check_entry_script(entry_script: object) -> None:
@@ -176,7 +177,7 @@ def _check_entry_script(entry_script: object) -> None:
 
 def _check_strings(name: str, values: object) -> None:
     if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
-        raise JobError(f"{name}={values!r} is not a list of strings.")
+        raise JobError(f"{name}={values!r} is not a tuple of strings.")
     if bad := [v for v in values if "\0" in v]:
         raise JobError(f"{name} has a NUL character in {bad[0]!r}: no command line can carry one. Remove it.")
 
@@ -196,8 +197,6 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_seconds(name: str, value: object, *, zero: bool) -> None:
-    if value is None:
-        return
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")

@@ -96,10 +96,14 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
 
 
 def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
-    """Kill every process that was started with `name=value` in its environment; how many there were."""
+    """Kill every process that was started with `name=value` in its environment, supervisors of other runs spared; how
+    many there were."""
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
-    while (left := with_variable(name, value)) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [pid for pid in with_variable(name, value) if not _has_variable(pid, SUPERVISOR_VARIABLE)]
+        if not left:
+            break
         for pid in left:
             killed.add(pid)
             send(pid, signal.SIGKILL)

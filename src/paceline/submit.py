@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -138,8 +139,7 @@ def _check_python(python: str) -> None:
         done = subprocess.run([python, "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
-    version = done.stdout.strip()
-    if done.returncode != 0 or tuple(map(int, version.split("."))) < (3, 10):
-        raise JobError(
-            f"python={python!r} is {'Python ' + version if version else 'no Python'}; workers need Python 3.10 or later."
-        )
+    version = re.fullmatch(r"(\d+)\.(\d+)", done.stdout.strip())
+    if done.returncode != 0 or version is None or (int(version[1]), int(version[2])) < (3, 10):
+        what = f"Python {version[0]}" if version else "no Python"
+        raise JobError(f"python={python!r} is {what}; workers need Python 3.10 or later.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -31,11 +32,16 @@ class Workspace:
     path: the folder.
 
     Raises:
-        WorkspaceError: the folder can't be made or is no folder.
+        WorkspaceError: the folder can't be made, is no folder, or has a `:` in its path.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
+        if os.pathsep in str(self._path):
+            raise WorkspaceError(
+                f"the workspace {str(self._path)!r} has a {os.pathsep!r} in its path, and PYTHONPATH, by which workers find "
+                f"paceline, can't carry one. Name another folder with {WORKSPACE_VARIABLE} or in {CONFIG_FILE}."
+            )
         try:
             self.runs_dir.mkdir(parents=True, exist_ok=True)
             ignore = self._path / ".gitignore"
@@ -231,12 +237,10 @@ def not_installed(job: Job) -> list[str]:
         return []
     lines = []
     for requirement in job.pip_packages:
-        name = requirement
-        for mark in "[<>=!~; @":
-            name = name.split(mark)[0]
+        name = re.match(r"[A-Za-z0-9._-]*", requirement.strip())
         try:
-            version(name.strip())
-        except PackageNotFoundError:
+            version(name[0] if name and name[0] else requirement)
+        except (PackageNotFoundError, ValueError):
             lines.append(
                 f"pip package {requirement!r} is not installed in {sys.executable}, which runs the script, and this version "
                 "of Paceline does not install packages for a run. Install it there, or set python= to another interpreter."
@@ -249,6 +253,10 @@ def _configured(start: Path | None) -> Path:
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
+    if not here.exists():
+        raise WorkspaceError(
+            f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
+        )
     config = here if here.is_file() else _nearest_config(here)
     if config is None:
         return here / DEFAULT_FOLDER

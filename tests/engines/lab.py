@@ -47,9 +47,10 @@ DAEMON = textwrap.dedent(
         with os.fdopen(read) as file:
             pid = file.read()
         os.wait()
-        with open(f"outputs/daemon_{os.environ['RANK']}.tmp", "w") as file:
+        name = f"daemon_{os.environ['RANK']}"
+        with open(name, "w") as file:
             file.write(pid)
-        os.rename(file.name, f"outputs/daemon_{os.environ['RANK']}")
+        os.rename(name, f"outputs/{name}")
     """
 )
 

@@ -8,8 +8,8 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
-from tests.engines.conftest import require_engine, use_mpirun
-from tests.engines.lab import SYSTEM, WHEEL, Lab, log_text
+from tests.engines.conftest import require_engine
+from tests.engines.lab import Lab, log_text
 
 SUM_BY_MPI = """
     from mpi4py import MPI
@@ -41,12 +41,11 @@ def test_mpi4py_adds_up_over_two_workers(lab: Lab, mpirun: str) -> None:
     assert [log_text(run, rank) for rank in range(2)] == ["rank 0 of 2: 11\n", "rank 1 of 2: 11\n"]
 
 
-@pytest.mark.parametrize("engine", ["gloo", WHEEL, SYSTEM], ids=["gloo", "mpi-wheel", "mpi-system"])
-def test_torch_averages_gradients_over_two_workers(lab: Lab, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_torch_averages_gradients_over_two_workers(lab: Lab, backend: str, request: pytest.FixtureRequest) -> None:
     require_module("torch")
-    if engine != "gloo":
-        use_mpirun(engine, monkeypatch)
-    backend = "gloo" if engine == "gloo" else "mpi"
+    if backend == "mpi":
+        request.getfixturevalue("any_mpirun")
     run = lab.complete(MEAN_OF_GRADIENTS, estimator=pl.PyTorch, node_count=2, distributed_backend=backend)
 
     # The gradient of w x by w is x: 1 on rank 0, 3 on rank 1.

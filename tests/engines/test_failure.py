@@ -109,7 +109,7 @@ def test_a_culprit_that_never_ends_after_its_exception_is_named_all_the_same(lab
     )
     report = failed(lab.finish(script, **TWO))
 
-    assert (report.rank, report.exception, report.exit_code) == (0, "ValueError: bad batch", 143)
+    assert (report.rank, report.exception, report.exit_code) == (0, "ValueError: bad batch", 1)
 
 
 def test_the_first_of_two_that_fail_by_themselves_is_named(lab: Lab) -> None:

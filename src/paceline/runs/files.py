@@ -51,7 +51,8 @@ def append_line(path: Path, value: Any) -> None:
         # A line that a full disk or a SIGKILL cut short must not swallow this one.
         if _ends_torn(path):
             line = b"\n" + line
-        os.write(fd, line)
+        if (written := os.write(fd, line)) != len(line):
+            os.write(fd, line[written:])  # a full disk cuts a write short, and the next says so
     finally:
         os.close(fd)
 

@@ -64,8 +64,19 @@ def check_file_name(name: object) -> str:
 
 
 def new_run_id(experiment: str) -> str:
-    """A fresh id, `<experiment>_<unix seconds>_<8 hex>`."""
-    return f"{experiment}_{int(time.time())}_{secrets.token_hex(4)}"
+    """A fresh id, `<experiment>_<unix seconds>_<8 hex>`.
+
+    The first five of the hexadecimal digits are the fraction of the second, so that ids sort in the order in which
+    they were made; the last three are random.
+    """
+    now = time.time()
+    return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{secrets.randbelow(1 << 12):03x}"
+
+
+def age_key(run_id: str) -> tuple[int, str]:
+    """Sorts ids by the time in them; ids that were given by hand, without one, come first."""
+    _, second, fraction = ("", *run_id.rsplit("_", 2))[-3:] if run_id.count("_") > 1 else ("", "", run_id)
+    return (int(second), fraction) if second.isdigit() else (0, run_id)
 
 
 @dataclass(frozen=True)

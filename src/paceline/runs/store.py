@@ -15,7 +15,6 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import lock, states
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.files import append_line, read_json, write_json
-from paceline.runs.folder import RunFolder, check_run_id
+from paceline.runs.folder import RunFolder, age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 
 _BALLAST_BYTES = 1 << 16
@@ -126,14 +125,7 @@ def ids(runs_dir: Path) -> list[str]:
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
-    newest_first = sorted(names, key=_second, reverse=True)
-    # Within one second the id does not tell; the lock's file, made with the run and never written, does.
-    return [
-        name
-        for _, group in groupby(newest_first, key=_second)
-        for same in [list(group)]
-        for name in (sorted(same, key=lambda n: _made_ns(runs_dir / n), reverse=True) if len(same) > 1 else same)
-    ]
+    return sorted(names, key=age_key, reverse=True)
 
 
 def read(folder: RunFolder) -> RunRecord:
@@ -243,16 +235,3 @@ def stored(folder: RunFolder) -> RunRecord:
 
 def _was_here(record: RunRecord) -> bool:
     return record.owner.get("host") == socket.gethostname()
-
-
-def _second(run_id: str) -> int:
-    """The second in an id; 0 for an id that was given by hand and has none."""
-    parts = run_id.rsplit("_", 2)
-    return int(parts[1]) if len(parts) == 3 and parts[1].isdigit() else 0
-
-
-def _made_ns(run_dir: Path) -> int:
-    try:
-        return os.stat(RunFolder(run_dir).lock).st_mtime_ns
-    except OSError:
-        return 0

@@ -38,7 +38,7 @@ def git_state(source: Path) -> dict[str, object]:
             case _:
                 state["dirty"] = True
     if uri:
-        state["repository_uri"] = re.sub(r"(?<=://)[^/@]*@", "", uri)
+        state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", uri)
     return state
 
 

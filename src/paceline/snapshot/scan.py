@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import time
@@ -105,6 +106,10 @@ class _Scan:
         try:
             with os.scandir(os.path.join(tree.source, directory)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
+        except FileNotFoundError:
+            if directory:
+                tree.directories.remove(directory)
+            return
         except OSError as error:
             raise SnapshotError(
                 f"folder {directory or '.'!r} of {str(tree.source)!r} can't be read: {error.strerror}. "
@@ -121,12 +126,13 @@ class _Scan:
             decided = trust and (path in self._known_directories if is_directory else path in known)
             if not decided and self._ignore.ignores(path, is_directory=is_directory):
                 continue
-            if is_directory:
-                self._directory(path, trust=trust)
-            elif entry.is_symlink():
-                tree.links[path] = self._link_target(path)
-            else:
-                self._file(path, entry)
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed, as an editor's swap file
+                if is_directory:
+                    self._directory(path, trust=trust)
+                elif entry.is_symlink():
+                    tree.links[path] = self._link_target(path)
+                else:
+                    self._file(path, entry)
 
     def _directory(self, path: str, *, trust: bool) -> None:
         absolute = os.path.join(self._tree.source, path)
@@ -158,8 +164,9 @@ class _Scan:
                 f"{path!r} is a link to {target!r}, outside {str(self._tree.source)!r}: a copy of the tree would not hold it. "
                 "Copy what it points to into the tree, or name the link in .amlignore."
             )
-        if os.path.isabs(target):
-            # An absolute link into the tree would lead from the copy back to the original.
+        by_name = os.path.normpath(os.path.join(os.path.dirname(path), target))
+        if os.path.isabs(target) or by_name.split(os.sep)[0] == "..":
+            # A link that leaves the tree by its name and comes back would lead from the copy to the original.
             target = os.path.relpath(resolved, os.path.dirname(absolute))
         return target
 

@@ -1,0 +1,108 @@
+"""Workers on another Python than the one that submits: they find `paceline`, and nothing else of ours."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from tests.engines.conftest import require_engine
+from tests.engines.lab import KEEP, Lab, log_text, seen
+
+LOOK = KEEP + (
+    "keep({'prefix': sys.base_prefix, 'version': sys.version_info[:2], 'path': sys.path, 'executable': sys.executable})\n"
+    "import paceline\n"
+    "run = paceline.Run.get_context()\n"
+    "run.log('version', sys.version_info[1])\n"
+    "run.tag('rank', run.get_context()._worker.rank)\n"
+    "run.upload_file('notes/a.txt', __file__)\n"
+    "with run.child_run('inner') as child:\n"
+    "    child.log('a', float('nan'))\n"
+)
+
+
+@functools.cache
+def others() -> dict[str, str]:
+    """Version -> an installed Python of that version, 3.10 or later, that is not the one of these tests."""
+    found: dict[str, str] = {}
+    named = [shutil.which(f"python3.{minor}") for minor in range(10, 16)]
+    for path in [*glob.glob(os.path.expanduser("~/.pyenv/versions/*/bin/python3")), *named, "/usr/bin/python3"]:
+        if not path or not os.path.exists(path):
+            continue
+        code = "import sys; print('%d.%d' % sys.version_info[:2], sys.version_info >= (3, 10), sys.base_prefix)"
+        done = subprocess.run([path, "-S", "-c", code], capture_output=True, text=True, check=False)
+        version, is_new, prefix = done.stdout.split() if done.returncode == 0 else ("", "", "")
+        if is_new == "True" and prefix != sys.base_prefix:
+            found[version] = path
+    return found
+
+
+def check(run: pl.Run, python: str, rank: int = 0) -> None:
+    found = seen(run, rank)
+    assert found["executable"] == python
+    assert found["prefix"] != sys.base_prefix
+    ours = sysconfig.get_path("purelib")
+    library = str(run.folder.path.parent.parent / "lib")
+    # Of the submitting environment only the folder that holds the package, by a link, and nothing else.
+    assert not [path for path in found["path"] if path.startswith((ours, sys.prefix))]
+    (ours_on_path,) = [path for path in found["path"] if path.startswith(library)]
+    assert os.listdir(ours_on_path) == ["paceline"]
+    assert run.get_metrics("version", rank=rank) == {"version": found["version"][1]}
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_a_worker_runs_on_another_python(lab: Lab, version: str) -> None:
+    # An engine only where there is none at all.
+    if version not in others():
+        require_engine("another Python of 3.10 or later", others())
+        pytest.skip(f"needs another Python {version}")
+    python = others()[version]
+    run = lab.complete(LOOK, python=python)
+
+    check(run, python)
+    assert run.tags == {"rank": "0"}
+    assert "notes/a.txt" in run.get_file_names()
+    (child,) = run.get_children()
+    assert (child.name, child.status) == ("inner", "Completed")
+    assert str(child.get_metrics()) == "{'a': nan}"
+
+
+def test_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
+    require_engine("another Python of 3.10 or later", others())
+    python = next(iter(others().values()))
+    run = lab.complete(LOOK.split("run.tag")[0], python=python, **way)
+
+    for rank in range(len(way) or 1):
+        check(run, python, rank)
+
+
+def test_a_python_that_is_too_old_or_none_is_refused_before_anything_starts(lab: Lab) -> None:
+    lab.write("print()\n")
+    old = lab.folder / "python3.9"
+    old.write_text("#!/bin/sh\necho 3.9\n")
+    old.chmod(0o755)
+    for python, what in [(str(old), "is Python 3.9; workers need"), (str(lab.folder / "none"), "can't be run")]:
+        with pytest.raises(pl.JobError, match=what):
+            lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="train.py", python=python))
+    assert not (lab.workspace_dir / "runs").exists() or not os.listdir(lab.workspace_dir / "runs")
+
+
+def test_nothing_of_the_submitting_python_is_on_the_path_of_one_without_site_packages(lab: Lab) -> None:
+    # The same interpreter, but a fresh virtual environment of it: only its own packages are there.
+    venv = lab.folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    script = "import paceline\nprint(paceline.Run.get_context().id)\n"
+    run = lab.complete(script, python=str(venv / "bin" / "python"))
+    assert log_text(run) == f"{run.id}\n"
+
+    run = lab.finish("import typer\n", python=str(venv / "bin" / "python"))
+    assert run.failure is not None
+    assert run.failure.exception == "ModuleNotFoundError: No module named 'typer'"

@@ -1,0 +1,164 @@
+"""Names that break command lines, shells, JSON and terminals: they arrive as they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.job import Job
+from tests.engines.lab import Lab
+
+NASTY = [
+    "two words",
+    " ",
+    'a "quoted" name',
+    "it's",
+    "new\nline",
+    "tab\tand return\r",
+    "ünï ☃ 漢字",
+    "; rm -rf ~",
+    "$(touch owned) `touch owned` $HOME",
+    "&& touch owned | cat > owned < owned",
+    "-x",
+    "--set",
+    "--",
+    "=",
+    "A=B",
+    ":",
+    "a:b",
+    "*?[!a]{b,c}~",
+    "back\\slash\\",
+    "%s %d {} {0}",
+    "\x1b[31mred",
+    "caf\udce9",  # a file name in Latin-1, as Python has it
+]
+#: Words that an mpirun takes for its own, wherever they stand.
+MPIRUN_WORDS = ["-n", "3", "--bind-to", "core", "--bind-to", "none", "--mca", "a", "b", "--am", "no", "-h", "--version"]
+ARGUMENTS = [*NASTY, *MPIRUN_WORDS, "", "x" * 100_000]
+
+SCRIPT = textwrap.dedent(
+    """\
+    import json, os, sys
+    print("ran", flush=True)
+    with open(f"outputs/seen_{os.environ['RANK']}.json", "w") as file:
+        json.dump({"argv": sys.argv, "file": __file__, "path": sys.path[0], "cwd": os.getcwd()}, file)
+    """
+)
+
+
+def run_there(lab: Lab, folder: Path, script: str, **values: Any) -> pl.Run:
+    """A run of a script of this name in this folder, with all the arguments, that has ended well."""
+    folder.mkdir(parents=True)
+    (folder / script).write_text(SCRIPT)
+    job = Job(entry_script=script, arguments=tuple(ARGUMENTS), **values)
+    run = lab.experiment.submit(job, tags={name: name for name in NASTY}, source_directory=folder)
+    run.wait_for_completion()
+    return run
+
+
+def check(run: pl.Run, script: str, size: int) -> None:
+    for rank in range(size):
+        found = json.loads((run.folder.outputs / f"seen_{rank}.json").read_text())
+        work = str(run.folder.work)
+        assert found["argv"] == [script, *ARGUMENTS]
+        assert (found["file"], found["path"], found["cwd"]) == (f"{work}/{script}", work, work)
+        assert run.folder.live_log(rank).read_text() == "ran\n"
+    assert run.tags == {name: name for name in NASTY}
+
+
+@pytest.mark.parametrize("name", NASTY, ids=ascii)
+def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: Lab, name: str) -> None:
+    script = f"{name}.py"
+    run = run_there(lab, lab.folder / name, script)
+
+    check(run, script, 1)
+    record = run.record()
+    assert record.source_directory == str(lab.folder / name)
+    assert record.job is not None
+    assert record.job.arguments == tuple(ARGUMENTS)
+    assert not list(lab.folder.rglob("owned"))
+
+
+def test_so_they_do_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
+    script = "; rm -rf ~ 'it\"s' --set A=B \n ünï ☃ : caf\udce9.py"
+    run = run_there(lab, lab.folder / " -x \n ☃", script, **way)
+
+    check(run, script, len(way) or 1)
+
+
+@pytest.mark.parametrize("script", ["-x.py", "--.py", "=.py", "sub folder/-y.py"])
+def test_a_script_whose_name_looks_like_an_option_runs_under_mpirun(lab: Lab, mpirun: str, script: str) -> None:
+    (lab.source / script).parent.mkdir(parents=True)
+    (lab.source / script).write_text("import sys; print(sys.argv[0])\n")
+    job = Job(entry_script=script, distributed_backend="mpi")
+    run = lab.experiment.submit(job, source_directory=lab.source)
+    run.wait_for_completion()
+
+    assert run.folder.live_log(0).read_text() == f"{script}\n"
+
+
+@pytest.mark.parametrize("name", [name for name in NASTY if ":" not in name], ids=ascii)
+def test_a_workspace_of_any_name_holds_runs(lab: Lab, name: str) -> None:
+    lab.workspace_dir = lab.folder / name / "ws"
+    run = lab.complete("import paceline; paceline.Run.get_context().log('a', 1); print('ran')\n")
+
+    assert run.get_metrics() == {"a": 1}
+    assert os.listdir(lab.folder / name / "ws" / "runs") == [run.id]
+
+
+def test_a_workspace_that_no_python_path_could_name_is_refused(lab: Lab) -> None:
+    with pytest.raises(pl.WorkspaceError, match="has a ':' in its path"):
+        pl.Workspace(lab.folder / "a:b" / "ws")
+    assert not (lab.folder / "a:b").exists()
+
+
+def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, way: dict[str, Any]) -> None:
+    lab.workspace_dir = lab.folder / "two 'words' \"; $HOME \n ☃ =" / "ws"
+    script = "import paceline; run = paceline.Run.get_context(); run.log('a', 1)\n"
+    run = lab.complete(script, **way)
+
+    assert run.get_metrics(rank=0) == {"a": 1}
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "a/b", ".hidden", "x" * 201, "ünï", "a\n"])
+def test_an_experiment_whose_name_could_leave_its_folder_is_refused(lab: Lab, name: str) -> None:
+    with pytest.raises(pl.WorkspaceError, match="experiment name"):
+        pl.Experiment(pl.Workspace(lab.workspace_dir), name)
+
+
+@pytest.mark.parametrize("run_id", ["../lab", "..", ".", "a/b", "/etc", "-x", "", "a\n", "a\0"])
+def test_a_run_id_that_leaves_the_folder_of_runs_is_refused(lab: Lab, run_id: str) -> None:
+    parent = lab.experiment.start_logging()
+    calls = [
+        lambda: pl.Run(lab.experiment, run_id),
+        lambda: pl.Run.get(pl.Workspace(lab.workspace_dir), run_id),
+        # None and "" both leave it to Paceline.
+        lambda: parent.child_run(run_id=run_id or ".."),
+    ]
+    for call in calls:
+        with pytest.raises(pl.FileNameError, match="run id"):
+            call()
+    parent.complete()
+    assert os.listdir(lab.workspace_dir / "runs") == [parent.id]
+
+
+@pytest.mark.parametrize("name", ["../x", "outputs/../../x", "/etc/passwd", "..", "", ".", "a\0b", "outputs/.."])
+def test_a_file_name_that_leaves_the_runs_folder_is_refused(lab: Lab, name: str) -> None:
+    run = lab.experiment.start_logging()
+    (lab.folder / "file").write_text("x")
+    calls = [
+        lambda: run.upload_file(name, lab.folder / "file"),
+        lambda: run.upload_folder(name, lab.folder),
+        lambda: run.download_file(name),
+    ]
+    for call in calls:
+        with pytest.raises(pl.FileNameError, match="file name"):
+            call()
+    run.complete()
+    assert run.get_file_names() == []

@@ -1,0 +1,87 @@
+"""Several runs on one machine: they share its cores and wait for each other in order of submission."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import paceline as pl
+from paceline.runs import states
+from tests.engines.lab import Lab, wait_for_status
+from tests.helpers import wait_until
+
+CORES = len(os.sched_getaffinity(0))
+ALL_CORES: dict[str, Any] = {"process_count_per_node": CORES, "distributed_backend": "gloo"}
+
+
+def test_runs_start_in_order_of_submission(lab: Lab) -> None:
+    gate = lab.folder / "gate"
+    holder = lab.submit(f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n", **ALL_CORES)
+    wait_for_status(holder, states.RUNNING)
+    runs = [lab.submit("print('ran')\n", **(ALL_CORES if number % 2 else {})) for number in range(5)]
+    for run in runs:
+        wait_for_status(run, states.QUEUED)
+    # The last one would fit beside the holder's end, but it waits behind all others.
+    wait_until(lambda: runs[4].record().waiting_for, "the last run says what it waits for")
+    assert (runs[4].record().waiting_for or "").startswith("waits for 4 runs")
+    gate.touch()
+    for run in runs:
+        run.wait_for_completion()
+
+    starts = [run.record().started_utc or "" for run in runs]
+    assert starts == sorted(starts)
+    ends = [run.record().ended_utc or "" for run in [holder, *runs]]
+    # Those that need all cores started only after everything before them had ended.
+    assert all(ends[number] <= starts[number] for number in (1, 3))
+
+
+def test_no_more_runs_at_once_than_there_are_cores(lab: Lab) -> None:
+    script = """
+        import os, time
+        here = os.path.join(os.environ["PACELINE_WORKSPACE"], "running")
+        os.makedirs(here, exist_ok=True)
+        mine = os.path.join(here, os.environ["PACELINE_RUN_ID"])
+        open(mine, "w").close()
+        print(len(os.listdir(here)))
+        time.sleep(0.05)
+        os.unlink(mine)
+    """
+    runs = [lab.submit(script) for _ in range(3 * CORES)]
+    for run in runs:
+        run.wait_for_completion()
+
+    at_once = [int(run.folder.live_log(0).read_text()) for run in runs]
+    assert max(at_once) <= CORES
+
+
+def test_a_killed_supervisor_gives_its_place_to_the_next(lab: Lab) -> None:
+    holder = lab.submit("import time\ntime.sleep(600)\n", **ALL_CORES)
+    wait_for_status(holder, states.RUNNING)
+    next_one = lab.submit("print('ran')\n")
+    wait_for_status(next_one, states.QUEUED)
+    os.kill(holder.record().owner["pid"], 9)
+    next_one.wait_for_completion()
+
+    wait_until(lambda: holder.record().is_terminal, "the killed run has failed")
+    assert holder.failure is not None
+    assert (holder.status, holder.failure.cause) == (states.FAILED, "supervisor")
+    assert "while the run was Running" in holder.failure.message
+
+
+def test_forty_submissions_at_once_from_several_processes_all_complete(lab: Lab) -> None:
+    lab.write("import sys\nprint('number', sys.argv[1])\n")
+    code = """
+        for number in range(int(sys.argv[1]), int(sys.argv[1]) + 10):
+            print(experiment.submit(estimator, script_params={str(number): ""}).id)
+    """
+    programs = [lab.submit_elsewhere(code, first) for first in range(0, 40, 10)]
+    ids = [run_id for program in programs for run_id in program.communicate(timeout=100)[0].split()]
+
+    runs = [pl.Run(lab.experiment, run_id) for run_id in ids]
+    for run in runs:
+        run.wait_for_completion()
+    texts = [run.folder.live_log(0).read_text() for run in runs]
+    assert texts == [f"number {number}\n" for number in range(40)]
+    assert len(set(ids)) == 40
+    # One copy of the source serves them all.
+    assert len([path for path in (lab.workspace_dir / "snapshots").iterdir() if path.name[0] != "."]) == 1

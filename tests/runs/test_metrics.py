@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import MetricError
+from paceline.runs.metrics import MetricLog, json_safe, plain_scalar, rank_files, read, read_by_rank
+from tests.helpers import run_python, start_python, wait_until
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "metrics"
+
+
+def logged(folder: Path, *values: object, rank: int = 0, name: str = "loss") -> None:
+    log = MetricLog(folder / f"rank_{rank}.jsonl")
+    for value in values:
+        log.scalar(name, value)
+    log.close()
+
+
+def lines(folder: Path, rank: int, *entries: dict) -> None:
+    """A rank's log as it lies on disk, times included."""
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(entry) + "\n" for entry in entries)
+    (folder / f"rank_{rank}.jsonl").write_text(text)
+
+
+class Boxed:
+    """A scalar as numpy and torch have it."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def item(self) -> object:
+        if isinstance(self.value, list):
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return self.value
+
+
+# --- scalars
+
+
+def test_once_logged_is_a_scalar_and_more_often_a_list(folder):
+    logged(folder, 1.5)
+    assert read(folder) == {"loss": 1.5}
+    logged(folder, 2.5)
+    assert read(folder) == {"loss": [1.5, 2.5]}
+
+
+def test_values_keep_their_order_and_names_that_of_their_first_value(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    for number in range(1000):
+        log.scalar("loss" if number % 2 else "acc", number)
+    log.close()
+    assert read(folder) == {"acc": list(range(0, 1000, 2)), "loss": list(range(1, 1000, 2))}
+    assert list(read(folder)) == ["acc", "loss"]
+
+
+@pytest.mark.parametrize(
+    "value", [0, -1, 10**30, 0.1, -0.0, 5e-324, 1.7976931348623157e308, "text ü\n", "", True, False]
+)
+def test_a_scalar_comes_back_as_it_was(folder, value):
+    logged(folder, value)
+    found = read(folder)["loss"]
+    assert (found, type(found)) == (value, type(value))
+    assert math.copysign(1, found) == math.copysign(1, value) if isinstance(value, float) else True
+
+
+@given(st.lists(st.floats() | st.integers() | st.text() | st.booleans(), min_size=2, max_size=20))
+def test_any_scalars_come_back_as_they_were(values):
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as name:
+        logged(Path(name), *values)
+        found = read(Path(name))["loss"]
+    assert [repr(value) for value in found] == [repr(value) for value in values]
+
+
+def test_nan_and_the_infinities_survive(folder):
+    logged(folder, float("nan"), float("inf"), float("-inf"))
+    nan, infinity, minus = read(folder)["loss"]
+    assert math.isnan(nan)
+    assert (infinity, minus) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize("value", [1, 0.5, True, "x", float("inf")])
+def test_a_scalar_of_numpy_or_torch_is_its_item(folder, value):
+    logged(folder, Boxed(value))
+    found = read(folder)["loss"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_real_numpy_scalars_are_taken(folder):
+    numpy = pytest.importorskip("numpy", reason="needs numpy")
+    logged(folder, numpy.float64(0.1), numpy.float32(0.5), numpy.int64(3), numpy.bool_(True), numpy.array([7]))
+    assert repr(read(folder)["loss"]) == "[0.1, 0.5, 3, True, 7]"
+
+
+class Celsius(float):
+    def __repr__(self) -> str:
+        return f"{float(self)} °C"
+
+
+def test_a_number_of_a_class_of_its_own_is_a_number(folder):
+    logged(folder, Celsius(36.5))
+    assert read(folder) == {"loss": 36.5}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([1, 2], "Use log_list"),
+        ((1,), "Use log_list"),
+        (range(3), "Use log_list"),
+        ((number for number in [1]), "Use log_list"),
+        ({1}, "Use log_list"),
+        ({"a": 1}, "Use log_list"),
+        (b"1", "bytes"),
+        (Boxed([1, 2]), "Use log_list"),
+        (Boxed(None), "not a scalar"),
+        (Boxed(1j), "not a scalar"),
+        (None, "Log an int, a float, a str or a bool"),
+        (1j, "complex"),
+        (object(), "object"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_scalar_is_refused_with_the_way_out(folder, value, said):
+    with pytest.raises(MetricError, match=said) as refused:
+        MetricLog(folder / "rank_0.jsonl").scalar("loss", value)
+    assert "'loss'" in str(refused.value)
+    assert read(folder) == {}
+
+
+@pytest.mark.parametrize("name", ["", None, 5, ["loss"]], ids=repr)
+def test_a_name_is_a_non_empty_string(folder, name):
+    log = MetricLog(folder / "rank_0.jsonl")
+    with pytest.raises(MetricError, match="metric name"):
+        log.scalar(name, 1)
+    with pytest.raises(MetricError, match="metric name"):
+        log.other("list", name, [1])
+
+
+@pytest.mark.parametrize("name", ["train/loss", "größe", 'a"b', "a\nb", "kind", "x" * 1000, "\ud800"], ids=ascii)
+def test_any_name_comes_back(folder, name):
+    logged(folder, 1, 2, name=name)
+    assert read(folder) == {name: [1, 2]}
+
+
+def test_many_names_do_not_fill_memory(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    for number in range(10_050):
+        log.scalar(f"m{number}", number)
+    log.close()
+    assert len(log._names) <= 10_000
+    found = read(folder)
+    assert (len(found), found["m10049"]) == (10_050, 10_049)
+
+
+def test_a_step_is_kept_in_the_line(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    log.scalar("loss", 1, step=7)
+    log.close()
+    last = json.loads((folder / "rank_0.jsonl").read_text().splitlines()[-1])
+    assert (last["name"], last["value"], last["step"]) == ("loss", 1, 7)
+
+
+# --- the other kinds
+
+
+def others(folder: Path, kind: str, *values: object) -> object:
+    log = MetricLog(folder / "rank_0.jsonl")
+    for value in values:
+        log.other(kind, "m", value)
+    log.close()
+    return read(folder)["m"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "found"),
+    [
+        ("list", [[1, 2]], [1, 2]),
+        ("list", [[1, 2], [3]], [1, 2, 3]),
+        ("list", [[]], []),
+        ("row", [{"x": 1, "y": 2}], {"x": 1, "y": 2}),
+        ("row", [{"x": 1, "y": 2}, {"x": 3, "y": 4}], {"x": [1, 3], "y": [2, 4]}),
+        ("row", [{"x": 1}, {"x": 2, "y": 3}], {"x": [1, 2], "y": [None, 3]}),
+        ("table", [{"x": [1, 2], "y": [3, 4]}], {"x": [1, 2], "y": [3, 4]}),
+        ("table", [{"x": [1]}, {"x": [2, 3]}], {"x": [1, 2, 3]}),
+        ("table", [{"x": 1}, {"x": 2}], {"x": [1, 2]}),
+        ("image", ["images/a.png"], "images/a.png"),
+        ("image", ["images/a.png", "images/b.png"], ["images/a.png", "images/b.png"]),
+        ("confusion_matrix", [{"a": 1}], {"a": 1}),
+        ("residuals", [{"a": 1}, {"a": 2}], [{"a": 1}, {"a": 2}]),
+    ],
+)
+def test_each_kind_reads_as_the_sdk_has_it(folder, kind, values, found):
+    assert others(folder, kind, *values) == found
+
+
+def test_of_a_name_that_changed_its_kind_the_last_kind_counts(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    log.other("list", "m", [1, 2])
+    log.other("row", "m", {"x": 1})
+    log.close()
+    assert read(folder) == {"m": {"x": 1}}
+
+
+# --- several ranks
+
+
+def test_values_of_several_ranks_are_merged_by_time(folder):
+    lines(folder, 0, *({"name": "loss", "value": value, "time": value} for value in (1.0, 4.0, 5.0)))
+    lines(folder, 1, *({"name": "loss", "value": value, "time": value} for value in (2.0, 3.0, 6.0)))
+    assert read(folder) == {"loss": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+
+
+def test_values_of_one_rank_keep_their_order_where_the_clock_stood_still(folder):
+    lines(folder, 0, *({"name": "loss", "value": value, "time": 1.0} for value in range(50)))
+    lines(folder, 1, {"name": "loss", "value": 99, "time": 0.5})
+    assert read(folder) == {"loss": [99, *range(50)]}
+
+
+def test_ranks_are_kept_apart(folder):
+    for rank in (0, 1, 10):
+        logged(folder, rank, rank + 0.5, rank=rank)
+    assert read_by_rank(folder) == {0: {"loss": [0, 0.5]}, 1: {"loss": [1, 1.5]}, 10: {"loss": [10, 10.5]}}
+    assert read(folder, rank=10) == {"loss": [10, 10.5]}
+    assert read(folder, rank=5) == {}
+    assert [rank for rank, _ in rank_files(folder)] == [0, 1, 10]
+
+
+def test_a_name_may_be_asked_for_alone(folder):
+    logged(folder, 1, name="loss")
+    logged(folder, 2, name="acc", rank=1)
+    assert read(folder, name="acc") == {"acc": 2}
+    assert read(folder, name="none") == {}
+    assert read_by_rank(folder, name="acc") == {0: {}, 1: {"acc": 2}}
+
+
+def test_a_run_that_logged_nothing_has_no_metrics(folder):
+    assert (read(folder), read_by_rank(folder)) == ({}, {})
+    MetricLog(folder / "rank_0.jsonl").close()
+    assert read(folder) == {}
+
+
+def test_files_of_others_in_the_folder_are_passed_over(folder):
+    logged(folder, 1)
+    for name in ("rank_x.jsonl", "rank_.jsonl", "other.jsonl", "rank_1.txt"):
+        (folder / name).write_text('{"name": "loss", "value": 2}\n')
+    assert read(folder) == {"loss": 1}
+
+
+# --- whatever happens to the writer
+
+
+def test_a_torn_last_line_is_passed_over_and_the_next_writer_starts_cleanly(folder):
+    logged(folder, 1, 2)
+    with open(folder / "rank_0.jsonl", "ab") as file:
+        file.write(b'{"name":"loss","value":3.14')
+    assert read(folder) == {"loss": [1, 2]}
+    logged(folder, 4)
+    assert read(folder) == {"loss": [1, 2, 4]}
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\0" * 100, b"\xff\xfe\n", b"[1, 2]\n", b"5\n", b"null\n", b'{"no": "name"}\n', b'"x"\n', b"\n\n\n"]
+)
+def test_lines_that_are_none_are_passed_over(folder, garbage):
+    logged(folder, 1)
+    with open(folder / "rank_0.jsonl", "ab") as file:
+        file.write(garbage)
+    logged(folder, 2)
+    assert read(folder) == {"loss": [1, 2]}
+
+
+def test_a_torn_line_in_the_middle_of_many_costs_no_other(folder):
+    folder.mkdir()
+    text = [f'{{"name":"loss","value":{number},"time":{number}}}\n' for number in range(50_000)]
+    text[25_000] = '{"name":"loss","va\n'
+    (folder / "rank_0.jsonl").write_text("".join(text))
+    found = read(folder)["loss"]
+    assert len(found) == 49_999
+    assert found[24_999:25_001] == [24_999, 25_001]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from paceline.runs.metrics import MetricLog
+log = MetricLog(Path(sys.argv[1]))
+number = 0
+while True:
+    log.scalar("loss", number)
+    number += 1
+    print(number, flush=True)
+"""
+
+
+def test_nothing_whose_call_returned_is_lost_when_the_writer_is_killed(folder):
+    for count in (1, 50, 1000):
+        path = folder / f"{count}/rank_0.jsonl"
+        with start_python(WRITER, path) as process:
+            for _ in range(count):
+                returned = int(process.stdout.readline())
+            process.kill()
+            returned = max([returned, *map(int, process.stdout.read().split("\n")[:-1])])
+        found = read(path.parent)["loss"]
+        found = found if isinstance(found, list) else [found]
+        # What was written but not yet told may be there too.
+        assert found == list(range(len(found)))
+        assert returned <= len(found) <= returned + 1
+
+
+def test_values_of_several_threads_are_all_there(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    threads = [
+        threading.Thread(target=lambda name=name: [log.scalar(name, number) for number in range(500)])
+        for name in "abcdefgh"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.close()
+    assert read(folder) == {name: list(range(500)) for name in "abcdefgh"} | {}
+
+
+def test_values_of_several_processes_of_one_rank_are_all_there(folder):
+    code = """
+import os, sys
+from pathlib import Path
+from paceline.runs.metrics import MetricLog
+log = MetricLog(Path(sys.argv[1]))
+log.scalar("parent", 0)
+for name in "abcd":
+    if os.fork() == 0:
+        for number in range(500): log.scalar(name, number)
+        os._exit(0)
+for name in "abcd": os.wait()
+log.scalar("parent", 1)
+"""
+    run_python(code, folder / "rank_0.jsonl")
+    assert read(folder) == {"parent": [0, 1], **{name: list(range(500)) for name in "abcd"}}
+
+
+def test_a_reader_meanwhile_sees_a_beginning(folder):
+    with start_python(WRITER, folder / "rank_0.jsonl", stdout=-3) as process:
+        try:
+            wait_until(
+                lambda: len(read(folder).get("loss", [])) > 2 if isinstance(read(folder).get("loss"), list) else 0,
+                "values",
+            )
+            for _ in range(20):
+                found = read(folder)["loss"]
+                assert found == list(range(len(found)))
+        finally:
+            process.kill()
+
+
+def test_a_value_that_does_not_fit_on_the_disk_is_an_error_and_spoils_no_later_one(folder):
+    # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
+    # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
+    code = """
+import resource, sys
+from pathlib import Path
+from paceline.runs.metrics import MetricLog, read
+path = Path(sys.argv[1])
+log = MetricLog(path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+kept, errors = [], 0
+for number in range(30):
+    if number == 25:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    try:
+        log.scalar("loss", number)
+        kept.append(number)
+    except OSError: errors += 1
+print(errors > 5, len(kept) > 10, read(path.parent)["loss"] == kept)
+"""
+    assert run_python(code, folder / "rank_0.jsonl") == "True True True\n"
+
+
+def test_the_log_is_opened_with_the_first_value(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    assert not folder.exists()
+    log.scalar("loss", 1)
+    assert (folder / "rank_0.jsonl").exists()
+    log.close()
+    log.close()
+
+
+def test_the_log_is_not_inherited_by_programs(folder):
+    log = MetricLog(folder / "rank_0.jsonl")
+    log.scalar("loss", 1)
+    assert not os.get_inheritable(log._fd)
+    log.close()
+
+
+def test_each_writer_says_which_attempt_it_belongs_to(folder):
+    for attempt in (1, 2):
+        log = MetricLog(folder / "rank_0.jsonl", attempt=attempt)
+        log.scalar("loss", attempt)
+        log.close()
+    starts = [json.loads(line) for line in (folder / "rank_0.jsonl").read_text().splitlines() if "attempt" in line]
+    assert [start["attempt"] for start in starts] == [1, 2]
+    assert starts[0]["pid"] == os.getpid()
+
+
+# --- for JSON proper
+
+
+def test_json_safe_spells_what_json_lacks():
+    value = {"a": float("nan"), 5: [math.inf, (-math.inf, 1.5)], "b": "NaN", "c": None, "d": True}
+    safe = json_safe(value)
+    assert safe == {"a": "NaN", "5": ["Infinity", ["-Infinity", 1.5]], "b": "NaN", "c": None, "d": True}
+    json.dumps(safe, allow_nan=False)
+
+
+def test_a_bool_is_not_made_a_number():
+    assert plain_scalar("m", True) is True

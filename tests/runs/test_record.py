@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.runs import states
+from paceline.runs.failure import FailureReport
+from paceline.runs.record import Attempt, RunRecord, parse_utc, user_name, utc_now, utc_text
+from tests.helpers import make_job, make_record
+
+FULL = RunRecord(
+    run_id="digits_1_2",
+    experiment="digits",
+    kind="script",
+    status=states.FAILED,
+    parent_run_id="digits_1_1",
+    created_utc="2026-01-02T03:04:05.678Z",
+    started_utc="2026-01-02T03:04:06.000Z",
+    ended_utc="2026-01-02T03:04:08.500Z",
+    submitted_by="me",
+    target="local",
+    source_directory="/code",
+    snapshot_id="0" * 64,
+    git={"commit": "abc", "dirty": True},
+    job=make_job(arguments=("--a", "b")),
+    owner={"pid": 5, "host": "h", "boot_id": "b"},
+    scratch_dir="/dev/shm/x",
+    waiting_for="waits",
+    attempts=(
+        Attempt(number=1, started_utc="a", ended_utc="b", nodes=("n",), exit_codes={"0": 137}, cause="killed"),
+        Attempt(number=2, started_utc="c"),
+    ),
+    exit_code=1,
+    failure=FailureReport(cause="exception", message="m", rank=1, last_lines=("a", "b"), victims=((0, "was lost"),)),
+    canceled_by="you",
+)
+
+
+def through_json(record: RunRecord) -> RunRecord:
+    return RunRecord.from_json(json.loads(json.dumps(record.to_json())))
+
+
+def test_every_field_of_the_example_is_set():
+    defaults = RunRecord(run_id="", experiment="")
+    same = {field.name for field in fields(RunRecord) if getattr(FULL, field.name) == getattr(defaults, field.name)}
+    assert same == {"kind"}
+
+
+@pytest.mark.parametrize(
+    "record", [FULL, RunRecord(run_id="a", experiment="a"), make_record()], ids=["full", "bare", "new"]
+)
+def test_a_record_goes_to_json_and_back_unchanged(record):
+    assert through_json(record) == record
+
+
+def test_fields_of_a_newer_version_are_left_out():
+    data = FULL.to_json() | {"colour": "blue"}
+    data["attempts"][0]["colour"] = data["failure"]["colour"] = "blue"
+    assert RunRecord.from_json(data) == FULL
+
+
+@pytest.mark.parametrize("status", states.ALL)
+def test_three_states_are_the_end(status):
+    assert RunRecord(run_id="a", experiment="a", status=status).is_terminal == (
+        status in ("Completed", "Failed", "Canceled")
+    )
+
+
+def test_the_states_are_the_sdk_s():
+    assert set(states.ALL) <= {
+        *("NotStarted", "Queued", "Preparing", "Provisioning", "Starting", "Running", "CancelRequested", "Canceled"),
+        *("Finalizing", "Completed", "Failed", "Unapproved", "NotResponding", "Pausing", "Paused"),
+    }
+
+
+def test_the_duration_is_from_start_to_end():
+    assert FULL.duration_s == 2.5
+
+
+def test_before_the_start_there_is_no_duration():
+    assert make_record().duration_s is None
+
+
+def test_the_duration_of_a_run_that_runs_grows():
+    assert 0 <= make_record(started_utc=utc_now()).duration_s < 60
+
+
+def test_a_clock_that_was_put_back_gives_no_negative_duration():
+    assert make_record(started_utc="2026-01-02T03:04:06.000Z", ended_utc="2026-01-02T03:04:05.000Z").duration_s == 0
+
+
+@given(st.datetimes(timezones=st.timezones()))
+def test_times_are_kept_to_the_millisecond(time):
+    text = utc_text(time)
+    assert text.endswith("Z")
+    assert abs((parse_utc(text) - time).total_seconds()) < 0.001
+
+
+def test_times_in_text_sort_as_times_do():
+    assert utc_now() <= utc_now()
+    assert len({len(utc_text(parse_utc(text))) for text in ("2026-01-02T03:04:05Z", "2026-01-02T03:04:05.120Z")}) == 1
+
+
+def test_a_user_without_a_name_is_unknown(monkeypatch):
+    def nobody():
+        raise KeyError("uid")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert user_name() == "unknown"

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.snapshot.scan import scan
+from tests.helpers import write_tree
+
+# The files of a tree, with the patterns that lie in it -> the files that are left out of it.
+CASES = {
+    "a name at any depth": ({".gitignore": "*.csv\n", "a.csv": "", "d/b.csv": "", "a.py": ""}, {"a.csv", "d/b.csv"}),
+    "a name at the top alone": ({".gitignore": "/data\n", "data/a": "", "d/data/a": ""}, {"data/a"}),
+    "a folder, not a file": ({".gitignore": "build/\n", "build/a": "", "d/build": ""}, {"build/a"}),
+    "negation": ({".gitignore": "*.csv\n!keep.csv\n", "a.csv": "", "keep.csv": ""}, {"a.csv"}),
+    "no negation below a folder that is out": ({".gitignore": "data/\n!data/keep\n", "data/keep": ""}, {"data/keep"}),
+    "negation below a star": (
+        {".gitignore": "/data/*\n!/data/keep\n", "data/keep": "", "data/drop": ""},
+        {"data/drop"},
+    ),
+    "the deeper file counts first": (
+        {".gitignore": "*.csv\n", "d/.gitignore": "!*.csv\n", "a.csv": "", "d/a.csv": "", "d/e/a.csv": ""},
+        {"a.csv"},
+    ),
+    "a deeper file's patterns hold below it alone": (
+        {"d/.gitignore": "/a\n", "a": "", "d/a": "", "d/e/a": ""},
+        {"d/a"},
+    ),
+    "two stars": ({".gitignore": "a/**/z\n", "a/z": "", "a/b/c/z": "", "z": ""}, {"a/z", "a/b/c/z"}),
+    "comments and blanks": ({".gitignore": "# a\n\n\\#b\n", "a": "", "#b": ""}, {"#b"}),
+    "lines that end as on Windows": ({".gitignore": "a\r\nb\r\n", "a": "", "b": "", "c": ""}, {"a", "b"}),
+    "a set of letters": ({".gitignore": "[ab].txt\n", "a.txt": "", "b.txt": "", "c.txt": ""}, {"a.txt", "b.txt"}),
+    "unicode": ({".gitignore": "größe*\n", "größe.txt": "", "x": ""}, {"größe.txt"}),
+    "everything but": ({".gitignore": "*\n!*.py\n!.gitignore\n", "a.py": "", "b": ""}, {"b"}),
+}
+
+
+def files_of(top: Path) -> set[str]:
+    return set(scan(top, top.parent / "cache.json", top.parent / "workspace").files)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_patterns_mean_what_they_mean_to_git(tmp_path, name):
+    files, left_out = CASES[name]
+    top = write_tree(tmp_path / "code", files)
+    assert set(files) - files_of(top) == left_out
+    subprocess.run(["git", "init", "-q", top], check=True)
+    listed = subprocess.run(
+        ["git", "-c", "core.quotePath=off", "ls-files", "-o", "--exclude-standard"],
+        cwd=top,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(listed.stdout.splitlines()) == files_of(top)
+
+
+def test_amlignore_stands_in_for_gitignore(tmp_path):
+    top = write_tree(tmp_path / "code", {".amlignore": "b\n", ".gitignore": "a\n", "a": "", "b": ""})
+    assert files_of(top) == {".amlignore", ".gitignore", "a"}
+
+
+def test_with_an_amlignore_at_the_top_deeper_gitignores_do_not_count(tmp_path):
+    files = {".amlignore": "b\n", "d/.gitignore": "a\n", "d/a": "", "d/.amlignore": "c\n", "d/c": ""}
+    assert files_of(write_tree(tmp_path / "code", files)) == {".amlignore", "d/.gitignore", "d/a", "d/.amlignore"}
+
+
+def test_without_patterns_everything_is_in(tmp_path):
+    assert files_of(write_tree(tmp_path / "code", {"a": "", ".hidden/b": ""})) == {"a", ".hidden/b"}
+
+
+@pytest.mark.parametrize("name", [".git", ".paceline", "__pycache__", ".ipynb_checkpoints"])
+def test_what_is_never_source_is_out_at_any_depth(tmp_path, name):
+    assert files_of(write_tree(tmp_path / "code", {f"{name}/a": "", f"d/{name}/a": "", "d/a": ""})) == {"d/a"}
+
+
+def test_the_outputs_at_the_top_are_the_run_s_and_not_source(tmp_path):
+    assert files_of(write_tree(tmp_path / "code", {"outputs/a": "", "d/outputs/a": ""})) == {"d/outputs/a"}
