@@ -3,16 +3,17 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import MetricError
 from paceline.runs.metrics import MetricLog, json_safe, plain_scalar, rank_files, read, read_by_rank
-from tests.helpers import run_python, start_python, wait_until
+from tests.helpers import run_python, start_python
 
 
 @pytest.fixture
@@ -75,10 +76,9 @@ def test_a_scalar_comes_back_as_it_was(folder, value):
     assert math.copysign(1, found) == math.copysign(1, value) if isinstance(value, float) else True
 
 
+@settings(max_examples=50)
 @given(st.lists(st.floats() | st.integers() | st.text() | st.booleans(), min_size=2, max_size=20))
 def test_any_scalars_come_back_as_they_were(values):
-    import tempfile
-
     with tempfile.TemporaryDirectory() as name:
         logged(Path(name), *values)
         found = read(Path(name))["loss"]
@@ -332,7 +332,7 @@ def test_values_of_several_threads_are_all_there(folder):
     for thread in threads:
         thread.join()
     log.close()
-    assert read(folder) == {name: list(range(500)) for name in "abcdefgh"} | {}
+    assert read(folder) == {name: list(range(500)) for name in "abcdefgh"}
 
 
 def test_values_of_several_processes_of_one_rank_are_all_there(folder):
@@ -354,12 +354,10 @@ log.scalar("parent", 1)
 
 
 def test_a_reader_meanwhile_sees_a_beginning(folder):
-    with start_python(WRITER, folder / "rank_0.jsonl", stdout=-3) as process:
+    with start_python(WRITER, folder / "rank_0.jsonl") as process:
         try:
-            wait_until(
-                lambda: len(read(folder).get("loss", [])) > 2 if isinstance(read(folder).get("loss"), list) else 0,
-                "values",
-            )
+            while int(process.stdout.readline()) < 10:
+                pass
             for _ in range(20):
                 found = read(folder)["loss"]
                 assert found == list(range(len(found)))
@@ -367,7 +365,8 @@ def test_a_reader_meanwhile_sees_a_beginning(folder):
             process.kill()
 
 
-def test_a_value_that_does_not_fit_on_the_disk_is_an_error_and_spoils_no_later_one(folder):
+@pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])
+def test_a_value_that_does_not_fit_on_the_disk_is_an_error_and_spoils_no_later_one(folder, size):
     # The story: on a full disk half a line was written; once there was space again, the next value was glued to it and
     # lost, though its call had returned. A limit of the file's size cuts a write short as a full disk does.
     code = """
@@ -376,7 +375,7 @@ from pathlib import Path
 from paceline.runs.metrics import MetricLog, read
 path = Path(sys.argv[1])
 log = MetricLog(path)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 kept, errors = [], 0
 for number in range(30):
     if number == 25:
@@ -385,9 +384,9 @@ for number in range(30):
         log.scalar("loss", number)
         kept.append(number)
     except OSError: errors += 1
-print(errors > 5, len(kept) > 10, read(path.parent)["loss"] == kept)
+print(errors > 5, len(kept) >= 5, read(path.parent)["loss"] == kept)
 """
-    assert run_python(code, folder / "rank_0.jsonl") == "True True True\n"
+    assert run_python(code, folder / "rank_0.jsonl", size) == "True True True\n"
 
 
 def test_the_log_is_opened_with_the_first_value(folder):

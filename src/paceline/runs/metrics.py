@@ -51,7 +51,7 @@ class MetricLog:
             text = int.__repr__(value)
         else:
             text = json.dumps(plain_scalar(name, value))
-        quoted = self._names.get(name) or self._quote(name)
+        quoted = (self._names.get(name) if isinstance(name, str) else None) or self._quote(name)
         tail = "" if step is None else f',"step":{int(step)}'
         self._write(f'{{"name":{quoted},"value":{text},"time":{time.time():.6f}{tail}}}\n'.encode())
 

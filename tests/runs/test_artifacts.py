@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import FileNameError, RunNotFoundError, RunStateError, UserError
+from paceline.runs import artifacts
+from paceline.runs.folder import RunFolder
+from tests.helpers import start_python, write_tree
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "runs/digits_1_1")
+    for part in (folder.outputs, folder.logs):
+        part.mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name", ["outputs/model.pt", "outputs/a/b/c", "plot.png", "a b/ü'\n", "logs/extra.log", "-x", "run.json"]
+)
+def test_a_file_goes_in_and_comes_out_under_its_name(folder, tmp_path, name):
+    (tmp_path / "source").write_bytes(b"\0data")
+    assert artifacts.put(folder, name, tmp_path / "source") == name
+    assert artifacts.names(folder) == [name]
+    assert Path(artifacts.get(folder, name, "copy")).read_bytes() == b"\0data"
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "outputs/../../x", "", "a\0", ".."])
+def test_a_name_that_leaves_the_run_is_refused_everywhere(folder, tmp_path, name):
+    (tmp_path / "source").write_text("")
+    for call in (
+        lambda: artifacts.put(folder, name, tmp_path / "source"),
+        lambda: artifacts.put_folder(folder, name, tmp_path),
+        lambda: artifacts.get(folder, name),
+    ):
+        with pytest.raises(FileNameError):
+            call()
+
+
+def test_the_same_bytes_again_are_harmless(folder, tmp_path):
+    for content in ("same", "same"):
+        (tmp_path / "source").write_text(content)
+        artifacts.put(folder, "outputs/a", tmp_path / "source")
+    assert artifacts.names(folder) == ["outputs/a"]
+
+
+def test_other_bytes_under_a_taken_name_are_refused(folder, tmp_path):
+    artifacts.put(folder, "outputs/a", io.BytesIO(b"first"))
+    with pytest.raises(RunStateError, match="another file 'outputs/a' already"):
+        artifacts.put(folder, "outputs/a", io.BytesIO(b"other"))
+    assert (folder.outputs / "a").read_text() == "first"
+    assert os.listdir(folder.outputs) == ["a"]
+
+
+def test_uploading_an_output_in_its_place_leaves_it_there(folder):
+    (folder.outputs / "a").write_text("x")
+    assert artifacts.put(folder, "outputs/a", folder.outputs / "a") == "outputs/a"
+    assert (folder.outputs / "a").read_text() == "x"
+
+
+def test_the_rest_of_an_open_stream_is_taken(folder):
+    stream = io.BytesIO(b"head body")
+    stream.read(5)
+    artifacts.put(folder, "a", stream)
+    assert folder.file("a").read_bytes() == b"body"
+
+
+def test_a_stream_that_fails_leaves_nothing(folder):
+    class Broken(io.BytesIO):
+        def read(self, *arguments):
+            raise OSError("cable pulled")
+
+    with pytest.raises(OSError, match="cable pulled"):
+        artifacts.put(folder, "outputs/a", Broken())
+    assert artifacts.names(folder) == []
+
+
+@pytest.mark.parametrize("source", ["nowhere", "."])
+def test_what_is_no_file_is_refused(folder, source):
+    with pytest.raises(UserError, match="is not a file"):
+        artifacts.put(folder, "a", source)
+
+
+def test_a_folder_s_name_is_taken_for_no_file(folder):
+    artifacts.put(folder, "d/a", io.BytesIO(b"x"))
+    with pytest.raises(RunStateError, match="another file 'd'"):
+        artifacts.put(folder, "d", io.BytesIO(b"x"))
+
+
+def test_of_several_ranks_that_upload_one_name_one_succeeds(folder):
+    code = """
+import io, sys
+from pathlib import Path
+from paceline.errors import RunStateError
+from paceline.runs import artifacts
+from paceline.runs.folder import RunFolder
+won = 0
+for number in range(50):
+    try: artifacts.put(RunFolder(Path(sys.argv[1])), f"outputs/{number}", io.BytesIO(sys.argv[2].encode() * 1000)); won += 1
+    except RunStateError: pass
+print(won)
+"""
+    started = [start_python(code, folder.path, name) for name in "abc"]
+    assert sum(int(process.communicate()[0]) for process in started) == 50
+    assert len(artifacts.names(folder)) == 50
+    assert all(len(set((folder.outputs / str(number)).read_text())) == 1 for number in range(50))
+
+
+def test_a_folder_goes_in_whole(folder, tmp_path):
+    source = write_tree(tmp_path / "source", {"a": "1", "d/e/b": "2", ".hidden": "3"})
+    assert artifacts.put_folder(folder, "plots/", source) == ["plots/.hidden", "plots/a", "plots/d/e/b"]
+    assert artifacts.names(folder) == ["plots/.hidden", "plots/a", "plots/d/e/b"]
+
+
+@pytest.mark.parametrize("source", ["nowhere", "file"])
+def test_what_is_no_folder_is_refused(folder, tmp_path, source):
+    write_tree(tmp_path, {"file": ""})
+    with pytest.raises(UserError, match="is not a folder"):
+        artifacts.put_folder(folder, "plots", tmp_path / source)
+
+
+def test_names_are_sorted_over_outputs_logs_and_uploads(folder):
+    write_tree(folder.path, {"outputs/b": "", "logs/driver.log": "", "run.json": "", "metrics/rank_0.jsonl": ""})
+    for name in ("z", "a", "outputs/a"):
+        artifacts.put(folder, name, io.BytesIO(b""))
+    assert artifacts.names(folder) == ["a", "logs/driver.log", "outputs/a", "outputs/b", "z"]
+
+
+@pytest.mark.parametrize(
+    ("target", "written"),
+    [
+        (None, "model.pt"),
+        ("copy.pt", "copy.pt"),
+        ("new/copy.pt", "new/copy.pt"),
+        ("there", "there/model.pt"),
+        ("new/", "new/model.pt"),
+    ],
+)
+def test_a_file_comes_out_to_a_path_or_into_a_folder(folder, tmp_path, target, written):
+    artifacts.put(folder, "outputs/model.pt", io.BytesIO(b"x"))
+    (tmp_path / "there").mkdir()
+    assert artifacts.get(folder, "outputs/model.pt", target) == written
+    assert (tmp_path / written).read_bytes() == b"x"
+
+
+def test_a_file_that_is_not_there_is_refused_with_those_that_are(folder):
+    with pytest.raises(RunNotFoundError, match=r"no file 'a'. Its files: none"):
+        artifacts.get(folder, "a")
+    artifacts.put(folder, "b", io.BytesIO(b""))
+    with pytest.raises(LookupError, match=r"no file 'a'. Its files: b"):
+        artifacts.get(folder, "a")

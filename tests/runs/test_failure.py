@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from paceline.runs.failure import CAUSES, FailureReport, logs_command, signal_name, signal_words
+
+FULL = FailureReport(
+    cause="exception",
+    message="Rank 1 on node n failed first: ValueError: bad batch",
+    exit_code=3,
+    attempt=2,
+    rank=1,
+    node="n",
+    signal="SIGSEGV",
+    exception="ValueError: bad batch",
+    traceback="Traceback\n  File\nValueError: bad batch\n",
+    last_lines=("one", "two"),
+    victims=((0, "lost its connection"), (2, "was ended")),
+    see="paceline logs x --rank 1",
+)
+
+
+@pytest.mark.parametrize("report", [FULL, FailureReport(cause="disk", message="full")])
+def test_a_report_goes_to_json_and_back_unchanged(report):
+    assert FailureReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+def test_the_text_has_the_message_the_traceback_the_victims_and_the_next_command():
+    assert str(FULL) == (
+        "Rank 1 on node n failed first: ValueError: bad batch\n"
+        "\n"
+        "    Traceback\n"
+        "      File\n"
+        "    ValueError: bad batch\n"
+        "\n"
+        "rank 0 lost its connection\n"
+        "rank 2 was ended\n"
+        "\n"
+        "More: paceline logs x --rank 1"
+    )
+
+
+def test_without_a_traceback_the_last_lines_stand_there():
+    report = FailureReport(cause="killed", message="killed by SIGKILL.", last_lines=("step 1", "step 2"))
+    assert str(report) == "killed by SIGKILL.\n\nIts last lines:\n    step 1\n    step 2"
+
+
+def test_a_long_traceback_shows_its_end():
+    report = FailureReport(cause="exception", message="m", traceback="\n".join(map(str, range(100))))
+    shown = str(report).splitlines()[2:]
+    assert [line.strip() for line in shown] == [str(number) for number in range(80, 100)]
+
+
+def test_of_many_victims_some_are_named_and_the_others_counted():
+    report = FailureReport(cause="exception", message="m", victims=tuple((rank, "was lost") for rank in range(1, 100)))
+    assert str(report).splitlines()[-2:] == ["rank 8 was lost", "and 91 ranks more"]
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"), (42, "signal 42"), (200, "signal 200")]
+)
+def test_a_signal_has_a_name(number, name):
+    assert signal_name(number) == name
+
+
+@pytest.mark.parametrize("number", range(1, 100))
+def test_a_signal_may_have_words(number):
+    assert isinstance(signal_words(number), str)
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(signal.SIGKILL, "killed from outside"), (signal.SIGSEGV, "segmentation fault"), (signal.SIGBUS, "/dev/shm")],
+)
+def test_what_a_signal_means_is_said(number, words):
+    assert words in signal_words(number)
+
+
+def test_the_command_is_one_that_a_shell_understands():
+    assert logs_command("digits_1_2") == "paceline logs digits_1_2"
+    assert logs_command("digits_1_2", 0) == "paceline logs digits_1_2 --rank 0"
+
+
+def test_the_causes_are_told_apart():
+    assert len(set(CAUSES.values())) == len(CAUSES)

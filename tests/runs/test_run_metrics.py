@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import MetricError, UserError
+from paceline.workspace import Experiment, Workspace
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture
+def run():
+    with Experiment(Workspace("ws"), "digits").start_logging() as run:
+        yield run
+
+
+class Plot:
+    """As much of matplotlib's figure and pyplot as a run needs."""
+
+    def savefig(self, path, format):
+        assert format == "png"
+        Path(path).write_bytes(PNG)
+
+
+def test_a_list_may_come_from_a_generator(run):
+    run.log_list("squares", (number**2 for number in range(4)))
+    run.log_list("squares", range(2))
+    assert run.get_metrics() == {"squares": [0, 1, 4, 9, 0, 1]}
+
+
+@pytest.mark.parametrize("value", ["text", b"bytes", {"a": 1}, 5, None])
+def test_what_is_no_list_is_refused(run, value):
+    with pytest.raises(MetricError, match="Use log for one value"):
+        run.log_list("m", value)
+
+
+def test_a_list_with_a_list_in_it_is_refused(run):
+    with pytest.raises(MetricError, match="not a scalar"):
+        run.log_list("m", [1, [2]])
+    assert run.get_metrics() == {}
+
+
+def test_rows_of_one_name_make_a_table(run):
+    run.log_row("point", x=1, y=0.5)
+    assert run.get_metrics() == {"point": {"x": 1, "y": 0.5}}
+    run.log_row("point", x=2, y=float("inf"))
+    assert run.get_metrics() == {"point": {"x": [1, 2], "y": [0.5, float("inf")]}}
+
+
+def test_a_row_without_columns_is_refused(run):
+    with pytest.raises(MetricError, match="a row without columns"):
+        run.log_row("point")
+
+
+def test_a_row_s_columns_are_scalars(run):
+    with pytest.raises(MetricError, match="list is not a scalar"):
+        run.log_row("point", x=[1])
+
+
+def test_a_row_s_description_is_no_column(run):
+    run.log_row("point", "where it is", x=1)
+    run.log_row("point", description="where it is", x=2)
+    assert run.get_metrics() == {"point": {"x": [1, 2]}}
+
+
+def test_a_table_has_columns_of_scalars(run):
+    run.log_table("t", {"x": [1, 2], "y": "one", 3: range(2)})
+    assert run.get_metrics() == {"t": {"x": [1, 2], "y": "one", "3": [0, 1]}}
+
+
+@pytest.mark.parametrize("value", [[1], "x", None, {"x": [[1]]}, {"x": {"y": 1}}], ids=repr)
+def test_what_is_no_table_is_refused(run, value):
+    with pytest.raises(MetricError):
+        run.log_table("t", value)
+
+
+def test_an_image_is_kept_and_its_metric_is_its_name(run, tmp_path):
+    (tmp_path / "plot.jpeg").write_bytes(PNG)
+    run.log_image("a plot/1", path="plot.jpeg")
+    name = run.get_metrics()["a plot/1"]
+    assert name.startswith("images/a_plot_1_")
+    assert name.endswith(".jpeg")
+    assert name in run.get_file_names()
+    assert Path(run.download_file(name, "copy")).read_bytes() == PNG
+
+
+def test_a_plot_is_kept_as_png(run):
+    for _ in range(2):
+        run.log_image("plot", plot=Plot())
+    names = run.get_metrics()["plot"]
+    assert len(set(names)) == 2
+    assert all(Path(run.download_file(name, "copy")).read_bytes() == PNG for name in names)
+
+
+@pytest.mark.parametrize("given", [{}, {"path": "a.png", "plot": Plot()}, {"plot": "a.png"}])
+def test_an_image_is_either_a_path_or_a_plot(run, given):
+    with pytest.raises(MetricError, match="'plot'"):
+        run.log_image("plot", **given)
+
+
+def test_an_image_that_is_not_there_is_refused(run):
+    with pytest.raises(UserError, match=r"nowhere\.png"):
+        run.log_image("plot", path="nowhere.png")
+    assert run.get_metrics() == {}
+
+
+@pytest.mark.parametrize("name", ["../../evil", "/etc/x", "a\0b", "ü" * 10])
+def test_an_image_s_name_never_leaves_the_run(run, name):
+    run.log_image(name, plot=Plot())
+    (kept,) = run.get_file_names()
+    assert kept.startswith("images/")
+    assert "/" not in kept.removeprefix("images/")
+
+
+@pytest.mark.parametrize("kind", ["confusion_matrix", "accuracy_table", "residuals", "predictions"])
+def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
+    value = {"schema_type": kind, "data": {"matrix": [[1, 2]]}}
+    getattr(run, f"log_{kind}")("m", value)
+    assert run.get_metrics() == {"m": value}
+    getattr(run, f"log_{kind}")("m", json.dumps(value))
+    assert run.get_metrics() == {"m": [value, value]}
+
+
+@pytest.mark.parametrize("value", ["{", "[1]", [1], object(), 5], ids=repr)
+def test_what_is_no_dict_of_theirs_is_refused(run, value):
+    with pytest.raises(MetricError, match="'m'"):
+        run.log_confusion_matrix("m", value)
+
+
+@pytest.mark.parametrize("value", [[1], range(3), (number for number in "ab")])
+def test_log_takes_no_list(run, value):
+    with pytest.raises(MetricError, match="Use log_list"):
+        run.log("m", value)
+
+
+def test_a_refused_value_is_a_value_error_too(run):
+    with pytest.raises(ValueError, match="'m'"):
+        run.log("m", None)
+
+
+def test_log_takes_the_sdk_s_arguments(run):
+    run.log("m", 1, "description", 3)
+    run.log(name="m", value=2, description="", step=4)
+    assert run.get_metrics() == {"m": [1, 2]}
