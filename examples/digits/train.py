@@ -27,7 +27,7 @@ import paceline
 parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's digits.")
 parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--batch-size", type=int, default=32, help="of all workers together")
-parser.add_argument("--lr", type=float, default=0.003)
+parser.add_argument("--lr", type=float, default=0.005)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--gpu", action="store_true", help="one GPU for each worker, NCCL between them")
 args = parser.parse_args()
@@ -64,6 +64,7 @@ net = nn.Sequential(
 ).to(device)
 model = DistributedDataParallel(net) if world_size > 1 else net
 optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
+schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=args.epochs)
 
 history = []
 for epoch in range(1, args.epochs + 1):
@@ -78,6 +79,7 @@ for epoch in range(1, args.epochs + 1):
         loss_sum += loss.detach() * len(y)
     if world_size > 1:
         dist.all_reduce(loss_sum)
+    schedule.step()
     seconds = time.perf_counter() - start
 
     with torch.no_grad():

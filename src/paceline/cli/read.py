@@ -51,7 +51,8 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
     if as_json:
         print_json(found)
         return 0
-    took = f" for {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
+    word = "in" if found["status"] in states.TERMINAL else "for"
+    took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
     print(f"{found['run_id']}  {_coloured_state(found['status'])}{took}")
     if found["waiting_for"]:
         print(found["waiting_for"])
