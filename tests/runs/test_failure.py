@@ -66,9 +66,10 @@ def test_a_signal_has_a_name(number, name):
     assert signal_name(number) == name
 
 
-@pytest.mark.parametrize("number", range(1, 100))
-def test_a_signal_may_have_words(number):
-    assert isinstance(signal_words(number), str)
+def test_any_signal_has_words_or_none():
+    # The story: a real-time signal, which Python has no name for, made the report fail.
+    words = {number: signal_words(number) for number in range(1, 130)}
+    assert {number for number, text in words.items() if text} <= {number.value for number in signal.Signals}
 
 
 @pytest.mark.parametrize(

@@ -40,14 +40,14 @@ def test_a_folder_is_uploaded(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "paths"),
     [
-        ({}, ["./outputs/a", "./outputs/d/b", "./plot.png"]),
-        ({"prefix": "outputs/"}, ["./outputs/a", "./outputs/d/b"]),
-        ({"prefix": "outputs/d"}, ["./outputs/d/b"]),
+        ({}, ["outputs/a", "outputs/d/b", "plot.png"]),
+        ({"prefix": "outputs/"}, ["outputs/a", "outputs/d/b"]),
+        ({"prefix": "outputs/d"}, ["outputs/d/b"]),
         ({"prefix": "outputs/", "output_directory": "to"}, ["to/outputs/a", "to/outputs/d/b"]),
         ({"prefix": "outputs/", "output_directory": "to", "append_prefix": False}, ["to/a", "to/d/b"]),
         ({"prefix": "outputs", "output_directory": "to", "append_prefix": False}, ["to/a", "to/d/b"]),
-        ({"prefix": "plot.png", "append_prefix": False}, ["./plot.png"]),
-        ({"prefix": "outputs/", "output_paths": ["x", "y/z"]}, ["./x", "./y/z"]),
+        ({"prefix": "plot.png", "append_prefix": False}, ["plot.png"]),
+        ({"prefix": "outputs/", "output_paths": ["x", "y/z"]}, ["x", "y/z"]),
     ],
     ids=str,
 )

@@ -15,7 +15,7 @@ from paceline.worker import report
 def run(path: str, arguments: list[str]) -> None:
     """Run `path` as `__main__`. An exception is written down, shown without Paceline's frames, and ends the process
     with the code that Python would end it with."""
-    absolute = os.path.abspath(path)
+    absolute, worker = os.path.abspath(path), os.getpid()
     sys.argv = [path, *arguments]
     sys.path.insert(0, os.path.dirname(absolute))
     main = _main_module(absolute)
@@ -28,10 +28,10 @@ def run(path: str, arguments: list[str]) -> None:
         exec(code, main.__dict__)
     except SystemExit as error:
         if error.code not in (None, 0):
-            report.failed(error)
+            _report(error, worker)
         raise
     except BaseException as error:
-        _fail(error)
+        _fail(error, worker)
 
 
 def _main_module(path: str) -> ModuleType:
@@ -49,9 +49,15 @@ def _main_module(path: str) -> ModuleType:
     return main
 
 
-def _fail(error: BaseException) -> NoReturn:
+def _report(error: BaseException, worker: int) -> None:
+    # A child that the script has forked leaves the script here as well, and is not the worker.
+    if os.getpid() == worker:
+        report.failed(error)
+
+
+def _fail(error: BaseException, worker: int) -> NoReturn:
     error.__traceback__ = _without_ours(error.__traceback__)
-    report.failed(error)
+    _report(error, worker)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)

@@ -1,0 +1,68 @@
+"""Fill the table of benchmarks/README.md from the files in benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from common import RESULTS, _text
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- table.py: begin -->\n", "<!-- table.py: end -->\n"
+#: In the order of the table.
+NAMES = [
+    "import_time",
+    "first_line_one",
+    "first_line_gloo",
+    "first_line_mpi",
+    "throughput",
+    "log_rate",
+    "log_rate_flat",
+    "log_rate_mlflow",
+    "get_metrics",
+    "resubmit",
+    "list_runs",
+]
+
+
+def table() -> str:
+    """The results as a table in Markdown, and under it what they were measured on."""
+    found = {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in NAMES if _is_there(name)}
+    lines = ["| measure | script | target | result | |", "|---|---|---|---|---|"]
+    machines: dict[str, None] = {}
+    for result in found.values():
+        script = result["command"].split()[1].removeprefix("benchmarks/")
+        met = "met" if result["met"] else "**missed**"
+        lines.append(f"| {result['measure']} | `{script}` | {result['target']} | {_figures(result)} | {met} |")
+        hardware = result["hardware"]
+        machines[
+            f"{result['date']}, {hardware['processor']}, {hardware['cores']} cores, {hardware['memory_gib']} GiB, "
+            f"{hardware['system']}, Python {hardware['python']}"
+        ] = None
+    return "\n".join([*lines, "", f"Measured on: {'; '.join(machines)}."]) + "\n"
+
+
+def _figures(result: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {_text(value)}"
+        for name, value in result.items()
+        if isinstance(value, (int, float)) and name not in ("met", "rounds")
+    )
+
+
+def _is_there(name: str) -> bool:
+    there = (RESULTS / f"{name}.json").exists()
+    if not there:
+        print(f"results/{name}.json is missing: its script was not run.")
+    return there
+
+
+def main() -> None:
+    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(before + BEGIN + table() + END + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Machines that run out of something: a disk that is full, a limit on memory that is reached."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from tests.engines.lab import Lab, log_text
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def small_disk(lab: Lab) -> Iterator[Path]:
+    """A file system of 4 MiB, which holds the lab's workspace."""
+    folder = lab.folder / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False) if os.geteuid() == 0 else None
+    if done is None or done.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip() if done else 'not root'}")
+    lab.workspace_dir = folder / "ws"
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+#: Rank 0 does this until it fails; the other waits for its end. `kept` is a file on another disk.
+FILL = """
+import json, os, sys, time, paceline
+run = paceline.Run.get_context()
+if os.environ["RANK"] != "0":
+    time.sleep(600)
+done = 0
+try:
+    while True:
+        {step}
+        done += 1
+finally:
+    with open({kept!r}, "w") as file:
+        json.dump(done, file)
+"""
+
+
+def check_full(run: pl.Run) -> None:
+    """The run has failed of its full disk, and everything about it can be read."""
+    assert run.status == states.FAILED
+    report = run.failure
+    assert report is not None
+    assert report.cause == "disk", report
+    assert "disk of the run's folder is full" in report.message
+    assert report.rank == 0
+    json.loads(run.folder.record.read_text())
+    assert run.record().ended_utc
+    run.get_details_with_logs()
+
+
+def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
+    lab: Lab, small_disk: Path, way: dict[str, Any]
+) -> None:
+    kept = lab.folder / "kept"
+    run = lab.finish(FILL.format(step="run.log('loss', done)", kept=str(kept)), **way)
+
+    check_full(run)
+    assert run.failure is not None
+    assert "No space left on device" in str(run.failure)
+    done = json.loads(kept.read_text())
+    assert done > 1000
+    # Every value whose call returned, and no other.
+    assert run.get_metrics("loss", rank=0)["loss"] == list(range(done))
+
+
+def test_output_that_fills_the_disk_fails_the_run_and_is_all_kept(
+    lab: Lab, small_disk: Path, way: dict[str, Any]
+) -> None:
+    kept = lab.folder / "kept"
+    run = lab.finish(FILL.format(step="print(f'line {done:08d}', flush=True)", kept=str(kept)), **way)
+
+    check_full(run)
+    done = json.loads(kept.read_text())
+    assert done > 1000
+    expected = "".join(f"line {number:08d}\n" for number in range(done))
+    assert log_text(run).startswith(expected)
+    assert len(log_text(run)) < len(expected) + len("line 00000000\n")
+
+
+def test_a_checkpoint_that_fills_the_disk_fails_the_run(lab: Lab, small_disk: Path) -> None:
+    step = "open(f\"{os.environ['PACELINE_CHECKPOINT_DIR']}/{done}\", 'wb').write(b'x' * 100_000)"
+    run = lab.finish(FILL.format(step=step, kept=str(lab.folder / "kept")))
+
+    check_full(run)
+
+
+def test_a_script_that_succeeds_on_a_full_disk_has_completed(lab: Lab, small_disk: Path) -> None:
+    script = """
+        import os
+        with open("outputs/large", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError as error:
+                print(error.strerror)
+    """
+    run = lab.finish(script)
+
+    assert (run.status, run.failure) == (states.COMPLETED, None)
+    assert run.record().exit_code == 0
+
+
+def test_a_run_that_waits_on_a_full_disk_can_still_be_canceled(lab: Lab, small_disk: Path) -> None:
+    script = f"""
+        import os, time
+        with open("outputs/large", "wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(b"x" * 4096)
+            except OSError:
+                open({str(lab.folder / "full")!r}, "w").write("full")
+        time.sleep(600)
+    """
+    run = lab.submit(script)
+    while not (lab.folder / "full").exists():
+        assert not run.record().is_terminal
+    run.cancel()
+    run.wait_for_completion()
+
+    assert run.status == states.CANCELED
+
+
+def test_nothing_is_started_on_a_disk_that_is_full_already(lab: Lab, small_disk: Path) -> None:
+    lab.complete("print('fits')\n")
+    with open(small_disk / "large", "wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+        while True:
+            file.write(b"x" * 4096)
+    with pytest.raises(pl.UserError, match="No space left on device"):
+        lab.submit("print('does not fit')\n")
+
+    runs = list(lab.experiment.get_runs())
+    assert [run.status for run in runs] == [states.COMPLETED]
+    # Nothing half made is left of it.
+    assert os.listdir(lab.workspace_dir / "runs") == [runs[0].id]
+
+
+def memory_group(limit: int) -> Iterator[Callable[[int], None]]:
+    """Puts processes under a limit on memory; skips the test where the machine does not let us."""
+    old, new = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    is_old = (old / "memory.limit_in_bytes").exists() or (old / "tasks").exists()
+    group = (old if is_old else new) / f"paceline-test-{os.getpid()}"
+    limits = ["memory.limit_in_bytes", "memory.memsw.limit_in_bytes"] if is_old else ["memory.max", "memory.swap.max"]
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs to make a control group: {error.strerror}")
+    try:
+        try:
+            (group / limits[0]).write_text(str(limit))
+            (group / "cgroup.procs").read_text()
+        except OSError as error:
+            pytest.skip(f"needs control over memory: {error.strerror}")
+        if (group / limits[1]).exists():
+            (group / limits[1]).write_text(str(limit if is_old else 0))
+        yield lambda pid: (group / "cgroup.procs").write_text(str(pid)) and None
+    finally:
+        for pid in (group / "cgroup.procs").read_text().split():
+            os.kill(int(pid), 9)
+        group.rmdir()
+
+
+@pytest.fixture
+def limit_memory() -> Iterator[Callable[[int], None]]:
+    yield from memory_group(200 * MIB)
+
+
+TAKE_ALL = """
+import os, time
+if os.environ["RANK"] == os.environ["WORLD_SIZE"][-1:] or os.environ["WORLD_SIZE"] == "1" or os.environ["RANK"] == "1":
+    blocks = []
+    while True:
+        blocks.append(bytearray(b"x" * (1 << 20)))
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_the_kernel_kills_for_memory_is_recognised(
+    lab: Lab, limit_memory: Callable[[int], None], way: dict[str, Any]
+) -> None:
+    lab.write(TAKE_ALL)
+    program = lab.submit_elsewhere(
+        f"""
+        sys.stdin.read()
+        from dataclasses import replace
+        print(experiment.submit(replace(estimator, **{way!r})).id)
+        """,
+        stdin=subprocess.PIPE,
+    )
+    limit_memory(program.pid)
+    run_id = program.communicate("", timeout=60)[0].strip()
+    run = pl.Run(lab.experiment, run_id)
+    run.wait_for_completion(raise_on_error=False)
+
+    report = run.failure
+    assert report is not None
+    assert (report.cause, report.exit_code, report.signal) == ("memory", 137, "SIGKILL")
+    assert report.rank == len(way) // 2
+    assert "out of memory" in report.message
+
+
+def test_a_memory_error_of_pythons_own_is_recognised(lab: Lab) -> None:
+    script = f"""
+        import resource
+        resource.setrlimit(resource.RLIMIT_DATA, ({100 * MIB}, {100 * MIB}))
+        block = bytearray({500 * MIB})
+    """
+    run = lab.finish(script)
+
+    assert run.failure is not None
+    assert (run.failure.cause, run.failure.exit_code) == ("memory", 1)
+    assert "MemoryError" in run.failure.message
+
+
+def test_a_kill_by_somebody_else_is_not_taken_for_memory(lab: Lab) -> None:
+    run = lab.finish("import os; os.kill(os.getpid(), 9)\n")
+
+    assert run.failure is not None
+    assert (run.failure.cause, run.failure.message) == ("killed", "The worker failed: killed by SIGKILL (killed from outside).")
+
+
+assert sys.platform != "win32"

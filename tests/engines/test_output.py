@@ -1,0 +1,139 @@
+"""What workers print: whole, live, each to its own file, however much of whatever it is."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from typing import Any
+
+import paceline as pl
+from paceline.runs.follow import Show
+from paceline.runs.logs import Line
+from tests.engines.lab import Lab, log_text, wait_for_file
+
+
+def lines_of(run: pl.Run) -> list[tuple[int, str]]:
+    """(rank, text) of the merged view, to the run's end."""
+    lines: list[Line] = []
+    Show(run.folder, line=lines.append, state=lambda record: None).to_the_end()
+    return [(line.rank, line.text) for line in lines]
+
+
+def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: Lab, way: dict[str, Any]) -> None:
+    script = """
+        import os, sys
+        garbage = bytes(range(256)) * 3 + b"\\xff\\xfe\\n\\x00\\n"
+        os.write(1, garbage)
+        sys.stderr.write("to stderr\\n")
+        print("no newline at the end", end="")
+    """
+    run = lab.submit(script, **way)
+    lines = lines_of(run)
+
+    expected = bytes(range(256)) * 3 + b"\xff\xfe\n\x00\nto stderr\nno newline at the end"
+    for rank in range(len(way) or 1):
+        assert run.folder.live_log(rank).read_bytes() == expected
+        mine = [text for of, text in lines if of == rank]
+        assert mine[-2:] == ["to stderr", "no newline at the end"]
+        assert "\x00" in mine
+
+
+def test_output_is_there_while_the_script_runs(lab: Lab, way: dict[str, Any]) -> None:
+    gate = lab.folder / "gate"
+    script = f"""
+        import os, time
+        print("live")
+        while not os.path.exists({str(gate)!r}):
+            time.sleep(0.01)
+        print("at last")
+    """
+    run = lab.submit(script, **way)
+    assert wait_for_file(run.folder.rank_log(1, 0)) == "live\n"
+    gate.touch()
+    run.wait_for_completion()
+    assert log_text(run) == "live\nat last\n"
+
+
+def test_a_worker_that_prints_a_hundred_megabytes_neither_loses_a_byte_nor_disturbs_the_other(lab: Lab) -> None:
+    script = """
+        import os, sys
+        if os.environ["RANK"] == "0":
+            for _ in range(100):
+                sys.stdout.write("x" * (1 << 20))
+        else:
+            for number in range(1000):
+                print("line", number)
+    """
+    run = lab.complete(script, process_count_per_node=2, distributed_backend="gloo")
+
+    assert run.folder.live_log(0).stat().st_size == 100 << 20
+    assert log_text(run, 1) == "".join(f"line {number}\n" for number in range(1000))
+    # All of it is one line. Whoever reads the merged view needs no more memory for it than for a short one.
+    program = """
+        import sys, resource
+        from pathlib import Path
+        from paceline.runs.folder import RunFolder
+        from paceline.runs.follow import Show
+        sizes = [0, 0]
+        def line(found):
+            sizes[found.rank] += len(found.text) + (found.rank == 1)
+        Show(RunFolder(Path(sys.argv[1])), line=line, state=print).to_the_end()
+        print(*sizes)
+    """
+    limit = 64 << 20
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(line[8:] for line in program.splitlines()), run.folder.path],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{100 << 20} {run.folder.live_log(1).stat().st_size}\n"
+
+
+def test_the_failure_report_of_a_worker_that_printed_much_is_short(lab: Lab) -> None:
+    run = lab.finish("import os, sys\nos.write(1, b'y' * 5_000_000 + b'\\n')\nprint('last words')\nos._exit(3)\n")
+
+    assert run.failure is not None
+    assert run.failure.last_lines[-1] == "last words"
+    assert sum(map(len, run.failure.last_lines)) < 50_000
+    assert run.folder.record.stat().st_size < 100_000
+
+
+def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> None:
+    # Three steps, each seen by the other rank before it takes the next: 0 says a, 1 says b, 0 says c.
+    script = """
+        import os, time
+        def wait(name):
+            while not os.path.exists(name):
+                time.sleep(0.005)
+            time.sleep(0.25)
+        if os.environ["RANK"] == "0":
+            print("a")
+            open("outputs/a", "w")
+            wait("outputs/b")
+            print("c")
+        else:
+            wait("outputs/a")
+            print("b")
+            open("outputs/b", "w")
+    """
+    run = lab.complete(script, process_count_per_node=2, distributed_backend="gloo")
+
+    # Long afterwards, too.
+    assert lines_of(run) == [(0, "a"), (1, "b"), (0, "c")]
+
+
+def test_show_output_prints_lines_with_their_rank_and_each_state(lab: Lab, capsys: Any) -> None:
+    run = lab.submit(
+        "import os, time; print('hello'); time.sleep(0.5)\n", process_count_per_node=2, distributed_backend="gloo"
+    )
+    run.wait_for_completion(show_output=True)
+
+    text = capsys.readouterr().out
+    assert text.startswith(f"RunId: {run.id}\n")
+    assert "[rank 0] hello\n" in text
+    assert "[rank 1] hello\n" in text
+    assert "-- Running\n" in text
+    assert "-- Completed in " in text.splitlines()[-1]

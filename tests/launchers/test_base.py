@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import LauncherError
+from paceline.job import BACKENDS
+from paceline.launchers import get_launcher, launcher_names
+from tests.helpers import make_job, make_launch
+
+
+def test_there_is_a_launcher_for_every_backend():
+    assert {*BACKENDS.values(), "single"} <= set(launcher_names())
+    for name in launcher_names():
+        assert callable(get_launcher(name).commands)
+
+
+def test_an_unknown_launcher_is_refused_with_those_there_are():
+    with pytest.raises(LauncherError, match="no launcher 'rocket'; there are .*mpi.*processes.*single"):
+        get_launcher("rocket")
+
+
+@pytest.mark.parametrize("name", ["single", "processes"])
+def test_plain_processes_need_nothing_that_is_installed(name):
+    get_launcher(name).check(make_job())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"distributed_backend": "gloo", "node_count": 3, "process_count_per_node": 2},
+        {"distributed_backend": "ps", "worker_count": 3, "parameter_server_count": 2, "node_count": 2},
+    ],
+    ids=str,
+)
+def test_every_worker_is_started_once_on_its_node(values):
+    job = make_job(**values)
+    launch = make_launch(job)
+    commands = get_launcher(job.launcher).commands(launch)
+    assert [command.ranks for command in commands] == [(rank,) for rank in range(job.world_size)]
+    assert [command.node_rank for command in commands] == [place.node_rank for place in launch.places]

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.job import RANK_VARIABLES
+from paceline.launchers import environment
+from paceline.launchers.mpi import MPIRUN_VARIABLE
+from paceline.plan import Command, Node
+from paceline.snapshot import LIMIT_VARIABLE
+from paceline.targets.gpus import GPUS_VARIABLE
+from paceline.targets.leases import LEASES_VARIABLE
+from tests.helpers import RUN_ID, make_job, make_launch
+
+RUN_DIR = f"/shared/team/.paceline/runs/{RUN_ID}"
+TWO_BY_TWO = {"distributed_backend": "gloo", "node_count": 2, "process_count_per_node": 2}
+
+
+# --- what the submitting shell hands on
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *RANK_VARIABLES,
+        *("MASTER_ADDR", "MASTER_PORT", "ROLE_RANK", "JAX_COORDINATOR_ADDRESS", "MPI_LOCALRANKID"),
+        *("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PRTE_LAUNCHED", "TORCHELASTIC_RUN_ID", "HOROVOD_RANK"),
+        *("AZUREML_RUN_ID", "SLURM_PROCID", "SLURM_JOB_ID", "PACELINE_WORKSPACE", "PACELINE_SUPERVISOR"),
+    ],
+)
+def test_what_makes_the_submitting_process_somebody_s_worker_is_dropped(name):
+    assert environment.inherited({name: "1", "HOME": "/me"}) == {"HOME": "/me"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("PATH", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NCCL_DEBUG", "WANDB_API_KEY", "RANKS"),
+        *("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "HOROVOD_LOG_LEVEL"),
+        *(MPIRUN_VARIABLE, GPUS_VARIABLE, LEASES_VARIABLE, LIMIT_VARIABLE),
+    ],
+)
+def test_the_user_s_own_settings_are_kept(name):
+    assert environment.inherited({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_plm", "PMIX_MCA_gds"])
+def test_settings_of_open_mpi_are_the_user_s_unless_an_mpirun_is_above(name):
+    assert environment.inherited({name: "1"}) == {name: "1"}
+    assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {}
+
+
+def test_the_given_environment_is_not_changed():
+    given = {"RANK": "1"}
+    environment.inherited(given)
+    assert given == {"RANK": "1"}
+
+
+# --- what every worker finds
+
+
+def test_the_run_s_variables():
+    launch = make_launch(make_job(**TWO_BY_TWO, max_restarts=3), attempt=2)
+    assert environment.of_run(launch) == {
+        "WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "20000",
+        "TORCHELASTIC_RUN_ID": RUN_ID,
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "JAX_COORDINATOR_ADDRESS": "10.0.0.1:20001",
+        "JAX_NUM_PROCESSES": "4",
+        "HOROVOD_SIZE": "4",
+        "HOROVOD_CROSS_SIZE": "2",
+        "AZUREML_RUN_ID": RUN_ID,
+        "AZUREML_ARM_SUBSCRIPTION": "local",
+        "AZUREML_ARM_RESOURCEGROUP": "local",
+        "AZUREML_ARM_WORKSPACE_NAME": "team",
+        "AZUREML_ARM_PROJECT_NAME": "digits",
+        "AZUREML_OUTPUT_DIRECTORY": f"{RUN_DIR}/outputs",
+        "AZUREML_SOURCE_DIRECTORY": f"{RUN_DIR}/work",
+        "AZUREML_ENTRY_SCRIPT": "train.py",
+        "PACELINE_RUN_ID": RUN_ID,
+        "PACELINE_RUN_DIR": RUN_DIR,
+        "PACELINE_OUTPUT_DIR": f"{RUN_DIR}/outputs",
+        "PACELINE_CHECKPOINT_DIR": f"{RUN_DIR}/checkpoints",
+        "PACELINE_WORKSPACE": "/shared/team/.paceline",
+        "PACELINE_ATTEMPT": "2",
+    }
+
+
+def test_the_place_s_variables():
+    launch = make_launch(make_job(**TWO_BY_TWO))
+    assert environment.of_place(launch, launch.places[3]) == {
+        "LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "NODE_RANK": "1",
+        "GROUP_RANK": "1",
+        "HOROVOD_CROSS_RANK": "1",
+    }
+
+
+def test_the_rank_s_variables():
+    launch = make_launch(make_job(**TWO_BY_TWO), attempt=2)
+    assert environment.of_rank(launch, launch.places[3]) == {
+        "RANK": "3",
+        "JAX_PROCESS_ID": "3",
+        "HOROVOD_RANK": "3",
+        "TORCHELASTIC_ERROR_FILE": f"{RUN_DIR}/attempts/2/error_3.json",
+    }
+
+
+def test_every_worker_sees_the_gpus_of_its_node():
+    launch = make_launch(make_job(**TWO_BY_TWO), gpus=2)
+    seen = [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places]
+    assert seen == ["0,1", "0,1", "2,3", "2,3"]
+
+
+def test_without_gpus_the_shell_s_devices_are_left_as_they_are():
+    launch = make_launch(make_job())
+    assert "CUDA_VISIBLE_DEVICES" not in environment.of_place(launch, launch.places[0])
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads"), [(8, 1, "8"), (8, 2, "4"), (8, 3, "2"), (2, 4, "1"), (1, 1, "1")]
+)
+def test_threads_are_the_node_s_cores_divided_by_its_workers(cores, workers, threads):
+    job = make_job(distributed_backend="gloo", process_count_per_node=workers)
+    launch = make_launch(job, cores=cores)
+    found = environment.defaults(launch, launch.places[0])
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == (threads, "1")
+
+
+def test_on_one_machine_gloo_and_nccl_talk_over_the_loopback():
+    nodes = tuple(Node(node_rank=rank, name=f"local-{rank}", address="127.0.0.1", cores=1) for rank in (0, 1))
+    launch = make_launch(make_job(**TWO_BY_TWO), nodes=nodes)
+    assert environment.defaults(launch, launch.places[0])["GLOO_SOCKET_IFNAME"].startswith("lo")
+    far = make_launch(make_job(**TWO_BY_TWO))
+    assert "GLOO_SOCKET_IFNAME" not in environment.defaults(far, far.places[0])
+
+
+# --- PYTHONPATH
+
+
+@pytest.mark.parametrize(
+    ("variables", "shell", "path"),
+    [
+        ({}, {}, "/shared/team/.paceline/lib/0"),
+        ({}, {"PYTHONPATH": "/mine:/other"}, "/shared/team/.paceline/lib/0:/mine:/other"),
+        ({"PYTHONPATH": "/job"}, {"PYTHONPATH": "/mine"}, "/shared/team/.paceline/lib/0:/job"),
+        ({"PYTHONPATH": ""}, {"PYTHONPATH": "/mine"}, "/shared/team/.paceline/lib/0"),
+    ],
+)
+def test_paceline_comes_before_the_user_s_own_path(variables, shell, path):
+    launch = make_launch(make_job(environment_variables=variables))
+    command = Command(argv=("x",), environment={"A": "1"}, log=Path("log"))
+    found = environment.with_python_path(command, launch, shell)
+    assert found.environment == {"A": "1", "PYTHONPATH": path}
+    assert command.environment == {"A": "1"}
+
+
+# --- TF_CONFIG
+
+
+def test_tensorflow_is_told_the_cluster_and_its_task():
+    job = make_job(distributed_backend="ps", worker_count=3, parameter_server_count=2, node_count=2)
+    launch = make_launch(job)
+    cluster = {
+        "worker": ["10.0.0.1:20002", "10.0.0.1:20003", "10.0.0.1:20004"],
+        "ps": ["10.0.0.2:20005", "10.0.0.2:20006"],
+    }
+    found = [json.loads(environment.tf_config(launch, place)) for place in launch.places]
+    assert [config["cluster"] for config in found] == [cluster] * 5
+    assert [(config["task"]["type"], config["task"]["index"]) for config in found] == [
+        *(("worker", index) for index in range(3)),
+        *(("ps", index) for index in range(2)),
+    ]
+    assert {config["environment"] for config in found} == {"cloud"}
+
+
+def test_tf_config_as_text():
+    launch = make_launch(make_job(distributed_backend="tensorflow"))
+    assert environment.of_rank(launch, launch.places[0])["TF_CONFIG"] == (
+        '{"cluster": {"worker": ["10.0.0.1:20002"]}, "task": {"type": "worker", "index": 0}, "environment": "cloud"}'
+    )
+
+
+@pytest.mark.parametrize("values", [{}, {"distributed_backend": "gloo"}])
+def test_others_are_told_of_no_cluster(values):
+    launch = make_launch(make_job(**values))
+    assert "TF_CONFIG" not in environment.of_rank(launch, launch.places[0])
+
+
+# --- the command line
+
+
+def test_a_worker_is_the_interpreter_the_worker_s_side_and_the_script():
+    launch = make_launch(make_job(arguments=("--epochs", "5", "--", "a b", "; rm -rf /", "")))
+    assert environment.worker_argv(launch, "--mpi") == (
+        "/env/bin/python",
+        "/shared/team/.paceline/lib/0/paceline/worker/__main__.py",
+        "--mpi",
+        "--",
+        "train.py",
+        *("--epochs", "5", "--", "a b", "; rm -rf /", ""),
+    )

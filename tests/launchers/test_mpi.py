@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+
+import pytest
+
+from paceline.errors import LauncherError
+from paceline.launchers.mpi import MPIRUN_VARIABLE, MpiLauncher, OpenMpi, find_open_mpi
+from tests.helpers import RUN_ID, make_job, make_launch, write_program
+
+MAIN = "/shared/team/.paceline/lib/0/paceline/worker/__main__.py"
+
+
+@pytest.fixture
+def mpirun(tmp_path, monkeypatch):
+    """Puts a program that gives its version as Open MPI's mpirun does first on the path: call it with the version."""
+
+    def make(version: str, folder: str = "bin") -> str:
+        program = write_program(tmp_path / folder / "mpirun", f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\necho\n")
+        if folder == "bin":
+            monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+        return str(program)
+
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    return make
+
+
+def command_of(job, **values):
+    (command,) = MpiLauncher().commands(make_launch(job, **values))
+    return command
+
+
+def text(command) -> str:
+    """The command line, one line for each of mpirun's contexts."""
+    return re.sub(r" : ", " :\n", shlex.join(command.argv).replace(MAIN, "MAIN"))
+
+
+# --- the command line
+
+
+def test_one_node_of_four_workers_under_open_mpi_5(mpirun):
+    program = mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", process_count_per_node=4, arguments=("--epochs", "5")))
+    assert text(command) == (
+        f"{program} --map-by slot:OVERSUBSCRIBE --bind-to none -n 4 /env/bin/python MAIN =--mpi "
+        "=--set =LOCAL_WORLD_SIZE=4 =--set =HOROVOD_LOCAL_SIZE=4 "
+        "=--set =NODE_RANK=0 =--set =GROUP_RANK=0 =--set =HOROVOD_CROSS_RANK=0 "
+        "=-- =train.py =--epochs =5"
+    )
+
+
+def test_one_node_of_two_workers_under_open_mpi_4(mpirun):
+    program = mpirun("4.1.6")
+    command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
+    assert text(command).startswith(
+        f"{program} --oversubscribe --map-by slot --bind-to none -n 2 /env/bin/python MAIN "
+    )
+
+
+def test_stand_in_nodes_have_a_context_for_each_worker_that_says_its_place(mpirun):
+    program = mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2))
+
+    def worker(node, local):
+        return (
+            "-n 1 /env/bin/python MAIN =--mpi "
+            f"=--set =LOCAL_RANK={local} =--set =HOROVOD_LOCAL_RANK={local} "
+            "=--set =LOCAL_WORLD_SIZE=2 =--set =HOROVOD_LOCAL_SIZE=2 "
+            f"=--set =NODE_RANK={node} =--set =GROUP_RANK={node} =--set =HOROVOD_CROSS_RANK={node} =-- =train.py"
+        )
+
+    assert text(command) == f"{program} --map-by slot:OVERSUBSCRIBE --bind-to none " + " :\n".join(
+        worker(node, local) for node in (0, 1) for local in (0, 1)
+    )
+
+
+@pytest.mark.parametrize("argument", [":", "-n", "--", "--hostfile", "a b", "", "=x", "$HOME", "-x"])
+def test_no_argument_of_the_script_is_taken_for_one_of_mpirun_s(mpirun, argument):
+    mpirun("5.0.8")
+    for nodes in (1, 2):
+        command = command_of(make_job(distributed_backend="mpi", node_count=nodes, arguments=(argument, "end")))
+        assert command.argv[-2:] == (f"={argument}", "=end")
+        assert command.argv.count(":") == nodes - 1
+
+
+def test_ranks_are_left_to_mpirun(mpirun):
+    mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2))
+    assert "RANK" not in command.environment
+    assert "LOCAL_RANK" not in command.environment
+    assert not any(word.startswith(("=LOCAL_RANK=", "=RANK=")) for word in command.argv)
+    assert (command.environment["WORLD_SIZE"], command.environment["MASTER_PORT"]) == ("2", "20000")
+
+
+def test_the_one_command_starts_all_workers_from_the_first_node(mpirun):
+    mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", node_count=3))
+    assert (command.ranks, command.node_rank, command.is_launcher) == ((0, 1, 2), 0, True)
+    assert str(command.log) == f"/shared/team/.paceline/runs/{RUN_ID}/logs/driver.log"
+
+
+def test_the_user_s_variables_are_neither_replaced_by_the_environment_nor_by_a_word(mpirun):
+    mpirun("5.0.8")
+    users = {"HOROVOD_LOCAL_SIZE": "7", "CUDA_VISIBLE_DEVICES": "9", "MASTER_PORT": "1234", "OMPI_MCA_btl": "self"}
+    for nodes in (1, 2):
+        job = make_job(distributed_backend="mpi", node_count=nodes, environment_variables=users)
+        command = command_of(job, gpus=1)
+        assert {name: command.environment[name] for name in users} == users
+        assert not any(word.startswith(tuple(f"={name}=" for name in users)) for word in command.argv)
+
+
+def test_each_node_s_workers_see_its_gpus(mpirun):
+    mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2), gpus=2)
+    seen = [word for word in command.argv if "CUDA_VISIBLE_DEVICES" in word]
+    assert seen == ["=CUDA_VISIBLE_DEVICES=0,1"] * 2 + ["=CUDA_VISIBLE_DEVICES=2,3"] * 2
+
+
+@pytest.mark.parametrize(
+    ("version", "name"), [("5.0.8", "PRTE_MCA_prte_tmpdir_base"), ("4.1.6", "OMPI_MCA_orte_tmpdir_base")]
+)
+def test_open_mpi_s_sockets_and_shared_memory_lie_in_the_scratch_folder(mpirun, version, name):
+    mpirun(version)
+    variables = command_of(make_job(distributed_backend="mpi")).environment
+    for variable in (name, "OMPI_MCA_btl_sm_backing_directory", "OMPI_MCA_btl_vader_backing_directory"):
+        assert variables[variable] == "/dev/shm/paceline-0"
+
+
+@pytest.mark.parametrize(("uid", "allowed"), [(0, True), (1000, False)])
+def test_only_root_needs_to_be_allowed(mpirun, monkeypatch, uid, allowed):
+    mpirun("5.0.8")
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in command_of(make_job(distributed_backend="mpi")).environment) is allowed
+
+
+# --- which mpirun
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("5.0.8", (5, 0)), ("4.1.6", (4, 1)), ("4.0.0rc2", (4, 0)), ("10.2.1", (10, 2))]
+)
+def test_the_version_is_read(mpirun, text, version):
+    program = mpirun(text)
+    assert find_open_mpi(sys.executable) == OpenMpi(program, version)
+
+
+def test_the_system_s_comes_before_the_one_beside_the_interpreter(mpirun):
+    system, beside = mpirun("4.1.6"), mpirun("5.0.8", "env")
+    assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == system
+
+
+def test_the_one_beside_the_interpreter_is_found_without_any_on_the_path(mpirun, monkeypatch, tmp_path):
+    beside = mpirun("5.0.8", "env")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'empty'}:/usr/bin/nowhere")
+    assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")) == OpenMpi(beside, (5, 0))
+
+
+def test_another_mpi_on_the_path_does_not_hide_the_one_beside_the_interpreter(mpirun, tmp_path, monkeypatch):
+    write_program(tmp_path / "bin/mpirun", "#!/bin/sh\necho 'HYDRA build details: 4.1'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    beside = mpirun("5.0.8", "env")
+    assert find_open_mpi(os.path.join(os.path.dirname(beside), "python")).mpirun == beside
+
+
+def test_the_named_one_is_taken(mpirun, monkeypatch):
+    mpirun("4.1.6")
+    named = mpirun("5.0.8", "named")
+    monkeypatch.setenv(MPIRUN_VARIABLE, named)
+    assert find_open_mpi(sys.executable).mpirun == named
+
+
+def test_a_named_one_that_is_none_is_refused_even_if_there_is_another(mpirun, monkeypatch, tmp_path):
+    mpirun("5.0.8")
+    monkeypatch.setenv(MPIRUN_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is no program"):
+        find_open_mpi(sys.executable)
+
+
+def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path):
+    with pytest.raises(LauncherError, match=r"there is no mpirun .*pip install 'paceline\[mpi\]'"):
+        find_open_mpi(str(tmp_path / "python"))
+
+
+@pytest.mark.parametrize(
+    ("script", "seen"),
+    [
+        ("echo 'HYDRA build details:'", "HYDRA build details:"),
+        ("echo 'Intel(R) MPI Library' >&2", "Intel(R) MPI Library"),
+        ("echo 'mpirun (Open MPI) 3.1.4'", "mpirun (Open MPI) 3.1.4"),
+        ("exit 1", "gives no version"),
+    ],
+)
+def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, script, seen):
+    program = write_program(tmp_path / "other/mpirun", f"#!/bin/sh\n{script}\n")
+    monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
+    with pytest.raises(LauncherError) as refused:
+        MpiLauncher().check(make_job(distributed_backend="mpi", python=str(tmp_path / "python")))
+    assert f"Open MPI 4 or later, but found only {program} ({seen})" in str(refused.value)

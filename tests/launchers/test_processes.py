@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.launchers.processes import ProcessesLauncher
+from tests.helpers import RUN_ID, make_job, make_launch
+
+
+def commands(job, **values):
+    return ProcessesLauncher().commands(make_launch(job, **values))
+
+
+def test_two_nodes_of_two_workers_are_four_commands():
+    found = commands(make_job(distributed_backend="gloo", node_count=2, process_count_per_node=2))
+    table = [
+        (c.node_rank, c.ranks, c.environment["RANK"], c.environment["LOCAL_RANK"], c.environment["NODE_RANK"])
+        for c in found
+    ]
+    assert table == [
+        (0, (0,), "0", "0", "0"),
+        (0, (1,), "1", "1", "0"),
+        (1, (2,), "2", "0", "1"),
+        (1, (3,), "3", "1", "1"),
+    ]
+    assert {c.environment["WORLD_SIZE"] for c in found} == {"4"}
+    assert {c.environment["MASTER_ADDR"] for c in found} == {"10.0.0.1"}
+    assert not any(c.is_launcher for c in found)
+
+
+def test_each_worker_writes_into_a_log_of_its_own():
+    found = commands(make_job(distributed_backend="gloo", node_count=2), attempt=3)
+    assert [str(c.log) for c in found] == [
+        f"/shared/team/.paceline/runs/{RUN_ID}/attempts/3/rank_{rank}.log" for rank in range(2)
+    ]
+
+
+def test_all_workers_have_the_same_command_line():
+    found = commands(make_job(distributed_backend="gloo", node_count=2, arguments=("--epochs", "5")))
+    assert len({c.argv for c in found}) == 1
+    assert found[0].argv[0] == "/env/bin/python"
+    assert found[0].argv[-4:] == ("--", "train.py", "--epochs", "5")
+
+
+@pytest.mark.parametrize("name", ["MASTER_PORT", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "AZUREML_RUN_ID", "MINE"])
+def test_the_user_s_variables_stand_over_everything(name):
+    job = make_job(distributed_backend="gloo", node_count=2, environment_variables={name: "users"})
+    for command in commands(job, gpus=1):
+        assert command.environment[name] == "users"
+
+
+def test_defaults_are_no_more_than_defaults():
+    # The shell's OMP_NUM_THREADS stands over ours, which the target lays under it.
+    (command,) = commands(make_job())
+    assert command.defaults["OMP_NUM_THREADS"] == "8"
+    assert "OMP_NUM_THREADS" not in command.environment
+
+
+def test_parameter_servers_know_what_they_are():
+    job = make_job(distributed_backend="ps", worker_count=1, parameter_server_count=1)
+    tasks = [json.loads(c.environment["TF_CONFIG"])["task"]["type"] for c in commands(job)]
+    assert tasks == ["worker", "ps"]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RunContextError, RunStateError
+from paceline.runs import states
+from paceline.runs.context import WorkerContext
+from paceline.runs.offline import OfflineRun
+from paceline.workspace import Run
+from tests.helpers import make_run, run_python
+
+WORKER = {
+    "PACELINE_RUN_ID": "digits_1_2",
+    "PACELINE_RUN_DIR": "/ws/runs/digits_1_2",
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "PACELINE_ATTEMPT": "2",
+}
+
+
+def test_a_worker_knows_its_run_rank_and_attempt():
+    context = WorkerContext.from_environment(WORKER)
+    assert context == WorkerContext(Path("/ws/runs/digits_1_2"), rank=3, world_size=4, attempt=2)
+
+
+@pytest.mark.parametrize("environment", [{}, {"RANK": "0", "WORLD_SIZE": "2"}, {"PACELINE_RUN_DIR": ""}])
+def test_outside_a_run_there_is_no_context(environment):
+    assert WorkerContext.from_environment(environment) is None
+
+
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "PACELINE_ATTEMPT"])
+@pytest.mark.parametrize("value", [None, "", "x", "-1", "1.5", " 1"])
+def test_a_missing_or_broken_variable_is_an_error_and_never_a_world_of_one(name, value):
+    environment = {key: text for key, text in WORKER.items() if key != name}
+    if value is not None:
+        environment[name] = value
+    with pytest.raises(RunContextError, match=f"^{name}=.*digits_1_2.*launcher sets"):
+        WorkerContext.from_environment(environment)
+
+
+def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monkeypatch):
+    folder, fd = make_run(tmp_path / "ws/runs", status=states.RUNNING)
+    for name, value in (WORKER | {"PACELINE_RUN_DIR": str(folder.path)}).items():
+        monkeypatch.setenv(name, value)
+    run = Run.get_context()
+    assert (run.id, run.experiment.name, run.experiment.workspace.path) == (folder.run_id, "digits", tmp_path / "ws")
+    run.log("loss", 0.5)
+    assert run.get_metrics(by_rank=True) == {"3": {"loss": 0.5}}
+    assert '"attempt": 2' in folder.metric_log(3).read_text()
+    os.close(fd)
+
+
+def test_outside_a_run_the_script_gets_one_that_prints():
+    assert isinstance(Run.get_context(), OfflineRun)
+
+
+def test_outside_a_run_an_offline_one_may_be_refused():
+    with pytest.raises(RunStateError, match="belongs to no run"):
+        Run.get_context(allow_offline=False)
+
+
+def test_a_broken_environment_is_an_error_for_the_script_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("PACELINE_RUN_DIR", str(tmp_path))
+    with pytest.raises(RunContextError, match="RANK=''"):
+        Run.get_context()
+
+
+def test_the_context_needs_no_third_party_module(tmp_path):
+    code = (
+        "import sys; before = set(sys.modules); import paceline; paceline.Run.get_context().log('a', 1)\n"
+        "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
+        "print(sorted(new - set(sys.stdlib_module_names)))"
+    )
+    assert run_python(code).endswith("['paceline']\n")

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import FileNameError, RunStateError
+from paceline.workspace import Experiment, Workspace
+from tests.helpers import start_python
+
+PROGRAM = """
+import os, signal, sys, threading, time
+from paceline.workspace import Experiment, Workspace
+run = Experiment(Workspace("ws"), "digits").start_logging()
+run.log("loss", 1)
+print(run.id, flush=True)
+"""
+
+
+@pytest.fixture
+def experiment():
+    return Experiment(Workspace("ws"), "digits")
+
+
+def test_a_block_that_ends_completes_the_run(experiment):
+    with experiment.start_logging() as run:
+        assert (run.status, run.type) == ("Running", "interactive")
+        run.log("loss", 0.5)
+    record = run.record()
+    assert (record.status, record.exit_code) == ("Completed", 0)
+    assert record.started_utc <= record.ended_utc
+    assert run.get_metrics() == {"loss": 0.5}
+
+
+def test_a_block_that_raises_fails_the_run_with_its_exception(experiment):
+    with pytest.raises(ZeroDivisionError), experiment.start_logging() as run:
+        1 / 0  # noqa: B018
+    record = run.record()
+    assert (record.status, record.exit_code, record.failure.cause) == ("Failed", 1, "exception")
+    assert record.failure.exception == "ZeroDivisionError: division by zero"
+    assert "1 / 0" in record.failure.traceback
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "fail() was called without details."),
+        (("bad data",), "bad data"),
+        (("bad data", "E7"), "E7: bad data"),
+        ((ValueError("bad batch"),), "ValueError: bad batch"),
+    ],
+)
+def test_fail_keeps_what_it_is_told(experiment, arguments, message):
+    run = experiment.start_logging()
+    run.fail(*arguments)
+    assert (run.status, run.failure.message) == ("Failed", message)
+
+
+def test_an_end_is_final(experiment):
+    run = experiment.start_logging()
+    run.complete()
+    for call in (run.fail, run.cancel, run.complete):
+        call()
+    assert run.status == "Completed"
+
+
+def test_cancel_ends_it_at_once(experiment):
+    run = experiment.start_logging()
+    run.cancel()
+    assert (run.status, run.record().exit_code) == ("Canceled", 128 + signal.SIGTERM)
+
+
+def test_another_program_can_not_end_it_but_may_ask_for_its_end(experiment):
+    with start_python(PROGRAM + "sys.stdin.readline(); run.complete()", stdin=-1) as process:
+        run = experiment.workspace.get_run(process.stdout.readline().strip())
+        with pytest.raises(RunStateError, match=f"is logged by process {process.pid}"):
+            run.complete()
+        run.cancel()
+        assert run.status == "CancelRequested"
+        process.communicate("go\n")
+    assert run.status == "Canceled"
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "cause"),
+    [
+        ("", "Completed", None),
+        ("run.complete()", "Completed", None),
+        ("run.fail('no')", "Failed", "user"),
+        ("raise ValueError('bad batch')", "Failed", "exception"),
+        ("os._exit(0)", "Failed", "not_completed"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "Failed", "not_completed"),
+    ],
+)
+def test_it_ends_as_its_program_does(experiment, end, status, cause):
+    with start_python(PROGRAM + end, stderr=-3) as process:
+        run = experiment.workspace.get_run(process.communicate()[0].strip())
+    assert run.status == status
+    assert (run.failure.cause if run.failure else None) == cause
+    assert run.get_metrics() == {"loss": 1}
+
+
+def test_a_program_that_leaves_with_a_code_of_its_own_has_not_completed_it(experiment):
+    with start_python(PROGRAM + "sys.exit(3)") as process:
+        run = experiment.workspace.get_run(process.communicate()[0].strip())
+    assert run.status == "Failed"
+
+
+def test_a_forked_child_that_ends_does_not_end_it(experiment):
+    end = "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.wait(); print(run.status, flush=True)"
+    with start_python(PROGRAM + end) as process:
+        run_id, status = process.communicate()[0].split()
+    assert status == "Running"
+    assert experiment.workspace.get_run(run_id).status == "Completed"
+
+
+def test_a_run_id_may_be_given_once(experiment):
+    parent = experiment.start_logging()
+    child = parent.child_run(run_id="my-run.1")
+    assert child.id == "my-run.1"
+    with pytest.raises(RunStateError, match=r"there is a run 'my-run\.1' already"):
+        parent.child_run(run_id="my-run.1")
+    child.complete()
+    parent.complete()
+
+
+@pytest.mark.parametrize("run_id", ["../evil", "a/b", ".x", " "])
+def test_a_run_id_never_leaves_the_workspace(experiment, run_id):
+    with experiment.start_logging() as parent, pytest.raises(FileNameError):
+        parent.child_run(run_id=run_id)
+
+
+def test_the_files_of_many_runs_do_not_stay_open(experiment):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux's /proc")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(10):
+        with experiment.start_logging():
+            pass
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_a_snapshot_may_be_kept(experiment, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code/train.py").write_text("print()")
+    with experiment.start_logging(snapshot_directory="code", display_name="my run") as run:
+        pass
+    assert run.restore_snapshot("back") == "back"
+    assert (tmp_path / "back/train.py").read_text() == "print()"
+    assert run.display_name == "my run"

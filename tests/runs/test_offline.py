@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from paceline.errors import MetricError
+from paceline.runs.offline import OfflineRun
+
+
+def test_what_is_logged_is_printed(capsys):
+    run = OfflineRun()
+    run.log("loss", 0.5)
+    run.log_list("l", [1, 2])
+    run.log_row("r", x=1)
+    run.log_table("t", {"x": [1]})
+    run.log_image("i", path="a.png")
+    assert capsys.readouterr().out == (
+        "Attempted to log scalar metric loss:\n0.5\n"
+        "Attempted to log list metric l:\n[1, 2]\n"
+        "Attempted to log row metric r:\n{'x': 1}\n"
+        "Attempted to log table metric t:\n{'x': [1]}\n"
+        "Attempted to log image metric i:\na.png\n"
+    )
+
+
+def test_its_id_says_that_it_is_none():
+    one, other = OfflineRun(), OfflineRun()
+    assert one.id.startswith("OfflineRun_")
+    assert one.id != other.id
+    assert repr(one) == f"OfflineRun(id={one.id!r})"
+
+
+def test_wrong_values_are_refused_as_in_a_run():
+    with pytest.raises(MetricError, match="Use log_list"):
+        OfflineRun().log("loss", [1])
+
+
+def test_tags_and_properties_are_taken():
+    run = OfflineRun()
+    run.tag("lr", 0.1)
+    run.set_tags({"best": None})
+    run.add_properties({"n": 1})
+    assert (run.get_tags(), run.get_properties()) == ({"lr": "0.1", "best": None}, {"n": "1"})
+
+
+def test_uploads_are_said_and_not_made(capsys, tmp_path):
+    run = OfflineRun()
+    assert run.upload_file("outputs/a", io.BytesIO()) == "outputs/a"
+    assert run.upload_files(["a", "b"], ["x", "y"]) == ["a", "b"]
+    assert run.upload_folder("plots", "nowhere") == []
+    assert "Attempted to upload folder plots" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_children_know_their_parent():
+    run = OfflineRun()
+    with run.child_run("child") as child:
+        assert (child.parent, child.name) == (run, "child")
+
+
+@pytest.mark.parametrize(
+    ("call", "status"), [("complete", "Completed"), ("fail", "Failed"), ("cancel", "Canceled"), ("start", "Running")]
+)
+def test_its_end_is_its_own_affair(call, status):
+    run = OfflineRun()
+    getattr(run, call)()
+    run.flush()
+    assert run.get_status() == status

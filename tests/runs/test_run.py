@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import FileNameError, RunFailedError, RunNotFoundError, RunStateError, UserError
+from paceline.runs import states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.metrics import MetricLog
+from paceline.workspace import Experiment, Run, Workspace
+from tests.helpers import RUN_ID, make_job, make_run, write_tree
+
+
+@pytest.fixture
+def experiment():
+    return Experiment(Workspace("ws"), "digits")
+
+
+@pytest.fixture
+def submitted(experiment):
+    """A run with a supervisor, as far as anybody can see: this process."""
+    folder, fd = make_run(
+        experiment.runs_dir, status=states.RUNNING, target="local", submitted_by="me", snapshot_id="5" * 64
+    )
+    yield Run(experiment, folder.run_id)
+    os.close(fd)
+
+
+def end(run: Run, status: str, **changes: object) -> None:
+    store.change(run.folder, store.stored(run.folder), status, **changes)
+
+
+# --- handles
+
+
+def test_several_handles_on_one_run_are_equal(experiment, submitted):
+    assert Run(experiment, RUN_ID) == Run.get(experiment.workspace, "digits_17") == submitted
+    assert len({Run(experiment, RUN_ID), submitted}) == 1
+    assert repr(submitted) == f"Run(experiment='digits', id={RUN_ID!r}, status='Running')"
+
+
+@pytest.mark.parametrize(("run_id", "error"), [("nowhere", RunNotFoundError), ("../x", FileNameError)])
+def test_a_handle_on_no_run_is_refused(experiment, run_id, error):
+    with pytest.raises(error):
+        Run(experiment, run_id)
+
+
+def test_a_handle_follows_the_run(submitted):
+    assert submitted.get_status() == "Running"
+    end(submitted, states.FINALIZING)
+    assert submitted.status == "Finalizing"
+
+
+# --- names
+
+
+def test_runs_are_numbered_in_the_order_they_were_made(experiment):
+    # The story: within one second, the order was random.
+    runs = [experiment.start_logging() for _ in range(8)]
+    assert [run.number for run in runs] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [run.id for run in experiment.get_runs()] == [run.id for run in reversed(runs)]
+    for run in runs:
+        run.complete()
+
+
+def test_runs_of_an_experiment_whose_name_begins_alike_do_not_count(experiment):
+    # The story: runs of "digits_big" were counted as runs of "digits".
+    with Experiment(experiment.workspace, "digits_big").start_logging(), experiment.start_logging() as run:
+        assert run.number == 1
+
+
+def test_a_run_with_an_id_given_by_hand_has_a_number_too(experiment):
+    with experiment.start_logging() as parent, parent.child_run(run_id="by-hand") as child:
+        assert isinstance(child.number, int)
+
+
+def test_tags_properties_and_names_are_kept(submitted):
+    submitted.tag("lr", 0.1)
+    submitted.set_tags({"best": None, "n": 2})
+    submitted.remove_tags(["n"])
+    submitted.add_properties({"commit": "abc"})
+    assert submitted.name == submitted.display_name == RUN_ID
+    submitted.display_name = "first try"
+    submitted.description = "what it is for"
+    assert submitted.get_tags() == submitted.tags == {"lr": "0.1", "best": None}
+    assert submitted.get_properties() == submitted.properties == {"commit": "abc"}
+    assert (submitted.name, submitted.description) == ("first try", "what it is for")
+
+
+def test_one_tag_may_be_removed_by_its_name(submitted):
+    submitted.set_tags({"lr": 1, "l": 2, "r": 3})
+    submitted.remove_tags("lr")
+    assert submitted.tags == {"l": "2", "r": "3"}
+
+
+# --- details
+
+
+def test_the_details_are_the_sdk_s(submitted):
+    submitted.add_properties({"mine": "1"})
+    details = submitted.get_details()
+    assert list(details) == [
+        *("runId", "target", "status", "startTimeUtc", "endTimeUtc", "properties", "inputDatasets", "outputDatasets"),
+        *("runDefinition", "logFiles", "submittedBy"),
+    ]
+    assert (details["runId"], details["target"], details["status"]) == (RUN_ID, "local", "Running")
+    assert details["properties"] == {"mine": "1", "ContentSnapshotId": "5" * 64}
+    assert details["runDefinition"] == make_job().to_json()
+
+
+def test_git_s_state_is_among_the_properties(experiment):
+    folder, fd = make_run(experiment.runs_dir, git={"commit": "abc", "dirty": True})
+    properties = Run(experiment, folder.run_id).get_details()["properties"]
+    assert properties == {"azureml.git.commit": "abc", "azureml.git.dirty": True}
+    os.close(fd)
+
+
+def test_after_a_failure_the_details_say_why(submitted):
+    report = FailureReport(cause="exception", message="bad batch")
+    end(submitted, states.FAILED, failure=report)
+    details = submitted.get_details()
+    assert details["error"] == {"error": {"code": "exception", "message": "bad batch"}}
+    assert details["warnings"] == []
+    assert submitted.failure == report
+    assert submitted.get_detailed_status() == {"status": "Failed", "details": "bad batch"}
+
+
+def test_the_detailed_status_says_what_a_run_waits_for(experiment):
+    folder, fd = make_run(experiment.runs_dir, waiting_for="waits for 1 run (a)")
+    assert Run(experiment, folder.run_id).get_detailed_status()["details"] == "waits for 1 run (a)"
+    os.close(fd)
+
+
+def test_the_details_with_logs_have_their_text(submitted):
+    write_tree(submitted.folder.logs, {"rank_0.log": b"step 1\n\xff\n", "driver.log": "x" * 2_000_000})
+    assert set(submitted.get_details()["logFiles"]) == {"logs/rank_0.log", "logs/driver.log"}
+    logs = submitted.get_details_with_logs()["logFiles"]
+    assert logs["logs/rank_0.log"] == "step 1\n\ufffd\n"
+    assert len(logs["logs/driver.log"]) == 1 << 20
+
+
+def test_all_logs_are_copied_out(submitted):
+    write_tree(submitted.folder.logs, {"rank_0.log": "a", "driver.log": "b"})
+    assert sorted(map(str, submitted.get_all_logs("to"))) == ["to/logs/driver.log", "to/logs/rank_0.log"]
+    assert Path("to/logs/rank_0.log").read_text() == "a"
+
+
+def test_where_to_look_at_it_is_its_folder(submitted):
+    assert submitted.get_portal_url() == submitted.folder.path.as_uri()
+
+
+def test_a_run_without_a_snapshot_has_none_to_restore(submitted):
+    with pytest.raises(RunStateError, match="has no snapshot"):
+        submitted.restore_snapshot("back")
+
+
+def test_a_snapshot_is_not_restored_over_a_folder(experiment, tmp_path):
+    write_tree(tmp_path, {"code/a": "", "there/b": ""})
+    with experiment.start_logging(snapshot_directory="code") as run:
+        with pytest.raises(UserError, match="'there' exists"):
+            run.restore_snapshot("there")
+        assert Path(run.restore_snapshot()).name == run.get_snapshot_id()
+
+
+# --- waiting for the end
+
+
+def test_waiting_for_a_run_that_has_completed_gives_its_details(submitted):
+    end(submitted, states.COMPLETED)
+    assert submitted.wait_for_completion()["status"] == "Completed"
+
+
+def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
+    report = FailureReport(cause="exception", message="rank 1 failed first", victims=((0, "was lost"),))
+    end(submitted, states.FAILED, failure=report)
+    with pytest.raises(RunFailedError) as raised:
+        submitted.wait_for_completion()
+    assert raised.value.report == report
+    assert str(report) in str(raised.value)
+    assert isinstance(raised.value, RuntimeError)
+    assert submitted.wait_for_completion(raise_on_error=False)["status"] == "Failed"
+
+
+def test_a_canceled_run_is_no_error(submitted):
+    end(submitted, states.CANCELED)
+    assert submitted.wait_for_completion()["status"] == "Canceled"
+
+
+def test_waiting_ends_with_the_run(submitted):
+    timer = threading.Timer(0.2, lambda: end(submitted, states.COMPLETED))
+    timer.start()
+    assert submitted.wait_for_completion()["status"] == "Completed"
+    timer.join()
+
+
+def test_waiting_may_show_the_output(submitted, capsys):
+    write_tree(submitted.folder.attempt(1), {"rank_0.log": "epoch 1\nepoch 2"})
+    end(submitted, states.COMPLETED, started_utc="2026-01-02T03:04:05.000Z", ended_utc="2026-01-02T03:04:07.500Z")
+    submitted.wait_for_completion(show_output=True)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"RunId: {RUN_ID}"
+    assert shown[-3:] == ["epoch 1", "epoch 2", "-- Completed in 2.5 s"]
+
+
+def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        submitted.wait_for_completion()
+    assert f"paceline cancel {RUN_ID}" in capsys.readouterr().err
+    assert submitted.status == "Running"
+
+
+# --- the end of a submitted run is its script's
+
+
+@pytest.mark.parametrize("call", ["complete", "fail", "start", "flush"])
+def test_what_a_script_says_of_its_own_end_is_harmless(submitted, call):
+    getattr(submitted, call)()
+    assert submitted.status == "Running"
+
+
+def test_cancel_asks_the_supervisor(submitted):
+    submitted.cancel()
+    assert submitted.status == "CancelRequested"
+
+
+def test_cancel_of_a_run_that_has_ended_changes_nothing(submitted):
+    end(submitted, states.COMPLETED)
+    submitted.cancel()
+    assert submitted.status == "Completed"
+    assert not submitted.folder.cancel_request.exists()
+
+
+# --- children
+
+
+def test_children_lie_below_their_parent(experiment):
+    with experiment.start_logging() as parent:
+        with parent.child_run("first") as child:
+            child.log("loss", 1)
+            with child.child_run() as grandchild:
+                grandchild.log("loss", 2)
+        assert (child.parent, grandchild.parent, parent.parent) == (parent, child, None)
+        assert child.name == "first"
+        assert list(parent.get_children()) == [child]
+        assert set(parent.get_children(recursive=True)) == {child, grandchild}
+        metrics = parent.get_metrics(recursive=True)
+        assert metrics == {parent.id: {}, child.id: {"loss": 1}, grandchild.id: {"loss": 2}}
+
+
+def test_children_may_be_made_many_at_once(experiment):
+    with experiment.start_logging() as parent:
+        counted = parent.create_children(count=3)
+        tagged = parent.create_children(tag_key="fold", tag_values=["a", "b"])
+        assert [child.tags for child in counted] == [{"azureml.batch_child_number": str(number)} for number in range(3)]
+        assert [child.tags for child in tagged] == [{"fold": "a"}, {"fold": "b"}]
+        assert {child.status for child in counted} == {"NotStarted"}
+        counted[0].start()
+        counted[0].start()
+        assert counted[0].status == "Running"
+        for child in counted + tagged:
+            child.complete()
+        assert [child.id for child in parent.get_children(tags={"fold": "b"})] == [tagged[1].id]
+        assert len(list(parent.get_children(status="Completed"))) == 5
+        assert list(parent.get_children(type="script")) == []
+
+
+@pytest.mark.parametrize("arguments", [{}, {"count": 1, "tag_values": ["a"], "tag_key": "k"}, {"tag_values": ["a"]}])
+def test_how_many_children_is_said_in_one_way(experiment, arguments):
+    with experiment.start_logging() as parent, pytest.raises(UserError, match="create_children"):
+        parent.create_children(**arguments)
+
+
+# --- lists of runs
+
+
+@pytest.fixture
+def several(experiment):
+    """name -> run: two completed ones, one failed, a child, and one of another experiment."""
+    runs = {name: experiment.start_logging(display_name=name) for name in ("plain", "tagged", "failed")}
+    runs["tagged"].tag("lr", 0.1)
+    runs["tagged"].add_properties({"commit": "abc"})
+    runs["child"] = runs["tagged"].child_run()
+    runs["other"] = Experiment(experiment.workspace, "other").start_logging()
+    runs["failed"].fail("no")
+    for run in runs.values():
+        run.complete()
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        ({}, {"plain", "tagged", "failed"}),
+        ({"include_children": True}, {"plain", "tagged", "failed", "child"}),
+        ({"tags": "lr"}, {"tagged"}),
+        ({"tags": {"lr": "0.1"}}, {"tagged"}),
+        ({"tags": {"lr": "0.2"}}, set()),
+        ({"properties": {"commit": "abc"}}, {"tagged"}),
+        ({"status": "Failed"}, {"failed"}),
+        ({"status": "Completed"}, {"plain", "tagged"}),
+        ({"type": "interactive"}, {"plain", "tagged", "failed"}),
+        ({"type": "script"}, set()),
+    ],
+    ids=str,
+)
+def test_runs_are_listed_by_what_they_are(experiment, several, filters, names):
+    assert {run.id for run in experiment.get_runs(**filters)} == {several[name].id for name in names}
+
+
+def test_a_list_of_runs_may_come_from_the_class(experiment, several):
+    assert {run.id for run in Run.list(experiment, tags="lr")} == {several["tagged"].id}
+
+
+# --- metrics
+
+
+def test_metrics_may_be_asked_for_by_rank(submitted):
+    for rank in (0, 1):
+        log = MetricLog(submitted.folder.metric_log(rank))
+        log.scalar("loss", rank + 0.5)
+        log.close()
+    assert submitted.get_metrics(by_rank=True) == {"0": {"loss": 0.5}, "1": {"loss": 1.5}}
+    assert submitted.get_metrics(rank=1) == {"loss": 1.5}
+    assert submitted.get_metrics("loss") == {"loss": [0.5, 1.5]}

@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline import processes
+from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
+from paceline.runs import lock, states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.files import json_lines, read_json
+from paceline.runs.folder import RunFolder
+from tests.helpers import RUN_ID, make_record, make_run, start_python, wait_until
+
+LIVE = [status for status in states.ALL if status not in states.TERMINAL]
+
+
+@pytest.fixture
+def runs_dir(tmp_path):
+    return tmp_path / "ws/runs"
+
+
+def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
+    """A run that nobody looks after any more."""
+    folder, fd = make_run(runs_dir, run_id, status, **values)
+    os.close(fd)
+    return folder
+
+
+# --- making and changing
+
+
+def test_a_new_run_has_its_folders_its_record_and_its_lock(runs_dir):
+    folder, fd = make_run(runs_dir)
+    assert store.read(folder).status == states.NOT_STARTED
+    assert lock.is_held(folder.lock)
+    assert all(part.is_dir() for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints))
+    assert [event["status"] for event in json_lines(folder.events)] == [states.NOT_STARTED]
+    assert os.listdir(runs_dir) == [RUN_ID]
+    os.close(fd)
+
+
+@pytest.mark.parametrize("run_id", ["../evil", "a/b", ""])
+def test_a_run_s_id_never_leaves_the_workspace(runs_dir, run_id):
+    with pytest.raises(FileNameError):
+        store.create(runs_dir, make_record(run_id))
+
+
+def test_a_workspace_that_can_not_be_written_to_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WorkspaceError, match="PACELINE_WORKSPACE"):
+        store.create(tmp_path / "file/runs", make_record())
+
+
+def test_a_failed_creation_leaves_nothing(runs_dir, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "write_json", full)
+    with pytest.raises(WorkspaceError, match="No space left on device"):
+        store.create(runs_dir, make_record())
+    assert os.listdir(runs_dir) == []
+
+
+def test_a_run_that_another_program_is_just_making_is_not_disturbed(runs_dir):
+    # Only ids that are given by hand can meet.
+    half_made = runs_dir / f".new-{RUN_ID}"
+    half_made.mkdir(parents=True)
+    (half_made / "lock").write_text("")
+    with pytest.raises(WorkspaceError):
+        store.create(runs_dir, make_record())
+    assert (half_made / "lock").exists()
+
+
+def test_a_run_that_can_not_be_made_into_json_leaves_nothing(runs_dir):
+    with pytest.raises(TypeError):
+        store.create(runs_dir, make_record(git={"commit": object()}))
+    assert os.listdir(runs_dir) == []
+
+
+def test_each_change_is_noted_with_its_time(runs_dir):
+    folder, fd = make_run(runs_dir)
+    record = store.stored(folder)
+    for status in (states.QUEUED, states.RUNNING):
+        record = store.change(folder, record, status)
+    report = FailureReport(cause="exception", message="bad batch")
+    store.change(folder, record, states.FAILED, failure=report, exit_code=1)
+    os.close(fd)
+    events = list(json_lines(folder.events))
+    assert [event["status"] for event in events] == ["NotStarted", "Queued", "Running", "Failed"]
+    assert events[-1]["message"] == "bad batch"
+    assert [event["time_utc"] for event in events] == sorted(event["time_utc"] for event in events)
+    assert (store.read(folder).failure, store.read(folder).exit_code) == (report, 1)
+
+
+@pytest.mark.parametrize("status", sorted(states.TERMINAL))
+def test_an_end_is_the_end(runs_dir, status):
+    folder, fd = make_run(runs_dir, status=status)
+    with pytest.raises(RunStateError, match=f"is {status}; it can't become Running"):
+        store.change(folder, store.stored(folder), states.RUNNING)
+    os.close(fd)
+    assert store.read(folder).status == status
+
+
+# --- a full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.strip()}")
+    yield path
+    subprocess.run(["umount", "-l", path], check=True)
+
+
+def fill(disk: Path) -> None:
+    with open(disk / "filler", "wb", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                if file.write(b"0" * size) < size:
+                    size //= 2
+            except OSError:
+                size //= 2
+
+
+def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
+    folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
+    fill(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        (folder.outputs / "model").write_bytes(b"0" * 10_000)
+    report = FailureReport(cause="disk", message="the disk is full", last_lines=("x" * 200,) * 20)
+    store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
+    os.close(fd)
+    assert (store.read(folder).status, store.read(folder).failure) == (states.FAILED, report)
+
+
+def test_a_run_on_a_full_disk_is_refused_and_leaves_nothing(small_disk):
+    fill(small_disk)
+    with pytest.raises(WorkspaceError, match="No space left"):
+        store.create(small_disk / "runs", make_record())
+    assert not (small_disk / "runs").exists() or os.listdir(small_disk / "runs") == []
+
+
+def test_the_end_gives_the_ballast_back(runs_dir):
+    folder, fd = make_run(runs_dir)
+    assert folder.ballast.stat().st_size > 0
+    store.change(folder, store.stored(folder), states.COMPLETED)
+    os.close(fd)
+    assert not folder.ballast.exists()
+
+
+# --- finding and listing
+
+
+def test_a_run_is_found_by_its_id_or_by_its_beginning(runs_dir):
+    folder, fd = make_run(runs_dir, "digits_1700000000_aaaa0000")
+    os.close(fd)
+    for run_id in ("digits_1700000000_aaaa0000", "digits_17", "d"):
+        assert store.find(runs_dir, run_id) == folder
+
+
+def test_an_ambiguous_beginning_is_refused_with_the_runs_it_may_mean(runs_dir):
+    for run_id in ("digits_1700000000_aaaa0000", "digits_1700000000_aaaa0001"):
+        os.close(make_run(runs_dir, run_id)[1])
+    with pytest.raises(RunNotFoundError, match=r"2 runs begin with 'digits_17': .*aaaa0001.*Give more of the id"):
+        store.find(runs_dir, "digits_17")
+
+
+def test_a_whole_id_counts_even_if_another_begins_with_it(runs_dir):
+    for run_id in ("a_1", "a_1x"):
+        os.close(make_run(runs_dir, run_id)[1])
+    assert store.find(runs_dir, "a_1").run_id == "a_1"
+
+
+@pytest.mark.parametrize("run_id", ["nowhere", "digits_2"])
+def test_an_unknown_run_is_refused(runs_dir, run_id):
+    os.close(make_run(runs_dir)[1])
+    with pytest.raises(RunNotFoundError, match="`paceline list`"):
+        store.find(runs_dir, run_id)
+
+
+@pytest.mark.parametrize("run_id", ["../x", "..", "/etc", ".hidden", ""])
+def test_an_id_that_leads_elsewhere_is_refused(runs_dir, run_id):
+    with pytest.raises(FileNameError):
+        store.find(runs_dir, run_id)
+
+
+def test_runs_are_listed_newest_first(runs_dir):
+    for run_id in ("b_1700000001_00000000", "a_1700000003_00000000", "c_1700000002_00000000", "by-hand"):
+        os.close(make_run(runs_dir, run_id)[1])
+    expected = ["a_1700000003_00000000", "c_1700000002_00000000", "b_1700000001_00000000", "by-hand"]
+    assert store.ids(runs_dir) == expected
+    assert [record.run_id for record in store.all_records(runs_dir)] == expected
+
+
+def test_a_workspace_without_runs_has_none(runs_dir):
+    assert store.ids(runs_dir) == []
+    assert list(store.all_records(runs_dir)) == []
+
+
+@pytest.mark.parametrize("name", ["half", "a_²_b", "x_y_z"])
+def test_folders_without_a_record_are_passed_over(runs_dir, name):
+    os.close(make_run(runs_dir)[1])
+    (runs_dir / name).mkdir()
+    (runs_dir / ".new-x").mkdir()
+    assert [record.run_id for record in store.all_records(runs_dir)] == [RUN_ID]
+
+
+def test_a_damaged_record_is_no_run(runs_dir):
+    folder = deserted(runs_dir)
+    folder.record.write_text("{")
+    with pytest.raises(RunNotFoundError, match="no readable record"):
+        store.read(folder)
+    assert store.raw(folder) is None
+    assert list(store.all_records(runs_dir)) == []
+
+
+def test_the_raw_record_is_what_reading_gives(runs_dir):
+    folder, fd = make_run(runs_dir, status=states.RUNNING)
+    assert store.raw(folder) == store.read(folder).to_json()
+    os.close(fd)
+    assert store.raw(folder)["status"] == states.FAILED
+
+
+# --- runs that nobody looks after
+
+
+@pytest.mark.parametrize("status", LIVE)
+def test_a_run_whose_owner_is_gone_has_failed_whatever_it_was(runs_dir, status):
+    folder = deserted(runs_dir, status)
+    record = store.read(folder)
+    assert (record.status, record.exit_code) == (states.FAILED, 1)
+    assert record.ended_utc is not None
+    assert read_json(folder.record)["status"] == states.FAILED
+    assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED
+    # Whoever looks next finds the same.
+    assert store.read(folder) == record
+
+
+@pytest.mark.parametrize("status", LIVE)
+def test_a_run_whose_owner_lives_is_as_it_says(runs_dir, status):
+    folder, fd = make_run(runs_dir, status=status)
+    assert store.read(folder).status == status
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("values", "cause", "said"),
+    [
+        ({"owner": {"pid": 5, "host": socket.gethostname(), "boot_id": processes.boot_id()}}, "supervisor", "pid 5"),
+        ({"owner": {"pid": 5, "host": socket.gethostname(), "boot_id": "of-yesterday"}}, "reboot", "restarted"),
+        ({"owner": {"pid": 5, "host": "another-machine", "boot_id": "of-its-own"}}, "supervisor", "pid 5"),
+        ({"owner": {"pid": 5, "host": socket.gethostname(), "boot_id": ""}}, "supervisor", "pid 5"),
+        ({"owner": {}}, "supervisor", "supervisor"),
+        ({"kind": "interactive"}, "not_completed", "without complete()"),
+    ],
+)
+def test_why_it_was_deserted_is_said(runs_dir, values, cause, said):
+    record = store.read(deserted(runs_dir, **values))
+    assert record.failure.cause == cause
+    assert said in record.failure.message
+    assert record.failure.see == f"paceline logs {RUN_ID}"
+
+
+def test_a_submission_that_was_killed_half_way_says_so(runs_dir):
+    assert store.read(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
+
+
+def test_the_owner_is_this_process():
+    assert store.owner() == {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
+
+
+def test_the_run_of_a_killed_program_is_never_shown_as_running(runs_dir):
+    code = """
+import sys, time
+from pathlib import Path
+from paceline.runs import states
+from tests.helpers import make_run
+folder, fd = make_run(Path(sys.argv[1]), status=states.RUNNING)
+print("made", flush=True)
+time.sleep(60)
+"""
+    root = str(Path(__file__).parents[2])
+    with start_python(code, runs_dir, environment={"PYTHONPATH": root}) as process:
+        process.stdout.readline()
+        folder = RunFolder(runs_dir / RUN_ID)
+        assert store.read(folder).status == states.RUNNING
+        process.kill()
+        process.wait()
+    assert store.read(folder).status == states.FAILED
+
+
+def test_several_readers_at_once_set_it_right_once(runs_dir):
+    folder = deserted(runs_dir)
+    code = """
+import sys
+from pathlib import Path
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+print("ready", flush=True)
+sys.stdin.readline()
+print(store.read(RunFolder(Path(sys.argv[1]))).status)
+"""
+    started = [start_python(code, folder.path, stdin=subprocess.PIPE) for _ in range(4)]
+    for process in started:
+        process.stdout.readline()
+    answers = [process.communicate("go\n")[0] for process in started]
+    assert set(answers) == {"Failed\n"}
+    assert [event["status"] for event in json_lines(folder.events)].count("Failed") == 1
+
+
+def test_what_is_left_of_it_is_ended(runs_dir):
+    folder, fd = make_run(runs_dir, status=states.RUNNING)
+    worker = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": str(folder.path)})
+    other = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": f"{folder.path}0"})
+    try:
+        assert store.read(folder).status == states.RUNNING
+        assert worker.poll() is None
+        os.close(fd)
+        wait_until(lambda: processes.with_variable("PACELINE_RUN_DIR", str(folder.path)), "the worker")
+        assert store.read(folder).status == states.FAILED
+        assert worker.wait() < 0
+        assert other.poll() is None
+    finally:
+        for process in (worker, other):
+            process.kill()
+            process.wait()
+
+
+def test_its_scratch_folder_is_removed(runs_dir, tmp_path):
+    scratch = tmp_path / "scratch"
+    (scratch / "socket").mkdir(parents=True)
+    store.read(deserted(runs_dir, scratch_dir=str(scratch)))
+    assert not scratch.exists()
+
+
+def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
+    folder, fd = make_run(runs_dir, status=states.RUNNING)
+
+    def ends_meanwhile(path):
+        store.change(folder, store.stored(folder), states.COMPLETED)
+        os.close(fd)
+        return False
+
+    monkeypatch.setattr(lock, "is_held", ends_meanwhile)
+    assert store.read(folder).status == states.COMPLETED
+
+
+def test_a_reader_that_may_not_write_says_what_is_true_all_the_same(runs_dir, monkeypatch):
+    folder = deserted(runs_dir)
+    monkeypatch.setattr(os, "access", lambda *arguments: False)
+    record = store.read(folder)
+    assert (record.status, record.failure.cause) == (states.FAILED, "supervisor")
+    assert read_json(folder.record)["status"] == states.RUNNING
+
+
+# --- a cancel that is asked for
+
+
+def test_a_live_run_shows_that_its_cancel_is_asked_for(runs_dir):
+    folder, fd = make_run(runs_dir, status=states.RUNNING)
+    for _ in range(2):
+        store.request_cancel(folder, by="me", reason="typo")
+    assert store.read(folder).status == states.CANCEL_REQUESTED
+    assert store.stored(folder).status == states.RUNNING
+    assert read_json(folder.cancel_request)["by"] == "me"
+    os.close(fd)
+
+
+@pytest.mark.parametrize("status", [states.FINALIZING, *sorted(states.TERMINAL)])
+def test_a_run_that_is_ending_shows_its_end(runs_dir, status):
+    folder, fd = make_run(runs_dir, status=status)
+    store.request_cancel(folder, by="me")
+    assert store.read(folder).status == status
+    os.close(fd)
+
+
+def test_a_deserted_run_whose_cancel_was_asked_for_has_failed(runs_dir):
+    folder = deserted(runs_dir)
+    store.request_cancel(folder, by="me")
+    assert store.read(folder).status == states.FAILED
