@@ -15,7 +15,7 @@ def test_there_is_a_launcher_for_every_backend():
 
 
 def test_an_unknown_launcher_is_refused_with_those_there_are():
-    with pytest.raises(LauncherError, match="no launcher 'rocket'; there are .*mpi.*processes.*single"):
+    with pytest.raises(LauncherError, match=r"no launcher 'rocket'; there are .*mpi.*processes.*single"):
         get_launcher("rocket")
 
 

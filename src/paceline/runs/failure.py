@@ -99,7 +99,7 @@ def signal_name(number: int) -> str:
 
 def signal_words(number: int) -> str:
     """What a signal means for a worker that it ended."""
-    words = {
+    words: dict[int, str] = {
         signal.SIGKILL: "killed from outside",
         signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",
         signal.SIGBUS: "a bus error; often /dev/shm or a disk that is full",
@@ -113,7 +113,7 @@ def signal_words(number: int) -> str:
         signal.SIGXCPU: "its limit of processor time was reached",
         signal.SIGXFSZ: "its limit of file size was reached",
     }
-    return words.get(signal.Signals(number), "") if number in signal.valid_signals() else ""
+    return words.get(number, "")
 
 
 def logs_command(run_id: str, rank: int | None = None) -> str:

@@ -184,6 +184,10 @@ class RunFolder:
         """How the worker ended, written beside it where the supervisor is not its parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
+    def held(self, attempt: int) -> list[Path]:
+        """Files by which workers hold the space for their reports, lest the disk fill up."""
+        return sorted(self.attempt(attempt).glob("*.held"))
+
     def file(self, name: str) -> Path:
         """Where the run's file of this name (`outputs/...`, `logs/...` or any other) lies.
 

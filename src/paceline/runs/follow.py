@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO
 
 from paceline.runs import states, store
@@ -57,6 +57,7 @@ class Show:
         self._line, self._state = line, state
         self._watch = Watch(folder)
         self._told: tuple[str, str | None] | None = None
+        self._lines: Iterator[Line] | None = None
         job = self._watch.record.job
         self._follower = LogFollower(folder, list(range(job.world_size if job else 1)) if ranks is None else ranks)
 
@@ -68,11 +69,19 @@ class Show:
             if (record.status, record.waiting_for) != self._told and not record.is_terminal:
                 self._told = (record.status, record.waiting_for)
                 self._state(record)
+            if self._lines is None:
+                self._lines, is_last = (
+                    self._follower.new(len(record.attempts), is_over=record.is_terminal),
+                    record.is_terminal,
+                )
+            else:
+                is_last = False  # lines that an interruption has left over
             came = False
-            for line in self._follower.new(len(record.attempts), is_over=record.is_terminal):
+            for line in self._lines:
                 came = True
                 self._line(line)
-            if record.is_terminal:
+            self._lines = None
+            if is_last:
                 self._follower.close()
                 return record
             # Quick while something happens, seldom in an hour of silence.
@@ -119,7 +128,7 @@ def end_text(record: RunRecord) -> str:
 
 def duration_text(seconds: float) -> str:
     """A duration as people read it: "3.2 s", "2 min 5 s", "3 h 20 min"."""
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

@@ -68,15 +68,18 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     """Replace the record. For the holder of the lock alone.
 
     On a full disk the ballast makes room for the last records: by then no worker is left that could fill it again.
+    A state on the way there is not worth the run: readers keep seeing the one before.
     """
     try:
         write_json(folder.record, record.to_json(), sync=record.is_terminal)
     except OSError as error:
-        is_last = record.is_terminal or record.status == states.FINALIZING
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not is_last or not folder.ballast.exists():
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        folder.ballast.unlink()
-        write_json(folder.record, record.to_json())
+        if record.is_terminal or record.status == states.FINALIZING:
+            if not folder.ballast.exists():
+                raise
+            folder.ballast.unlink()
+            write_json(folder.record, record.to_json())
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
@@ -175,7 +178,12 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
     """Ask whoever looks after the run to end it. Asking twice changes nothing."""
-    write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
+    try:
+        write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
 
 
 def deserted_report(record: RunRecord) -> FailureReport:

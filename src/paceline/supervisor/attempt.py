@@ -86,7 +86,7 @@ class AttemptWatch:
         """Start the commands and see them through; when this returns, no process of theirs is left."""
         stopped: str | None = None
         failure: FailureReport | None = None
-        with open(self._folder.log_order(self._launch.attempt), "a", encoding="ascii") as order:
+        with open(self._folder.log_order(self._launch.attempt), "ab", buffering=0) as order:
             self._order = order
             try:
                 failure = self._start(commands)
@@ -96,6 +96,8 @@ class AttemptWatch:
                 self._end_all()
         if failure is None and stopped is None:
             failure = self._report()
+        for path in self._folder.held(self._launch.attempt):
+            path.unlink(missing_ok=True)
         codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
         return Outcome(exit_codes=codes, failure=failure, stopped=stopped)
 
@@ -200,8 +202,7 @@ class AttemptWatch:
             if size != self._sizes.get(rank, 0):
                 self._sizes[rank] = size
                 try:
-                    self._order.write(f"{time.time():.3f} {rank} {size}\n")
-                    self._order.flush()
+                    self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
                 except OSError:
                     pass  # a full disk: the merged view is less well ordered, that is all
 

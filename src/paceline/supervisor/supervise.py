@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -209,7 +210,8 @@ class _Supervisor:
     def fail_internally(self, error: BaseException) -> None:
         """An error of ours, or of the disk's: end everything, say so in the record, the traceback in the driver's log."""
         processes.kill_descendants(os.getpid())
-        traceback.print_exc()
+        with contextlib.suppress(OSError):  # a full disk
+            traceback.print_exc()
         if self._record.scratch_dir:
             shutil.rmtree(self._record.scratch_dir, ignore_errors=True)
         self._target.release(self._folder.path)

@@ -27,6 +27,7 @@ def redirect_output() -> None:
 
 def wait_for_child() -> None:
     """Fork: the child returns and goes on as the worker; the parent waits for it, reports its end and exits."""
+    report.hold_space(f"end_{os.environ['RANK']}.json")
     child = os.fork()
     if child == 0:
         return

@@ -6,9 +6,14 @@ import os
 import sys
 import time
 
+#: Ends the name of a file that holds the space for another.
+HELD = ".held"
+_HELD_BYTES = 4096
+
 
 def started() -> None:
     """Say that this rank's process is there, and which one it is."""
+    hold_space(f"error_{os.environ['RANK']}.json")
     _write(f"start_{os.environ['RANK']}.json", {"pid": os.getpid(), "host": os.uname().nodename, "time": time.time()})
 
 
@@ -48,15 +53,24 @@ def _exit_code(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
+def hold_space(name: str) -> None:
+    """Take the space of a report now, so that it can be written when the disk is full. The run's end gives it back."""
+    try:
+        with open(_path(name) + HELD, "wb") as file:
+            file.write(b" " * _HELD_BYTES)
+    except OSError:
+        pass
+
+
 def _write(name: str, value: dict[str, object]) -> None:
     import json
 
-    folder = os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"])
-    path = os.path.join(folder, name)
+    path = _path(name)
     beside = f"{path}.{os.getpid()}"
+    data = json.dumps(value).encode()
     try:
-        with open(beside, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(value, file)
+        with open(beside, "wb") as file:
+            file.write(data)
         os.replace(beside, path)
     except OSError as error:
         # A full disk must not keep the script from its own end.
@@ -64,3 +78,22 @@ def _write(name: str, value: dict[str, object]) -> None:
             print(f"paceline: {path} could not be written: {error}", file=sys.stderr)
         except OSError:
             pass
+        _write_held(path, data, value)
+
+
+def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
+    """Write into the space that is held: no new block is asked for. A traceback that is too long for it is left out."""
+    import json
+
+    if len(data) > _HELD_BYTES:
+        data = json.dumps({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
+    try:
+        with open(path + HELD, "r+b", buffering=0) as file:
+            file.write(data.ljust(_HELD_BYTES))
+        os.replace(path + HELD, path)
+    except OSError:
+        pass
+
+
+def _path(name: str) -> str:
+    return os.path.join(os.environ["PACELINE_RUN_DIR"], "attempts", os.environ["PACELINE_ATTEMPT"], name)

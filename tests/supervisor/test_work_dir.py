@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from paceline.runs.folder import RunFolder
+from paceline.supervisor import work_dir
+from tests.helpers import write_tree
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A run whose snapshot has a script, a data file, a link and an empty folder."""
+    snapshot = write_tree(tmp_path / "snapshots/0", {"train.py": "print()", "d/data.csv": "1,2", "d/tool": "#!/bin/sh"})
+    (snapshot / "d/tool").chmod(0o555)
+    (snapshot / "link").symlink_to("d/data.csv")
+    (snapshot / "empty").mkdir()
+    folder = RunFolder(tmp_path / "runs/digits_1_2")
+    folder.outputs.mkdir(parents=True)
+    folder.snapshot.symlink_to("../../snapshots/0")
+    return folder
+
+
+def everything(top: Path) -> set[str]:
+    return {os.fspath(path.relative_to(top)) for path in top.rglob("*")}
+
+
+# --- making
+
+
+def test_it_is_a_copy_of_the_snapshot_with_the_outputs(folder):
+    work = work_dir.make(folder)
+    assert work == folder.work
+    assert everything(work) == {"train.py", "d", "d/data.csv", "d/tool", "link", "empty", "outputs"}
+    assert (work / "link").readlink() == Path("d/data.csv")
+    assert stat.S_IMODE((work / "d/tool").stat().st_mode) == 0o555
+    assert (work / "train.py").stat().st_mtime_ns == (folder.snapshot / "train.py").stat().st_mtime_ns
+
+
+def test_what_is_written_to_outputs_is_in_the_run_at_once(folder):
+    (work_dir.make(folder) / "outputs/model").write_text("x")
+    assert (folder.outputs / "model").read_text() == "x"
+
+
+def test_the_snapshot_does_not_change_with_it(folder):
+    work = work_dir.make(folder)
+    (work / "train.py").write_text("changed")
+    (work / "link").unlink()
+    assert (folder.snapshot / "train.py").read_text() == "print()"
+    assert (folder.snapshot / "link").is_symlink()
+
+
+def test_one_that_was_left_half_made_is_made_anew(folder):
+    write_tree(folder.work, {"old": "", "train.py": "half"})
+    work = work_dir.make(folder)
+    assert (work / "train.py").read_text() == "print()"
+    assert not (work / "old").exists()
+
+
+def test_a_snapshot_that_is_gone_is_an_error(folder):
+    shutil.rmtree(folder.snapshot.resolve())
+    with pytest.raises(FileNotFoundError):
+        work_dir.make(folder)
+
+
+# --- cleaning
+
+
+def test_what_is_unchanged_goes_with_the_folder(folder):
+    work_dir.make(folder)
+    work_dir.clean(folder)
+    assert not folder.work.exists()
+    assert (folder.snapshot / "train.py").exists()
+    assert folder.outputs.is_dir()
+
+
+def test_changed_and_new_files_stay(folder):
+    work = work_dir.make(folder)
+    write_tree(work, {"d/data.csv": "3,4,5", "checkpoint/step_1": "w", "log.txt": ""})
+    work_dir.clean(folder)
+    assert everything(work) == {"d", "d/data.csv", "checkpoint", "checkpoint/step_1", "log.txt"}
+
+
+def test_a_file_of_the_same_size_that_was_written_again_stays(folder):
+    work = work_dir.make(folder)
+    (work / "d/data.csv").write_text("2,1")
+    work_dir.clean(folder)
+    assert (work / "d/data.csv").read_text() == "2,1"
+
+
+def test_links_stay_if_they_are_new_or_lead_elsewhere_now(folder):
+    work = work_dir.make(folder)
+    (work / "link").unlink()
+    (work / "link").symlink_to("train.py")
+    (work / "new").symlink_to("nowhere")
+    (work / "to-folder").symlink_to("d")
+    work_dir.clean(folder)
+    assert everything(work) == {"link", "new", "to-folder"}
+
+
+def test_what_python_compiled_goes(folder):
+    work = work_dir.make(folder)
+    write_tree(work, {"__pycache__/a.pyc": "", "d/__pycache__/b.pyc": "", "d/result": ""})
+    work_dir.clean(folder)
+    assert everything(work) == {"d", "d/result"}
+
+
+def test_outputs_survive(folder):
+    work = work_dir.make(folder)
+    write_tree(work, {"outputs/model": "w", "outputs/train.py": "print()"})
+    work_dir.clean(folder)
+    assert not work.exists()
+    assert everything(folder.outputs) == {"model", "train.py"}
+
+
+def test_outputs_of_a_script_that_made_a_folder_of_its_own_go_where_they_belong(folder):
+    (folder.outputs / "early").write_text("kept")
+    work = work_dir.make(folder)
+    (work / "outputs").unlink()
+    write_tree(work, {"outputs/model": "w", "outputs/d/plot": "p", "outputs/early": "other"})
+    work_dir.clean(folder)
+    assert (folder.outputs / "model").read_text() == "w"
+    assert (folder.outputs / "d/plot").read_text() == "p"
+    # Of two files of one name neither is lost.
+    assert (folder.outputs / "early").read_text() == "kept"
+    assert (work / "outputs/early").read_text() == "other"
+
+
+def test_a_file_in_the_place_of_the_outputs_stays(folder):
+    work = work_dir.make(folder)
+    (work / "outputs").unlink()
+    (work / "outputs").write_text("not a folder")
+    work_dir.clean(folder)
+    assert (work / "outputs").read_text() == "not a folder"
+
+
+def test_a_removed_file_does_no_harm(folder):
+    work = work_dir.make(folder)
+    (work / "train.py").unlink()
+    shutil.rmtree(work / "d")
+    work_dir.clean(folder)
+    assert not work.exists()
+
+
+def test_cleaning_what_was_never_made_does_no_harm(folder):
+    work_dir.clean(folder)
+    work_dir.make(folder)
+    work_dir.clean(folder)
+    work_dir.clean(folder)
+
+
+def test_without_the_snapshot_nothing_is_thrown_away(folder):
+    work = work_dir.make(folder)
+    shutil.rmtree(folder.snapshot.resolve())
+    work_dir.clean(folder)
+    assert (work / "train.py").exists()
+
+
+def test_nothing_outside_is_touched_through_links(folder, tmp_path):
+    outside = write_tree(tmp_path / "outside", {"train.py": "print()", "d/data.csv": "1,2"})
+    work = work_dir.make(folder)
+    (work / "away").symlink_to(outside)
+    shutil.rmtree(work / "d")
+    (work / "d").symlink_to(outside / "d")
+    work_dir.clean(folder)
+    assert everything(outside) == {"train.py", "d", "d/data.csv"}
