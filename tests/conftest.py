@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -38,6 +40,19 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False) if sys.platform == "linux" else None
+    if done is None or done.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip() if done else 'not on this system'}")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No supervisor or worker that a test started outlives the tests; seen in the environment it was started with."""
@@ -50,7 +65,8 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     while (left := _of_runs_below(base)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     assert not left, f"processes of runs were left behind (and are killed now): {left}"
 
 

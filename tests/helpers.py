@@ -85,6 +85,18 @@ def write_tree(top: Path, files: Mapping[str, str | bytes]) -> Path:
     return top
 
 
+def fill_disk(disk: Path) -> None:
+    """Leave no block free on this file system."""
+    with open(disk / "filler", "wb", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                if file.write(b"0" * size) < size:
+                    size //= 2
+            except OSError:
+                size //= 2
+
+
 def write_program(path: Path, text: str) -> Path:
     """An executable file."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,10 +22,10 @@ MIB = 1 << 20
 
 @pytest.fixture
 def small_disk(lab: Lab) -> Iterator[Path]:
-    """A file system of 4 MiB, which holds the lab's workspace."""
+    """A file system of 1 MiB, which holds the lab's workspace."""
     folder = lab.folder / "disk"
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False) if os.geteuid() == 0 else None
     if done is None or done.returncode != 0:
         pytest.skip(f"needs to mount a tmpfs: {done.stderr.strip() if done else 'not root'}")
@@ -79,9 +79,11 @@ def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
     assert run.get_metrics("loss", rank=0)["loss"] == list(range(done))
 
 
+@pytest.mark.parametrize("backend", [None, "mpi"])
 def test_output_that_fills_the_disk_fails_the_run_and_is_all_kept(
-    lab: Lab, small_disk: Path, way: dict[str, Any]
+    lab: Lab, small_disk: Path, any_mpirun: str, backend: str | None
 ) -> None:
+    way = {"process_count_per_node": 2, "distributed_backend": "mpi"} if backend else {}
     kept = lab.folder / "kept"
     run = lab.finish(FILL.format(step="print(f'line {done:08d}', flush=True)", kept=str(kept)), **way)
 

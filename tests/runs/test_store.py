@@ -14,7 +14,7 @@ from paceline.runs import lock, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import json_lines, read_json
 from paceline.runs.folder import RunFolder
-from tests.helpers import RUN_ID, make_record, make_run, start_python, wait_until
+from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until
 
 LIVE = [status for status in states.ALL if status not in states.TERMINAL]
 
@@ -109,34 +109,9 @@ def test_an_end_is_the_end(runs_dir, status):
 # --- a full disk
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MiB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"a tmpfs can't be mounted here: {done.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", "-l", path], check=True)
-
-
-def fill(disk: Path) -> None:
-    with open(disk / "filler", "wb", buffering=0) as file:
-        size = 1 << 16
-        while size:
-            try:
-                if file.write(b"0" * size) < size:
-                    size //= 2
-            except OSError:
-                size //= 2
-
-
 def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
-    fill(small_disk)
+    fill_disk(small_disk)
     with pytest.raises(OSError, match="No space left"):
         (folder.outputs / "model").write_bytes(b"0" * 10_000)
     report = FailureReport(cause="disk", message="the disk is full", last_lines=("x" * 200,) * 20)
@@ -145,8 +120,26 @@ def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
     assert (store.read(folder).status, store.read(folder).failure) == (states.FAILED, report)
 
 
+def test_on_a_full_disk_a_state_on_the_way_is_not_worth_the_run(small_disk):
+    folder, fd = make_run(small_disk / "runs", status=states.STARTING)
+    fill_disk(small_disk)
+    record = store.change(folder, store.stored(folder), states.RUNNING)
+    assert (record.status, store.read(folder).status) == (states.RUNNING, states.STARTING)
+    store.change(folder, record, states.COMPLETED)
+    assert store.read(folder).status == states.COMPLETED
+    os.close(fd)
+
+
+def test_on_a_full_disk_a_cancel_can_be_asked_for(small_disk):
+    folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
+    fill_disk(small_disk)
+    store.request_cancel(folder, by="me")
+    assert store.read(folder).status == states.CANCEL_REQUESTED
+    os.close(fd)
+
+
 def test_a_run_on_a_full_disk_is_refused_and_leaves_nothing(small_disk):
-    fill(small_disk)
+    fill_disk(small_disk)
     with pytest.raises(WorkspaceError, match="No space left"):
         store.create(small_disk / "runs", make_record())
     assert not (small_disk / "runs").exists() or os.listdir(small_disk / "runs") == []

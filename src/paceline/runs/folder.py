@@ -76,7 +76,7 @@ def new_run_id(experiment: str) -> str:
 def age_key(run_id: str) -> tuple[int, str]:
     """Sorts ids by the time in them; ids that were given by hand, without one, come first."""
     _, second, fraction = ("", *run_id.rsplit("_", 2))[-3:] if run_id.count("_") > 1 else ("", "", run_id)
-    return (int(second), fraction) if second.isdigit() else (0, run_id)
+    return (int(second), fraction) if second.isascii() and second.isdigit() else (0, run_id)
 
 
 @dataclass(frozen=True)

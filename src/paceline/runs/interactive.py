@@ -1,7 +1,8 @@
 """Runs that a program logs by itself: `Experiment.start_logging`, `Run.child_run`.
 
 The program that makes one holds its lock, so it is the record's one writer. If the program is killed, the run is
-shown as Failed; if it ends of itself and has not said how the run ended, the run ends as the program did.
+shown as Failed; if it ends of itself and has not said how the run ended, the run ends as the program did: Failed
+after an exception, else Completed (Python tells nobody at exit of a `sys.exit(3)`).
 """
 
 from __future__ import annotations

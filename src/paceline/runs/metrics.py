@@ -34,6 +34,7 @@ class MetricLog:
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
+        #: Whether the file may end in the middle of a line. Readers pass over one, if the next does not go on in it.
         self._is_torn = False
 
     def scalar(self, name: str, value: object, step: int | None = None) -> None:
@@ -76,19 +77,19 @@ class MetricLog:
             self._open()
         if self._is_torn:
             line = b"\n" + line
+        self._is_torn = True
         written = os.write(self._fd, line)
-        # Only a full disk cuts a write short. Readers pass over half a line, if the next one does not go on in it.
-        self._is_torn = written != len(line)
-        if self._is_torn:
-            os.write(self._fd, line[written:])
-            self._is_torn = False
+        if written != len(line):
+            os.write(self._fd, line[written:])  # only a full disk cuts a write short, and this one says so
+        self._is_torn = False
 
     def _open(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        # The first newline ends a line that an earlier process was killed in the middle of.
+        # An earlier process may have been killed in the middle of a line, too.
+        self._is_torn = True
         start = {"attempt": self._attempt, "pid": os.getpid(), "time": round(time.time(), 6)}
-        os.write(self._fd, b"\n" + json.dumps(start).encode() + b"\n")
+        self._write(json.dumps(start).encode() + b"\n")
 
 
 def plain_scalar(name: object, value: object) -> Scalar:
@@ -181,8 +182,12 @@ def _entries(path: Path, name: str | None) -> dict[str, list[dict[str, Any]]]:
 
 
 def _parsed(path: Path) -> Iterator[Any]:
+    rest = b""
     with open(path, "rb") as file:
         while lines := file.readlines(_LINES_AT_ONCE * 80):
+            lines[0] = rest + lines[0]
+            # A line whose end is not there yet is being written, or never was; it counts once it is whole.
+            rest = b"" if lines[-1].endswith(b"\n") else lines.pop()
             try:
                 yield from json.loads(b"[" + b",".join([line for line in lines if line != b"\n"]) + b"]")
             except ValueError:

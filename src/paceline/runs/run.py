@@ -150,9 +150,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @property
     def number(self) -> int:
         """Its number among the experiment's runs, from 1, in order of submission."""
-        ids = [
-            run_id for run_id in store.ids(self._folder.path.parent) if run_id.startswith(f"{self._experiment.name}_")
-        ]
+        records = store.all_records(self._folder.path.parent)
+        ids = [record.run_id for record in records if record.experiment == self._experiment.name]
         return len(ids) - ids.index(self.id)
 
     @property

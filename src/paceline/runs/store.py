@@ -42,20 +42,28 @@ def create(runs_dir: Path, record: RunRecord) -> int:
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         hidden.path.mkdir()
-        for part in (hidden.logs, hidden.outputs, hidden.metrics, hidden.checkpoints):
-            part.mkdir()
-        hidden.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
-        fd = lock.take(hidden.lock)
-        assert fd is not None, "nobody else knows of this file"
-        write_json(hidden.record, record.to_json())
-        append_line(hidden.events, {"time_utc": record.created_utc, "status": record.status})
-        os.rename(hidden.path, folder.path)
+        try:
+            fd = _fill(hidden, record)
+            os.rename(hidden.path, folder.path)
+        except BaseException:
+            shutil.rmtree(hidden.path, ignore_errors=True)
+            raise
     except OSError as error:
-        shutil.rmtree(hidden.path, ignore_errors=True)
         raise WorkspaceError(
             f"the run can't be written to {str(runs_dir)!r}: {error.strerror or error}. "
             "Free some space or name another workspace (PACELINE_WORKSPACE)."
         ) from error
+    return fd
+
+
+def _fill(folder: RunFolder, record: RunRecord) -> int:
+    for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints):
+        part.mkdir()
+    folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
+    write_json(folder.record, record.to_json())
+    append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
+    fd = lock.take(folder.lock)
+    assert fd is not None, "nobody else knows of this file"
     return fd
 
 

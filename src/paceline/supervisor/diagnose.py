@@ -19,7 +19,7 @@ from paceline.runs.failure import FailureReport, logs_command, signal_name, sign
 _LOST_PEER = re.compile(
     r"connection (was )?(closed|reset) by (remote )?peer|broken pipe|connection refused"
     r"|application timeout caused pair closure|socket closed|read error .*(connection|peer)"
-    r"|gloo.*(timed out|timeout)|timed out (after )?waiting .*(recv|send|operation)|wait timeout after"
+    r"|connectFullMesh failed|gloo.*(timed out|timeout)|timed out (after )?waiting .*(recv|send|operation)|wait timeout after"
     r"|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL communicator was aborted"
     r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|TCPStore.*(closed|reset|timed? ?out)"
     r"|HorovodInternalError|UnavailableError|MPI_ERR_PROC_FAILED|MPI_ERR_(COMM|REVOKED)|coordination service"
@@ -61,7 +61,8 @@ class WorkerEnd:
     def is_victim(self) -> bool:
         """It failed because it lost another worker, by its own words."""
         if self.error is not None:
-            return bool(_LOST_PEER.search(str(self.error.get("exception", ""))))
+            said = f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
+            return bool(_LOST_PEER.search(said))
         return bool(_LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property

@@ -138,7 +138,7 @@ class Queue:
         found = []
         for name in sorted(os.listdir(self._tickets)):
             ticket = read_json(self._tickets / name) if name[0].isdigit() else None
-            if isinstance(ticket, dict):
+            if isinstance(ticket, dict) and isinstance(ticket.get("run_dir"), str):
                 found.append((name, ticket))
         return found
 

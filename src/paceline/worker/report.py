@@ -37,7 +37,7 @@ def failed(error: BaseException) -> None:
         path,
         {
             "message": {"message": last, "extraInfo": {"py_callstack": text, "timestamp": str(int(now))}},
-            "exception": last.splitlines()[-1] if last else type(error).__name__,
+            "exception": _first_line(error),
             "type": type(error).__name__,
             "exit_code": _exit_code(error),
             "is_memory": isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError",
@@ -46,10 +46,19 @@ def failed(error: BaseException) -> None:
     )
 
 
+def _first_line(error: BaseException) -> str:
+    """ "ValueError: bad batch": as Python shows it, without a syntax error's place, notes, or further lines."""
+    import traceback
+
+    shown = traceback.format_exception_only(type(error), error)
+    line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
+    return line.splitlines()[0].encode("utf-8", "backslashreplace").decode()
+
+
 def _exit_code(error: BaseException) -> int:
     """The code that Python ends the process with."""
     if isinstance(error, SystemExit):
-        return error.code & 0xFF if isinstance(error.code, int) else 1
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 

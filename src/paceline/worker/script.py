@@ -17,7 +17,7 @@ def run(path: str, arguments: list[str]) -> None:
     with the code that Python would end it with."""
     absolute, worker = os.path.abspath(path), os.getpid()
     sys.argv = [path, *arguments]
-    sys.path.insert(0, os.path.dirname(absolute))
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     main = _main_module(absolute)
     # The module of our own entry point must outlive the script: its globals are ours.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]
@@ -61,6 +61,11 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     try:
         sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as hooks:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(hooks), hooks, _without_ours(hooks.__traceback__))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, error.__traceback__)
     finally:
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 

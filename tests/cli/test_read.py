@@ -1,0 +1,195 @@
+"""status, list and show: what they say in words, and the keys of their JSON, which only ever grow."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from tests.cli.conftest import Cli, Gallery
+
+SUMMARY_KEYS = [
+    "run_id",
+    "status",
+    "experiment",
+    "display_name",
+    "type",
+    "target",
+    "node_count",
+    "world_size",
+    "distributed_backend",
+    "attempts",
+    "created_utc",
+    "started_utc",
+    "ended_utc",
+    "duration_s",
+    "waiting_for",
+    "exit_code",
+    "failure",
+    "parent_run_id",
+    "tags",
+    "folder",
+]
+DETAIL_KEYS = [
+    "properties",
+    "description",
+    "submitted_by",
+    "canceled_by",
+    "source_directory",
+    "snapshot_id",
+    "git",
+    "job",
+    "attempt_records",
+    "metrics",
+    "files",
+]
+FAILURE_KEYS = [
+    "cause",
+    "message",
+    "exit_code",
+    "attempt",
+    "rank",
+    "node",
+    "signal",
+    "exception",
+    "traceback",
+    "last_lines",
+    "victims",
+    "see",
+]
+
+
+def test_status_says_how_a_run_stands(gallery: Gallery) -> None:
+    first, second = gallery("status", gallery.bad).stdout.splitlines()
+
+    assert first.startswith(f"{gallery.bad}  Failed")
+    assert second == "Rank 1 on node local failed first: ValueError: bad batch"
+
+
+def test_status_as_json(gallery: Gallery) -> None:
+    found = gallery.json("status", gallery.good)
+
+    assert list(found) == SUMMARY_KEYS
+    assert (found["run_id"], found["status"], found["exit_code"]) == (gallery.good, "Completed", 0)
+    assert (found["node_count"], found["world_size"], found["attempts"], found["failure"]) == (1, 1, 1, None)
+    assert found["tags"] == {"a": "1", "bare": None}
+    assert found["duration_s"] > 0
+    assert gallery.json("status", gallery.bad)["failure"]["cause"] == "exception"
+
+
+def test_a_run_is_found_by_the_beginning_of_its_id_and_the_latest_by_none(gallery: Gallery) -> None:
+    assert gallery.json("status", gallery.good[:6])["run_id"] == gallery.good
+    assert gallery.json("status")["run_id"] == gallery.bad
+
+
+def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
+    lines = gallery("list").stdout.splitlines()
+
+    assert lines[0].split() == ["RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"]
+    assert [line.split()[:4] for line in lines[1:]] == [
+        [gallery.bad, "Failed", "1x2", "gloo"],
+        [gallery.good, "Completed", "1x1", "-"],
+    ]
+    assert not any("\x1b" in line for line in lines)
+
+
+def test_list_as_json(gallery: Gallery) -> None:
+    found = gallery.json("list")
+
+    assert [run["run_id"] for run in found] == [gallery.bad, gallery.good]
+    assert all(list(run) == SUMMARY_KEYS for run in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["-e", "good"], ["good"]),
+        (["--status", "failed"], ["bad"]),
+        (["--tag", "a"], ["good"]),
+        (["--tag", "a=1", "--tag", "bare"], ["good"]),
+        (["--tag", "a=2"], []),
+        (["-n", "1"], ["bad"]),
+        (["--all"], ["bad", "good"]),
+        (["--status", "Running"], []),
+    ],
+)
+def test_list_filters(gallery: Gallery, words: list[str], names: list[str]) -> None:
+    assert [run["experiment"] for run in gallery.json("list", *words)] == names
+    text = gallery("list", *words).stdout
+    assert [line.split("_")[0] for line in text.splitlines()[1:] if "older" not in line] == names
+    if not names:
+        assert text == "No such runs.\n"
+
+
+def test_list_says_that_there_are_more(gallery: Gallery) -> None:
+    assert gallery("list", "-n", "1").stdout.splitlines()[-1] == "... and 1 older ones (--all)"
+
+
+def test_show_says_all_there_is(gallery: Gallery) -> None:
+    text = gallery("show", gallery.good).stdout
+    fields = dict(line.split(":", 1) for line in text.partition("\n\n")[0].splitlines())
+
+    assert fields["Run"].strip() == gallery.good
+    assert fields["Status"].strip().startswith("Completed, ")
+    assert fields["Tags"].strip() == "a=1, bare"
+    assert fields["Command"].strip() == "train.py"
+    assert "  loss: 8 values, last 0.25, 0.2, 0.16666666666666666, 0.14285714285714285, 0.125\n" in text
+    assert "  accuracy: 0.5\n" in text
+    assert "  outputs/model.txt\n" in text
+    text = gallery("show", gallery.bad).stdout
+    assert "\nFailure (exception):\nRank 1 on node local failed first: ValueError: bad batch\n" in text
+
+
+def test_show_as_json(gallery: Gallery) -> None:
+    found = gallery.json("show", gallery.good)
+
+    assert list(found) == [*SUMMARY_KEYS, *DETAIL_KEYS]
+    assert found["metrics"]["accuracy"] == 0.5
+    assert len(found["metrics"]["loss"]) == 8
+    # JSON proper has no NaN.
+    assert found["metrics"]["nan"] == "NaN"
+    assert not any(isinstance(value, float) and math.isnan(value) for value in found["metrics"].values())
+    assert found["files"] == ["logs/driver.log", "logs/rank_0.log", "outputs/model.txt"]
+    assert found["job"]["version"] == 1
+    (attempt,) = found["attempt_records"]
+    assert list(attempt) == ["number", "started_utc", "ended_utc", "nodes", "exit_codes", "cause"]
+    failure = gallery.json("show", gallery.bad)["failure"]
+    assert list(failure) == FAILURE_KEYS
+    assert failure["victims"] == [{"rank": 0, "message": "was ended by Paceline because of it."}]
+
+
+def test_json_is_strict(gallery: Gallery) -> None:
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    for verb in ("status", "show", "list"):
+        json.loads(gallery(verb, "--json").stdout, parse_constant=refuse)
+
+
+def test_an_empty_workspace_is_no_error_to_list_but_has_no_latest_run(cli: Cli) -> None:
+    assert cli("list").stdout == "No runs.\n"
+    assert cli.json("list") == []
+    for verb in ("status", "show", "logs"):
+        assert "there is no run in" in cli(verb, code=2).stderr
+
+
+def test_colour_only_where_it_is_wanted(gallery: Gallery) -> None:
+    for verb in ("list", "status"):
+        assert "\x1b[" not in gallery(verb).stdout
+        assert "\x1b[31mFailed" in gallery(verb, env={"FORCE_COLOR": "1"}).stdout
+        assert "\x1b[" not in gallery(verb, env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+    logs = gallery("logs", gallery.bad, env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[36m[rank 0] \x1b[0mhello\n" in logs
+    assert "\x1b[33m[rank 1] \x1b[0mhello\n" in logs
+
+
+def test_a_run_whose_record_is_damaged_does_not_hide_the_others(cli: Cli) -> None:
+    good, torn, empty = (cli.submit("") for _ in range(3))
+    for run_id in (good, torn, empty):
+        cli.wait(run_id)
+    (cli.run_folder(torn) / "run.json").write_text('{"run_id": "x", "stat')
+    (cli.run_folder(empty) / "run.json").unlink()
+
+    assert [run["run_id"] for run in cli.json("list")] == [good]
+    assert "no readable record" in cli("status", torn, code=2).stderr

@@ -1,0 +1,245 @@
+"""run, submit and rerun: what they start, what they print where, and what they exit with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.cli.test_read import SUMMARY_KEYS
+from tests.helpers import wait_until
+
+
+def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: Cli) -> None:
+    done = cli("run", cli.script("import sys\nprint('out')\nprint('err', file=sys.stderr)\n"))
+
+    assert done.stdout == "out\nerr\n"
+    (run_id,) = cli.run_ids()
+    lines = done.stderr.splitlines()
+    assert lines[0] == f"Run {run_id}: train.py on local, 1 process"
+    assert lines[-1].startswith("Completed in ")
+
+
+def test_run_puts_the_rank_in_front_of_each_line(cli: Cli) -> None:
+    done = cli("run", cli.script("print('out')\n"), "-j", "2x1", "--backend", "gloo")
+
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] out", "[rank 1] out"]
+    assert done.stderr.splitlines()[0].endswith("train.py on local, 2 nodes x 1 process, gloo")
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError", 1),
+        ("import os; os._exit(200)", 200),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 139),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+    ],
+)
+def test_run_exits_as_the_script_did(cli: Cli, script: str, code: int) -> None:
+    cli("run", cli.script("import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n" + script), code=code)
+
+
+def test_run_exits_with_124_after_the_time_limit(cli: Cli) -> None:
+    done = cli("run", "--max-duration", "0.5", cli.script("import time; time.sleep(600)"), code=124)
+
+    assert "the run took longer than max_run_duration_seconds=0.5 and was ended." in done.stderr
+
+
+def test_run_exits_with_143_when_another_terminal_cancels_it(cli: Cli) -> None:
+    following = cli.start("run", cli.script("import time; print('there', flush=True); time.sleep(600)"))
+    assert following.stdout is not None
+    assert following.stdout.readline() == "there\n"
+    (run_id,) = cli.run_ids()
+    cli("cancel", run_id)
+
+    _, errors = following.communicate(timeout=60)
+    assert following.returncode == 143
+    assert errors.splitlines()[-1].startswith("Canceled in ")
+
+
+def test_a_failure_is_explained_at_the_end(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os, time
+        if os.environ["RANK"] == "1":
+            raise ValueError("bad batch")
+        time.sleep(600)
+        """
+    )
+    done = cli("run", script, "-j", "2", "--backend", "gloo", code=1)
+
+    (run_id,) = cli.run_ids()
+    report = done.stderr.partition("\n\n")[2]
+    assert report.splitlines()[0] == "Rank 1 on node local failed first: ValueError: bad batch"
+    assert "    ValueError: bad batch\n" in report
+    assert "rank 0 was ended by Paceline because of it.\n" in report
+    assert f"More: paceline logs {run_id} --rank 1\n" in report
+
+
+def test_the_scripts_own_arguments_stand_behind_two_dashes(cli: Cli) -> None:
+    script = cli.script("import json, sys; print(json.dumps(sys.argv))")
+    words = ["--epochs", "5", "--", "-j", "2", "two words", "", "-q", "ünï\n☃"]
+    done = cli("run", script, "-q", "--", *words)
+
+    assert json.loads(done.stdout) == ["train.py", *words]
+    assert json.loads(cli("run", script, "-q", "plain", "words").stdout) == ["train.py", "plain", "words"]
+
+
+def test_quiet_leaves_only_the_scripts_output_and_errors(cli: Cli) -> None:
+    done = cli("run", "-q", cli.script("print('out')\n"))
+    assert (done.stdout, done.stderr) == ("out\n", "")
+
+    done = cli("run", "-q", cli.script("raise ValueError('bad batch')\n"), code=1)
+    assert "Run " not in done.stderr
+    assert "ValueError: bad batch" in done.stderr
+
+
+def test_run_says_what_the_script_left(cli: Cli) -> None:
+    script = cli.script("for n in range(7): open(f'outputs/{n}', 'w')\nopen('beside', 'w')\n")
+    done = cli("run", script)
+
+    (run_id,) = cli.run_ids()
+    folder = cli.run_folder(run_id)
+    names = ", ".join(f"outputs/{n}" for n in range(5))
+    assert f"Outputs in {folder / 'outputs'}: {names} and 2 more\n" in done.stderr
+    assert f"The script also left in {folder / 'work'}: beside\n" in done.stderr
+
+
+def test_run_with_json_prints_json_alone_on_standard_output(cli: Cli) -> None:
+    done = cli("run", "--json", cli.script("print('out')\nraise SystemExit(3)\n"), code=3)
+    found = json.loads(done.stdout)
+
+    assert list(found) == SUMMARY_KEYS
+    assert (found["status"], found["exit_code"], found["failure"]["cause"]) == ("Failed", 3, "exception")
+    assert "out\n" in done.stderr
+
+
+def test_submit_returns_at_once_with_the_run_id_and_the_next_commands(cli: Cli) -> None:
+    done = cli("submit", cli.script("import time; time.sleep(600)"))
+
+    (run_id,) = cli.run_ids()
+    assert done.stdout == f"{run_id}\n"
+    for command in (f"paceline logs -f {run_id}", f"paceline status {run_id}", f"paceline cancel {run_id}"):
+        assert command in done.stderr
+    assert cli.wait(run_id, "Running") == "Running"
+    cli("cancel", "--wait", run_id)
+    assert cli.wait(run_id) == "Canceled"
+
+
+def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:
+    found = cli.json("submit", cli.script(""))
+
+    assert list(found) == SUMMARY_KEYS
+    assert [found["run_id"]] == cli.run_ids()
+    assert found["status"] in ("NotStarted", "Queued", "Preparing", "Starting", "Running", "Completed")
+    assert cli.wait(found["run_id"]) == "Completed"
+
+
+def test_options_reach_the_run(cli: Cli) -> None:
+    script = cli.script("import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())")
+    (cli.folder / "data").write_text("x")
+    words = ["--env", "A=1", "--env", "B=x=y z", "--tag", "k=v=w", "--tag", "bare", "-e", "named", "--source", "."]
+    done = cli("run", script, *words)
+
+    (run_id,) = cli.run_ids()
+    assert done.stdout == f"1 x=y z {cli.run_folder(run_id) / 'work'} True\n"
+    assert run_id.startswith("named_")
+    found = cli.json("show", run_id)
+    assert (found["tags"], found["job"]["entry_script"]) == ({"k": "v=w", "bare": None}, "src/train.py")
+    assert found["source_directory"] == str(cli.folder)
+
+
+@pytest.mark.parametrize(
+    ("folder", "experiment"), [("digits", "digits"), ("my digits; 2", "my-digits-2"), ("ünï-", "n"), ("☃", "default")]
+)
+def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experiment: str) -> None:
+    cli("run", cli.script("", f"{folder}/train.py"))
+
+    (run_id,) = cli.run_ids()
+    assert run_id.rsplit("_", 2)[0] == experiment
+
+
+def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
+    script = cli.script("import json, os; print(json.loads(os.environ['TF_CONFIG'])['task']['type'])")
+    done = cli("run", script, "-j", "3", "--backend", "ps", "--ps", "1")
+
+    assert "2 workers, 1 parameter servers, ps" in done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] worker", "[rank 1] worker", "[rank 2] ps"]
+
+
+@pytest.mark.parametrize("words", [[], ["-j", "2x2", "--backend", "gloo"], ["-j", "2", "--backend", "mpi"]])
+def test_a_dry_run_shows_what_would_start_and_starts_nothing(cli: Cli, words: list[str]) -> None:
+    script = cli.script("open('started', 'w')")
+    verb = "submit" if words else "run"
+    text = cli(verb, script, "--dry-run", "--env", "A=b c", *words, "--", "--epochs", "5").stdout
+    found = json.loads(cli(verb, script, "--dry-run", "--json", "--env", "A=b c", *words, "--", "--epochs", "5").stdout)
+
+    assert "Nothing was started." in text
+    assert "A='b c'" in text
+    assert "entry_script: 'train.py'" in text
+    assert list(found) == ["job", "source_directory", "commands"]
+    assert found["job"]["arguments"] == ["--epochs", "5"]
+    assert all(list(command) == ["node_rank", "ranks", "argv", "environment"] for command in found["commands"])
+    ranks = [rank for command in found["commands"] for rank in command["ranks"]]
+    assert ranks == list(range({0: 1, 4: 4}.get(len(words), 2) if "2x2" not in words else 4))
+    assert all(command["environment"]["A"] == "b c" for command in found["commands"])
+    assert cli.run_ids() == []
+    assert not list(cli.folder.rglob("started"))
+
+
+def test_rerun_takes_the_source_as_it_was(cli: Cli) -> None:
+    script = cli.script("import sys; print('old', sys.argv[1:])\n")
+    cli("run", script, "--", "--epochs", "5")
+    (first,) = cli.run_ids()
+    cli.script("print('new')\n")
+    done = cli("rerun", first)
+
+    assert done.stdout == "old ['--epochs', '5']\n"
+    (second,) = set(cli.run_ids()) - {first}
+    assert cli.json("status", second)["tags"] == {"rerun_of": first}
+
+
+def test_rerun_can_detach_and_exits_as_the_script_did(cli: Cli) -> None:
+    cli("run", cli.script("import sys; sys.exit(3)"), code=3)
+    (first,) = cli.run_ids()
+    cli("rerun", first, code=3)
+    again = cli("rerun", "-d", first).stdout.strip()
+
+    assert cli.wait(again) == "Failed"
+    assert again != first
+
+
+def test_a_run_whose_snapshot_is_gone_or_that_never_had_one_can_not_run_again(cli: Cli) -> None:
+    run_id = cli.submit("")
+    cli.wait(run_id)
+    for snapshot in (cli.folder / ".paceline" / "snapshots").iterdir():
+        snapshot.rename(cli.folder / snapshot.name)
+    assert "Submit the source again." in cli("rerun", run_id, code=2).stderr
+
+    code = "import paceline as pl\nr = pl.Experiment(pl.Workspace.from_config(), 'own').start_logging()\nr.complete()\n"
+    exec(compile(code, "logged.py", "exec"), {})
+    own = next(name for name in cli.run_ids() if name.startswith("own"))
+    assert "was not submitted but logged by a program" in cli("rerun", own, code=1).stderr
+
+
+def test_a_run_waits_for_another_and_says_so(cli: Cli) -> None:
+    import os
+
+    cores = len(os.sched_getaffinity(0))
+    holder = cli.submit("import time; time.sleep(600)", "-j", str(cores), "--backend", "gloo")
+    assert cli.wait(holder, "Running") == "Running"
+    waiting = cli.start("run", cli.script("print('my turn')"))
+    wait_until(lambda: len(cli.run_ids()) == 2, "the second run is there")
+    (second,) = set(cli.run_ids()) - {holder}
+    wait_until(lambda: "waits for" in (cli.run_folder(second) / "run.json").read_text(), "the second run waits")
+    assert cli("status", second).stdout == f"{second}  Queued\nwaits for 1 run ({holder})\n"
+    cli("cancel", holder)
+
+    out, errors = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0
+    assert out == "my turn\n"
+    assert f"Queued: waits for 1 run ({holder})\n" in errors

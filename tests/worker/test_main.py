@@ -1,0 +1,152 @@
+"""The worker's command line, and its part under mpirun: its own log, and a process that sees its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from tests.helpers import wait_until
+
+MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
+
+
+class Worker:
+    """One worker as mpirun would start it, in a world of one."""
+
+    def __init__(self, top: Path) -> None:
+        self.run_dir, self.work, self.attempt = top / "run", top / "run/work", top / "run/attempts/1"
+        self.work.mkdir(parents=True)
+        self.attempt.mkdir(parents=True)
+
+    def start(self, script: str, *words: str, **variables: str) -> subprocess.Popen[str]:
+        (self.work / "train.py").write_text(script)
+        mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+        run = {"PACELINE_RUN_DIR": str(self.run_dir), "PACELINE_ATTEMPT": "1", "WORLD_SIZE": "1"}
+        return subprocess.Popen(
+            [sys.executable, str(MAIN), *(words or ("--mpi", "--", "train.py"))],
+            cwd=self.work,
+            env={**os.environ, "PYTHONPATH": str(MAIN.parents[2]), "PYTHONUNBUFFERED": "1", **mpi, **run, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, script: str, *words: str, **variables: str) -> tuple[int, str]:
+        """The exit code that mpirun sees, and what it is given to print."""
+        process = self.start(script, *words, **variables)
+        text, _ = process.communicate(timeout=60)
+        return process.returncode, text
+
+    @property
+    def log(self) -> str:
+        return (self.attempt / "rank_0.log").read_text()
+
+    def written(self, name: str) -> dict:
+        return json.loads((self.attempt / f"{name}_0.json").read_text())
+
+
+@pytest.fixture
+def worker(tmp_path):
+    return Worker(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("raise ValueError('bad batch')", 1),
+        ("import os; os._exit(5)", 5),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("import os; os.abort()", 134),
+    ],
+)
+def test_mpirun_sees_success_and_the_end_is_written_down(worker, script, code):
+    # Told of a failure, mpirun would kill the others before they could say what went wrong.
+    assert worker.run(script) == (0, "")
+    assert worker.written("end")["exit_code"] == code
+
+
+def test_output_goes_to_the_rank_s_log_and_not_through_mpirun(worker):
+    script = "import os, sys; print('out'); print('err', file=sys.stderr); os.system('echo child')"
+    assert worker.run(script) == (0, "")
+    assert worker.log == "out\nerr\nchild\n"
+
+
+def test_the_script_finds_its_ranks(worker):
+    worker.run("import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['TORCHELASTIC_ERROR_FILE'])")
+    assert worker.log == f"0 0 {worker.attempt}/error_0.json\n"
+
+
+def test_the_started_process_is_the_script_s(worker):
+    worker.run("import os; print(os.getpid())")
+    assert worker.written("start")["pid"] == int(worker.log)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR1"])
+def test_signals_are_passed_on_to_the_script(worker, name):
+    script = (
+        "import signal, sys, time\n"
+        f"signal.signal(signal.{name}, lambda *a: (print('got it'), sys.exit(7)))\n"
+        "print('ready')\ntime.sleep(60)\n"
+    )
+    process = worker.start(script)
+    wait_until(lambda: (worker.attempt / "rank_0.log").exists() and "ready" in worker.log, "the script")
+    process.send_signal(getattr(signal, name))
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+    assert worker.log == "ready\ngot it\n"
+    assert worker.written("end")["exit_code"] == 7
+
+
+def test_a_script_without_a_handler_ends_by_the_signal(worker):
+    process = worker.start("import time; print('ready'); time.sleep(60)")
+    wait_until(lambda: (worker.attempt / "rank_0.log").exists() and "ready" in worker.log, "the script")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+    assert worker.written("end")["exit_code"] == 143
+
+
+def test_variables_of_the_command_line_are_set_for_the_script(worker):
+    words = ("--mpi", "--set", "A=b=c d", "--set", "EMPTY=", "--set", "LOCAL_RANK=5", "--", "train.py", "--set", "X=1")
+    worker.run(
+        "import os, sys; print([os.environ[n] for n in ('A', 'EMPTY', 'LOCAL_RANK')], sys.argv, 'X' in os.environ)",
+        *words,
+    )
+    assert worker.log == "['b=c d', '', '5'] ['train.py', '--set', 'X=1'] False\n"
+
+
+def test_words_with_an_equals_sign_in_front_mean_the_same(worker):
+    words = ("=--mpi", "=--set", "=A=b", "=--", "=train.py", "=--", "==x", "=", "=:")
+    worker.run("import os, sys; print(os.environ['A'], sys.argv)", *words)
+    assert worker.log == "b ['train.py', '--', '=x', '', ':']\n"
+
+
+def test_without_mpi_the_script_is_the_process_itself(worker):
+    code, text = worker.run("import sys; print('out'); sys.exit(3)", "--", "train.py", RANK="0")
+    assert (code, text) == (3, "out\n")
+    assert worker.written("start")["pid"] > 0
+    assert not (worker.attempt / "end_0.json").exists()
+
+
+def test_a_wrong_world_is_said_and_the_script_is_not_run(worker):
+    code, text = worker.run("print('ran')", WORLD_SIZE="2")
+    assert code == 1
+    assert "mpirun started 1 workers, but the job has 2" in text
+    assert "ran\n" not in text
+
+
+def test_the_working_directory_does_not_stand_in_front_of_the_standard_library(worker):
+    # The story: with `-m`, a script's own `json.py` would be loaded in the place of Python's.
+    (worker.work / "json.py").write_text("raise RuntimeError('not this one')")
+    (worker.work / "os.py").write_text("raise RuntimeError('not this one')")
+    assert worker.run("print('fine')") == (0, "")
+    assert worker.log == "fine\n"

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import RunContextError
+from paceline.worker.ranks import from_open_mpi
+
+GIVEN = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "PACELINE_RUN_DIR": "/ws/runs/a",
+    "PACELINE_ATTEMPT": "2",
+}
+
+
+def test_ranks_are_those_that_mpirun_gave():
+    environment = dict(GIVEN)
+    from_open_mpi(environment)
+    assert environment == GIVEN | {
+        "RANK": "3",
+        "JAX_PROCESS_ID": "3",
+        "HOROVOD_RANK": "3",
+        "LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_RANK": "1",
+        "TORCHELASTIC_ERROR_FILE": "/ws/runs/a/attempts/2/error_3.json",
+    }
+
+
+def test_a_local_rank_that_the_command_line_gave_is_kept():
+    # Open MPI knows of one host where several nodes stand on it.
+    environment = GIVEN | {"LOCAL_RANK": "0", "HOROVOD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    from_open_mpi(environment)
+    assert (environment["LOCAL_RANK"], environment["HOROVOD_LOCAL_RANK"]) == ("0", "0")
+
+
+def test_the_rank_that_a_shell_left_behind_is_replaced():
+    environment = GIVEN | {"RANK": "0"}
+    from_open_mpi(environment)
+    assert environment["RANK"] == "3"
+
+
+@pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"])
+@pytest.mark.parametrize("value", [None, "", "x"])
+def test_a_variable_that_mpirun_did_not_set_is_an_error(name, value):
+    environment = {key: text for key, text in GIVEN.items() if key != name} | ({} if value is None else {name: value})
+    with pytest.raises(RunContextError, match=f"{name}={value!r}: Open MPI's mpirun sets it"):
+        from_open_mpi(environment)
+
+
+def test_another_number_of_workers_than_the_job_s_is_an_error():
+    with pytest.raises(RunContextError, match="mpirun started 4 workers, but the job has 8"):
+        from_open_mpi(GIVEN | {"WORLD_SIZE": "8"})
