@@ -45,7 +45,7 @@ def test_nothing_half_written_is_ever_seen(attempt):
     report.started()
     report.failed(ValueError("x"))
     report.ended(1)
-    assert names(attempt) == ["end_5.json", "error_5.json", "error_5.json.held", "start_5.json"]
+    assert names(attempt) == ["end_5.json", "error_5.json", "start_5.json"]
 
 
 def test_the_exception_goes_where_torchelastic_s_would(attempt, tmp_path, monkeypatch):

@@ -27,17 +27,14 @@ def failed(error: BaseException) -> None:
 
     In the shape of torchelastic's error files, where its `record` decorator would put it too.
     """
-    import traceback
-
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    last = "".join(traceback.format_exception_only(type(error), error)).strip()
+    line, last, text = _texts(error)
     now = time.time()
     path = os.environ.get("TORCHELASTIC_ERROR_FILE") or f"error_{os.environ.get('RANK')}.json"
     _write(
         path,
         {
             "message": {"message": last, "extraInfo": {"py_callstack": text, "timestamp": str(int(now))}},
-            "exception": _first_line(error),
+            "exception": line,
             "type": type(error).__name__,
             "exit_code": _exit_code(error),
             "is_memory": isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError",
@@ -46,13 +43,24 @@ def failed(error: BaseException) -> None:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    """ "ValueError: bad batch": as Python shows it, without a syntax error's place, notes, or further lines."""
-    import traceback
+def _texts(error: BaseException) -> tuple[str, str, str]:
+    """The exception's own line ("ValueError: bad batch"), all that Python says of it, and that with the traceback."""
+    try:
+        import traceback
 
-    shown = traceback.format_exception_only(type(error), error)
+        shown = traceback.format_exception_only(type(error), error)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    except Exception:
+        # A module of the user's stands in the way of one that traceback needs; what is left is better than nothing.
+        shown = [f"{type(error).__name__}: {error}"]
+        text = shown[0]
+    # A syntax error's place stands before its line, indented; notes and further lines of the message stand after it.
     line = next((part for part in shown if not part.startswith(" ")), type(error).__name__)
-    return line.splitlines()[0].encode("utf-8", "backslashreplace").decode()
+    return _printable(line.splitlines()[0]), _printable("".join(shown).strip()), _printable(text)
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _exit_code(error: BaseException) -> int:
