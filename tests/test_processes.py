@@ -125,10 +125,9 @@ print(processes.kill_descendants(os.getpid()) >= 10, processes.descendants(os.ge
 
 @linux
 def test_processes_are_found_by_a_variable_and_its_whole_value():
-    started = [
-        subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": value})
-        for value in ("/runs/a", "/runs/ab", "/runs/a")
-    ]
+    values = ("/runs/a", "/runs/ab", "/runs/a")
+    started = [subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": value}) for value in values[:2]]
+    started.append(subprocess.Popen(["sleep", "60"], env={"PL_TEST": values[2], **os.environ}))
     try:
         one, other, two = started
         wait_until(lambda: len(processes.with_variable("PL_TEST", "/runs/a")) == 2, "the processes")

@@ -105,6 +105,7 @@ if rank == 0:
     axes = figure.subplots()
     axes.plot(range(1, args.epochs + 1), [epoch["loss"] for epoch in history], marker="o")
     axes.set(title=f"Digits, {world_size} worker(s)", xlabel="epoch", ylabel="training loss")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     figure.savefig("outputs/loss.png")
 if world_size > 1:
     dist.barrier()  # nobody leaves while rank 0 still saves

@@ -91,7 +91,8 @@ class Cli:
 
     def run_ids(self) -> list[str]:
         runs = self.folder / ".paceline" / "runs"
-        return sorted(os.listdir(runs)) if runs.exists() else []
+        # One that is being made has a name with a dot, until it is complete.
+        return sorted(name for name in os.listdir(runs) if name[0] != ".") if runs.exists() else []
 
     @staticmethod
     def argv(*words: object) -> list[str]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
+import paceline as pl
 from tests.cli.conftest import Cli
 from tests.cli.test_read import SUMMARY_KEYS
+from tests.engines.conftest import require_engine
+from tests.engines.lab import SYSTEM, WHEEL, find_mpirun
 from tests.helpers import wait_until
 
 
@@ -140,7 +144,9 @@ def test_submit_with_json_has_the_id_and_the_state(cli: Cli) -> None:
 
 
 def test_options_reach_the_run(cli: Cli) -> None:
-    script = cli.script("import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())")
+    script = cli.script(
+        "import os, pathlib; print(os.environ['A'], os.environ['B'], os.getcwd(), pathlib.Path('data').exists())"
+    )
     (cli.folder / "data").write_text("x")
     words = ["--env", "A=1", "--env", "B=x=y z", "--tag", "k=v=w", "--tag", "bare", "-e", "named", "--source", "."]
     done = cli("run", script, *words)
@@ -171,12 +177,18 @@ def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
     assert sorted(done.stdout.splitlines()) == ["[rank 0] worker", "[rank 1] worker", "[rank 2] ps"]
 
 
-@pytest.mark.parametrize("words", [[], ["-j", "2x2", "--backend", "gloo"], ["-j", "2", "--backend", "mpi"]])
-def test_a_dry_run_shows_what_would_start_and_starts_nothing(cli: Cli, words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("verb", "nodes", "backend", "size"), [("run", "1", None, 1), ("submit", "2x2", "gloo", 4), ("run", "2", "mpi", 2)]
+)
+def test_a_dry_run_shows_what_would_start_and_starts_nothing(
+    cli: Cli, verb: str, nodes: str, backend: str | None, size: int
+) -> None:
+    if backend == "mpi":
+        require_engine("Open MPI", find_mpirun(WHEEL) or find_mpirun(SYSTEM))
+    words = ["--dry-run", "--env", "A=b c", "-j", nodes, *(["--backend", backend] if backend else [])]
     script = cli.script("open('started', 'w')")
-    verb = "submit" if words else "run"
-    text = cli(verb, script, "--dry-run", "--env", "A=b c", *words, "--", "--epochs", "5").stdout
-    found = json.loads(cli(verb, script, "--dry-run", "--json", "--env", "A=b c", *words, "--", "--epochs", "5").stdout)
+    text = cli(verb, script, *words, "--", "--epochs", "5").stdout
+    found = json.loads(cli(verb, script, *words, "--json", "--", "--epochs", "5").stdout)
 
     assert "Nothing was started." in text
     assert "A='b c'" in text
@@ -184,8 +196,8 @@ def test_a_dry_run_shows_what_would_start_and_starts_nothing(cli: Cli, words: li
     assert list(found) == ["job", "source_directory", "commands"]
     assert found["job"]["arguments"] == ["--epochs", "5"]
     assert all(list(command) == ["node_rank", "ranks", "argv", "environment"] for command in found["commands"])
-    ranks = [rank for command in found["commands"] for rank in command["ranks"]]
-    assert ranks == list(range({0: 1, 4: 4}.get(len(words), 2) if "2x2" not in words else 4))
+    assert [rank for command in found["commands"] for rank in command["ranks"]] == list(range(size))
+    assert f"for rank {', '.join(map(str, found['commands'][0]['ranks']))}:" in text
     assert all(command["environment"]["A"] == "b c" for command in found["commands"])
     assert cli.run_ids() == []
     assert not list(cli.folder.rglob("started"))
@@ -220,15 +232,12 @@ def test_a_run_whose_snapshot_is_gone_or_that_never_had_one_can_not_run_again(cl
         snapshot.rename(cli.folder / snapshot.name)
     assert "Submit the source again." in cli("rerun", run_id, code=2).stderr
 
-    code = "import paceline as pl\nr = pl.Experiment(pl.Workspace.from_config(), 'own').start_logging()\nr.complete()\n"
-    exec(compile(code, "logged.py", "exec"), {})
-    own = next(name for name in cli.run_ids() if name.startswith("own"))
-    assert "was not submitted but logged by a program" in cli("rerun", own, code=1).stderr
+    own = pl.Experiment(pl.Workspace(cli.folder / ".paceline"), "own").start_logging()
+    own.complete()
+    assert "was not submitted but logged by a program" in cli("rerun", own.id, code=1).stderr
 
 
 def test_a_run_waits_for_another_and_says_so(cli: Cli) -> None:
-    import os
-
     cores = len(os.sched_getaffinity(0))
     holder = cli.submit("import time; time.sleep(600)", "-j", str(cores), "--backend", "gloo")
     assert cli.wait(holder, "Running") == "Running"

@@ -50,11 +50,23 @@ def any_mpirun(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(params=["single", "gloo", "mpi-wheel", "mpi-system"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Each way to start workers, as an estimator's arguments: one process, or two with each backend."""
-    if request.param == "single":
+    return _arguments(request.param, monkeypatch)
+
+
+@pytest.fixture(params=["single", "mpi"])
+def parent(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Each kind of parent that a worker can have, as an estimator's arguments: the supervisor, or a process of its own
+    below mpirun."""
+    return _arguments(request.param, monkeypatch)
+
+
+def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    if name == "single":
         return {}
-    if request.param == "gloo":
+    if name == "gloo":
         return {"process_count_per_node": 2, "distributed_backend": "gloo"}
-    use_mpirun(WHEEL if request.param == "mpi-wheel" else SYSTEM, monkeypatch)
+    is_wheel = name == "mpi-wheel" or (name == "mpi" and find_mpirun(WHEEL))
+    use_mpirun(WHEEL if is_wheel else SYSTEM, monkeypatch)
     return {"process_count_per_node": 2, "distributed_backend": "mpi"}
 
 

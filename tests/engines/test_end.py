@@ -80,7 +80,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
     assert "did not end within 0.3 s of SIGTERM: killed" in run.folder.driver_log.read_text()
 
 
-def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, way: dict[str, Any]) -> None:
+def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[str, Any]) -> None:
     # The children that a worker has (data loaders) live on meanwhile: only the worker is asked.
     script = """
         import os, signal, subprocess, sys, time
@@ -96,8 +96,8 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, way: dict[str
         while True:
             time.sleep(600)
     """
-    run = lab.submit(script, **way)
-    ranks = range(len(way) or 1)
+    run = lab.submit(script, **parent)
+    ranks = range(len(parent) or 1)
     for rank in ranks:
         wait_for_file(run.folder.outputs / f"ready_{rank}")
     run.cancel()

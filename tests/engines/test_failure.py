@@ -148,20 +148,20 @@ def test_a_victim_of_a_rank_that_left_with_0_is_told_apart(lab: Lab) -> None:
     assert "Before that, rank 0 had ended with exit code 0." in report.message
 
 
-def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, way: dict[str, Any]) -> None:
-    run = lab.finish("x = 1\nprint('unfinished'\n", **way)
+def test_a_syntax_error_shows_the_line_and_no_frame_of_ours(lab: Lab, parent: dict[str, Any]) -> None:
+    run = lab.finish("x = 1\nprint('unfinished'\n", **parent)
 
     report = failed(run)
     assert report.cause == "exception"
     assert report.exception == "SyntaxError: '(' was never closed"
     assert report.traceback is not None
-    assert "train.py\", line 2" in report.traceback
+    assert 'train.py", line 2' in report.traceback
     assert "paceline" not in report.traceback.replace(str(lab.folder), "")
     assert "SyntaxError: '(' was never closed" in log_text(run, report.rank or 0)
 
 
-def test_a_missing_import_is_named(lab: Lab, way: dict[str, Any]) -> None:
-    run = lab.finish("def main():\n    import nonesuch\nmain()\n", **way)
+def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
+    run = lab.finish("def main():\n    import nonesuch\nmain()\n", **parent)
 
     report = failed(run)
     assert report.exception == "ModuleNotFoundError: No module named 'nonesuch'"

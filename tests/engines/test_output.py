@@ -20,7 +20,7 @@ def lines_of(run: pl.Run) -> list[tuple[int, str]]:
     return [(line.rank, line.text) for line in lines]
 
 
-def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: Lab, way: dict[str, Any]) -> None:
+def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys
         garbage = bytes(range(256)) * 3 + b"\\xff\\xfe\\n\\x00\\n"
@@ -28,18 +28,18 @@ def test_print_without_a_newline_and_binary_garbage_are_kept_to_the_byte(lab: La
         sys.stderr.write("to stderr\\n")
         print("no newline at the end", end="")
     """
-    run = lab.submit(script, **way)
+    run = lab.submit(script, **parent)
     lines = lines_of(run)
 
     expected = bytes(range(256)) * 3 + b"\xff\xfe\n\x00\nto stderr\nno newline at the end"
-    for rank in range(len(way) or 1):
+    for rank in range(len(parent) or 1):
         assert run.folder.live_log(rank).read_bytes() == expected
         mine = [text for of, text in lines if of == rank]
         assert mine[-2:] == ["to stderr", "no newline at the end"]
         assert "\x00" in mine
 
 
-def test_output_is_there_while_the_script_runs(lab: Lab, way: dict[str, Any]) -> None:
+def test_output_is_there_while_the_script_runs(lab: Lab, parent: dict[str, Any]) -> None:
     gate = lab.folder / "gate"
     script = f"""
         import os, time
@@ -48,7 +48,7 @@ def test_output_is_there_while_the_script_runs(lab: Lab, way: dict[str, Any]) ->
             time.sleep(0.01)
         print("at last")
     """
-    run = lab.submit(script, **way)
+    run = lab.submit(script, **parent)
     assert wait_for_file(run.folder.rank_log(1, 0)) == "live\n"
     gate.touch()
     run.wait_for_completion()

@@ -63,7 +63,7 @@ def test_a_killed_mpirun_starts_the_run_over(lab: Lab, mpirun: str) -> None:
     run = lab.submit(script, max_restarts=1, process_count_per_node=2, distributed_backend="mpi")
     for rank in range(2):
         wait_for_file(run.folder.outputs / f"pid_{rank}")
-    (launcher,) = [pid for pid in children_of(run.record().owner["pid"])]
+    (launcher,) = children_of(run.record().owner["pid"])
     os.kill(launcher, signal.SIGKILL)
     run.wait_for_completion()
 

@@ -14,7 +14,7 @@ from paceline.runs import states
 from tests.engines.lab import KEEP, Lab, log_text, seen
 
 
-def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, way: dict[str, Any]) -> None:
+def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, paceline
         run, rank = paceline.Run.get_context(), int(os.environ["RANK"])
@@ -33,9 +33,9 @@ def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, way: dict[str, 
             run.log_table("table", {"a": [1, 2], "b": 3})
             run.log_confusion_matrix("matrix", '{"schema_type": "confusion_matrix", "data": {}}')
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
-    ranks = range(len(way) or 1)
+    ranks = range(len(parent) or 1)
     for rank in ranks:
         assert run.get_metrics("loss", rank=rank) == {"loss": [10 * rank, 10 * rank + 1, 10 * rank + 2]}
     merged = run.get_metrics()

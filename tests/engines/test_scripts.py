@@ -11,7 +11,7 @@ from paceline.runs import states
 from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen
 
 
-def test_a_script_is_the_main_module(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_script_is_the_main_module(lab: Lab, parent: dict[str, Any]) -> None:
     script = KEEP + (
         "import helper, inspect\n"
         "from package import inner\n"
@@ -29,7 +29,7 @@ def test_a_script_is_the_main_module(lab: Lab, way: dict[str, Any]) -> None:
         "package/inner.py": "from .other import WHO\n",
         "package/other.py": "WHO = 'inner'\n",
     }
-    run = lab.complete('"""The doc."""\n' + script, files, script_params={"--epochs": 5}, **way)
+    run = lab.complete('"""The doc."""\n' + script, files, script_params={"--epochs": 5}, **parent)
 
     found, work = seen(run), str(run.folder.work)
     assert found == {
@@ -72,7 +72,7 @@ def test_classes_of_the_script_go_through_pickle(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_multiprocessing_works_in_a_script(lab: Lab, way: dict[str, Any], method: str) -> None:
+def test_multiprocessing_works_in_a_script(lab: Lab, parent: dict[str, Any], method: str) -> None:
     # spawn imports the script again, as __mp_main__.
     script = f"""
         import multiprocessing as mp
@@ -87,18 +87,20 @@ def test_multiprocessing_works_in_a_script(lab: Lab, way: dict[str, Any], method
             with mp.get_context({method!r}).Pool(2) as pool:
                 print(sorted(pool.map(work, [Task(1), Task(2), Task(3)])))
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
     assert log_text(run) == "[1, 4, 9]\n"
     assert sorted(run.get_metrics(rank=0)["from a child"]) == [1, 2, 3]
 
 
-def test_a_source_may_hold_files_named_like_modules_of_ours_and_of_python(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_source_may_hold_files_named_like_modules_of_ours_and_of_python(lab: Lab, parent: dict[str, Any]) -> None:
     # As far as Python itself survives it: what the script imports is the source's, what Paceline needs is Paceline's.
     names = "paceline worker report script select runs job plan processes errors monitor ranks cli targets launchers"
     files = {f"{name}.py": f"WHOSE = 'the source, {name}'\n" for name in [*names.split(), "json", "signal", "types"]}
-    script = "import report, script, job, ranks\nprint(report.WHOSE, '|', script.WHOSE, '|', job.WHOSE)\nraise ValueError\n"
-    run = lab.finish(script, files, **way)
+    script = (
+        "import report, script, job, ranks\nprint(report.WHOSE, '|', script.WHOSE, '|', job.WHOSE)\nraise ValueError\n"
+    )
+    run = lab.finish(script, files, **parent)
 
     assert log_text(run).splitlines()[0] == "the source, report | the source, script | the source, job"
     assert run.failure is not None
@@ -112,7 +114,7 @@ def test_paceline_is_ours_whatever_the_source_holds(lab: Lab) -> None:
     assert log_text(run) == f"{run.id}\n"
 
 
-def test_a_script_may_close_its_output(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_script_may_close_its_output(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, time
         print("before", flush=True)
@@ -122,33 +124,33 @@ def test_a_script_may_close_its_output(lab: Lab, way: dict[str, Any]) -> None:
         open(f"outputs/after_{os.environ['RANK']}", "w").write("went on")
         os._exit(0)
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
     assert log_text(run) == "before\n"
     assert (run.folder.outputs / "after_0").read_text() == "went on"
 
 
-def test_a_failure_after_the_output_was_closed_is_reported(lab: Lab, way: dict[str, Any]) -> None:
-    run = lab.finish("import os\nos.close(1)\nos.close(2)\nraise ValueError('nobody hears me')\n", **way)
+def test_a_failure_after_the_output_was_closed_is_reported(lab: Lab, parent: dict[str, Any]) -> None:
+    run = lab.finish("import os\nos.close(1)\nos.close(2)\nraise ValueError('nobody hears me')\n", **parent)
 
     assert run.failure is not None
     assert run.failure.exception == "ValueError: nobody hears me"
 
 
-def test_children_that_hold_the_output_open_do_not_hold_up_the_end(lab: Lab, way: dict[str, Any]) -> None:
+def test_children_that_hold_the_output_open_do_not_hold_up_the_end(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, time
         if os.fork() == 0:
             time.sleep(600)
         print("done")
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
     assert log_text(run) == "done\n"
     assert set(exit_codes(run).values()) == {0}
 
 
-def test_a_childs_failure_is_not_the_workers(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_childs_failure_is_not_the_workers(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, sys
         child = os.fork()
@@ -156,13 +158,13 @@ def test_a_childs_failure_is_not_the_workers(lab: Lab, way: dict[str, Any]) -> N
             sys.exit(9)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
     assert log_text(run) == "9\n"
     assert run.status == states.COMPLETED
 
 
-def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
         child = os.fork()
@@ -171,13 +173,13 @@ def test_a_child_that_raises_is_not_taken_for_its_worker(lab: Lab, way: dict[str
         os.waitpid(child, 0)
         print("went on")
     """
-    run = lab.finish(script, **way)
+    run = lab.finish(script, **parent)
 
     assert log_text(run).splitlines()[-1] == "went on"
     assert (run.status, run.failure) == (states.COMPLETED, None)
 
 
-def test_all_ranks_write_to_outputs_at_once(lab: Lab, way: dict[str, Any]) -> None:
+def test_all_ranks_write_to_outputs_at_once(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os
         rank = os.environ["RANK"]
@@ -189,11 +191,13 @@ def test_all_ranks_write_to_outputs_at_once(lab: Lab, way: dict[str, Any]) -> No
             file.write(f"{rank}\\n")
         assert os.path.samefile("outputs", os.environ["PACELINE_OUTPUT_DIR"])
     """
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
-    ranks = range(len(way) or 1)
+    ranks = range(len(parent) or 1)
     expected = [f"outputs/models/{rank}_{number}" for rank in ranks for number in range(100)]
-    assert [name for name in run.get_file_names() if name.startswith("outputs/")] == sorted([*expected, "outputs/shared"])
+    assert [name for name in run.get_file_names() if name.startswith("outputs/")] == sorted(
+        [*expected, "outputs/shared"]
+    )
     assert sorted((run.folder.outputs / "shared").read_text().split()) == [str(rank) for rank in ranks]
 
 
@@ -248,14 +252,14 @@ def test_a_script_sees_the_source_as_it_was_when_it_was_submitted(lab: Lab) -> N
     assert log_text(run) == "old old\n"
 
 
-def test_standard_input_is_empty_not_the_terminals(lab: Lab, way: dict[str, Any]) -> None:
-    assert log_text(lab.complete("import sys\nprint(repr(sys.stdin.read()))\n", **way)) == "''\n"
+def test_standard_input_is_empty_not_the_terminals(lab: Lab, parent: dict[str, Any]) -> None:
+    assert log_text(lab.complete("import sys\nprint(repr(sys.stdin.read()))\n", **parent)) == "''\n"
 
 
-def test_signals_are_as_a_fresh_program_has_them(lab: Lab, way: dict[str, Any]) -> None:
+def test_signals_are_as_a_fresh_program_has_them(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import signal
         print(signal.pthread_sigmask(signal.SIG_BLOCK, []), signal.getsignal(signal.SIGTERM).name,
               signal.getsignal(signal.SIGINT) is signal.default_int_handler, signal.getsignal(signal.SIGCHLD).name)
     """
-    assert log_text(lab.complete(script, **way)) == "set() SIG_DFL True SIG_DFL\n"
+    assert log_text(lab.complete(script, **parent)) == "set() SIG_DFL True SIG_DFL\n"

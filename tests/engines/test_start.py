@@ -29,9 +29,7 @@ def test_one_process_runs_as_a_world_of_one(lab: Lab) -> None:
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 1), (1, 2)], ids=["2x1", "1x2"])
 def test_plain_processes_are_placed_on_nodes(lab: Lab, nodes: int, processes: int) -> None:
-    run = lab.complete(
-        KEEP_ENVIRONMENT, node_count=nodes, process_count_per_node=processes, distributed_backend="gloo"
-    )
+    run = lab.complete(KEEP_ENVIRONMENT, node_count=nodes, process_count_per_node=processes, distributed_backend="gloo")
 
     assert [place_of(seen(run, rank)) for rank in range(2)] == [
         (str(rank), "2", str(rank % processes), str(processes), str(rank // processes)) for rank in range(2)
@@ -41,9 +39,7 @@ def test_plain_processes_are_placed_on_nodes(lab: Lab, nodes: int, processes: in
 
 @pytest.mark.parametrize(("nodes", "processes"), [(2, 2), (1, 4), (2, 1)], ids=["2x2", "1x4", "2x1"])
 def test_mpirun_gives_each_worker_its_rank_and_local_rank(lab: Lab, mpirun: str, nodes: int, processes: int) -> None:
-    run = lab.complete(
-        KEEP_ENVIRONMENT, node_count=nodes, process_count_per_node=processes, distributed_backend="mpi"
-    )
+    run = lab.complete(KEEP_ENVIRONMENT, node_count=nodes, process_count_per_node=processes, distributed_backend="mpi")
 
     size = nodes * processes
     environments = [seen(run, rank) for rank in range(size)]
@@ -108,7 +104,7 @@ def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkey
 
 
 def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
-    lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    lab: Lab, parent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     foreign = {
         "RANK": "7",
@@ -132,7 +128,7 @@ def test_what_another_launcher_gave_the_submitting_shell_is_dropped(
     monkeypatch.setenv("USERS_OWN", "kept; as it is\nhere")
     monkeypatch.setenv("HOROVOD_LOG_LEVEL", "debug")
 
-    found = seen(lab.complete(KEEP_ENVIRONMENT, **way))
+    found = seen(lab.complete(KEEP_ENVIRONMENT, **parent))
 
     assert {name: value for name, value in foreign.items() if found.get(name) == value} == {}
     assert not [name for name in found if name.startswith("SLURM_")]
@@ -156,7 +152,7 @@ def test_what_the_user_has_set_is_never_overwritten(
 
 
 def test_the_jobs_variables_stand_above_the_shells(
-    lab: Lab, way: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    lab: Lab, parent: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (lab.folder / "own").mkdir()
@@ -164,7 +160,7 @@ def test_the_jobs_variables_stand_above_the_shells(
     script = KEEP_ENVIRONMENT + "import mine, paceline; assert mine.WHERE == 'PYTHONPATH'\n"
 
     variables = {"OMP_NUM_THREADS": "5", "PYTHONPATH": str(lab.folder / "own")}
-    found = seen(lab.complete(script, environment_variables=variables, **way))
+    found = seen(lab.complete(script, environment_variables=variables, **parent))
 
     assert found["OMP_NUM_THREADS"] == "5"
 

@@ -44,6 +44,7 @@ def test_what_makes_the_submitting_process_somebody_s_worker_is_dropped(name):
 )
 def test_the_user_s_own_settings_are_kept(name):
     assert environment.inherited({name: "1"}) == {name: "1"}
+    assert environment.inherited({name: "1", "OMPI_COMM_WORLD_RANK": "0"}) == {name: "1"}
 
 
 @pytest.mark.parametrize("name", ["OMPI_MCA_btl", "PRTE_MCA_plm", "PMIX_MCA_gds"])

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import tempfile
 import threading
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -363,6 +365,35 @@ def test_a_reader_meanwhile_sees_a_beginning(folder):
                 assert found == list(range(len(found)))
         finally:
             process.kill()
+
+
+class Growing(io.RawIOBase):
+    """A file as a reader meets it that is as quick as its writer: twice it is at the end, and then there is more."""
+
+    def __init__(self, *pieces: bytes) -> None:
+        self._pieces = [piece for part in pieces for piece in (part, b"")]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        piece = self._pieces.pop(0) if self._pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def test_a_line_that_is_finished_while_it_is_read_is_not_lost(folder, monkeypatch):
+    # The story: a line was read half, and then the other half as a line of its own: both were passed over, and a value
+    # was missing from the middle of a run's metrics while it ran.
+    text = b"".join(b'{"name":"loss","value":%d,"time":%d}\n' % (number, number) for number in range(4))
+    folder.mkdir()
+    (folder / "rank_0.jsonl").write_bytes(text)
+    for first, second in combinations(range(1, len(text), 3), 2):
+        file = io.BufferedReader(Growing(text[:first], text[first:second], text[second:]))
+        monkeypatch.setattr("paceline.runs.metrics.open", lambda *_, file=file: file, raising=False)
+        found = read(folder).get("loss", [])
+        found = found if isinstance(found, list) else [found]
+        assert found == list(range(len(found))), (first, second)
 
 
 @pytest.mark.parametrize("size", [20, 1000], ids=["the first line", "a value"])

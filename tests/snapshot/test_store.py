@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import SnapshotError
-from paceline.snapshot import store
+from paceline.snapshot import scan, store
 from paceline.snapshot.ignore import Ignore
+from paceline.snapshot.scan import stamp_of
 from paceline.snapshot.store import Snapshot, take
 from tests.helpers import start_python, write_tree
 
@@ -161,8 +162,19 @@ def test_an_edit_of_the_same_size_with_the_times_put_back_is_noticed(tmp_path):
     assert (second.path / "a").read_text() == "new"
 
 
-def test_an_edit_right_after_the_scan_is_noticed(tmp_path):
-    # Within a clock's tick of the scan, equal times prove nothing.
+def coarse_clock(monkeypatch, tick_ns: int) -> None:
+    """A file system whose times advance by ticks only."""
+
+    def coarse(found):
+        size, modified, changed, *others = stamp_of(found)
+        return size, modified // tick_ns * tick_ns, changed // tick_ns * tick_ns, *others
+
+    for module in (scan, store):
+        monkeypatch.setattr(module, "stamp_of", coarse)
+
+
+def test_an_edit_within_the_clock_s_tick_of_the_scan_is_noticed(tmp_path, monkeypatch):
+    coarse_clock(monkeypatch, 40_000_000)
     top = write_tree(tmp_path / "code", {"a": "000"})
     for number in range(1, 30):
         text = f"{number:03}"
@@ -338,6 +350,23 @@ def test_a_file_that_changes_between_hash_and_copy_is_noticed(tmp_path, monkeypa
     assert (taken.path / "a").read_text() == "new"
     monkeypatch.undo()
     assert snap(top, tmp_path / "elsewhere").id == taken.id
+
+
+def test_a_change_between_hash_and_copy_that_no_time_shows_is_noticed(tmp_path, monkeypatch):
+    coarse_clock(monkeypatch, 10**19)
+    top = write_tree(tmp_path / "code", {"a": "old"})
+    read, changed = store._read, []
+
+    def changing(tree, path, target, meter):
+        if target is not None and not changed:
+            changed.append(path)
+            (top / "a").write_text("new")
+        return read(tree, path, target, meter)
+
+    monkeypatch.setattr(store, "_read", changing)
+    taken = snap(top)
+    monkeypatch.undo()
+    assert snap(taken.path, tmp_path / "elsewhere").id == taken.id
 
 
 @pytest.mark.parametrize(

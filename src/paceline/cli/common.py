@@ -59,7 +59,7 @@ def has_colour(stream: IO[str]) -> bool:
 
 
 def coloured(text: str, code: int | None, on: bool) -> str:
-    return f"\x1b[{code}m{text}\x1b[0m" if on and code is not None else text
+    return f"\x1b[{code}m{text}\x1b[0m" if on and text and code is not None else text
 
 
 def rank_colour(rank: int) -> int:

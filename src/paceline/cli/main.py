@@ -47,6 +47,8 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
+    # When whoever reads our output has gone, end as every program in a pipeline does; click would exit with 1.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     sys.exit(_exit_code())
 
 
@@ -57,10 +59,6 @@ def _exit_code() -> int:
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python would complain about it once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
     except PacelineError as error:
         _say(str(error))
         return 1 if isinstance(error, RunStateError) else EXIT_WRONG_CALL

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -223,26 +225,39 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
         try:
             return following.to_the_end()
         except KeyboardInterrupt:
-            record = store.read(folder)
-            if record.is_terminal:
-                return record
-            if not asked and sys.stdin.isatty() and sys.stderr.isatty():
-                asked = True
-                answer = _ask()
-                if answer == "d":
+            # A key that is pressed again must not cut short what the first press has begun.
+            with _interrupts(signal.SIG_IGN):
+                record = store.read(folder)
+                if record.is_terminal:
                     return record
-                if answer != "c":
-                    continue
-            view.say("Canceling; the workers have their grace period to end.")
-            store.request_cancel(folder, by=user_name(), reason="Ctrl-C")
-            asked = True
+                if not asked and sys.stdin.isatty() and sys.stderr.isatty():
+                    asked = True
+                    answer = _ask()
+                    if answer == "d":
+                        return record
+                    if answer != "c":
+                        continue
+                store.request_cancel(folder, by=user_name(), reason="Ctrl-C")
+                view.say("Canceling; the workers have their grace period to end.")
+                asked = True
+
+
+@contextlib.contextmanager
+def _interrupts(handler: Any) -> Iterator[None]:
+    """Ctrl-C is handled so meanwhile."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _ask() -> str:
     """The answer's first letter; Ctrl-C again is a "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        print(question, end="", file=sys.stderr, flush=True)
-        return sys.stdin.readline().strip().lower()[:1]
+        with _interrupts(signal.default_int_handler):
+            print(question, end="", file=sys.stderr, flush=True)
+            return sys.stdin.readline().strip().lower()[:1]
     except KeyboardInterrupt:
         return "c"

@@ -1,0 +1,255 @@
+"""cancel, and Ctrl-C in `paceline run`: on a terminal it asks, elsewhere it cancels."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import termios
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.conftest import Cli
+
+SLEEP = "import time\nprint('there', flush=True)\ntime.sleep(600)\n"
+DEAF = (
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('there', flush=True)\ntime.sleep(600)\n"
+)
+
+
+def test_cancel_ends_several_runs_and_waits_if_asked_to(cli: Cli) -> None:
+    runs = [cli.submit(SLEEP) for _ in range(2)]
+    done = cli("cancel", "--wait", *runs)
+
+    assert done.stdout == "".join(f"{run_id}: cancel requested\n" for run_id in runs)
+    for found in (cli.json("show", run_id) for run_id in runs):
+        assert (found["status"], found["exit_code"]) == ("Canceled", 143)
+        assert found["canceled_by"]
+
+
+def test_cancel_as_json(cli: Cli) -> None:
+    run_id = cli.submit(SLEEP)
+
+    assert cli.json("cancel", run_id, "--wait") == [{"run_id": run_id, "status": "Canceled"}]
+
+
+def test_cancel_of_a_run_that_has_ended_says_so(cli: Cli) -> None:
+    run_id = cli.submit("")
+    cli.wait(run_id)
+    done = cli("cancel", run_id)
+
+    assert (done.stdout, done.stderr) == ("", f"{run_id} is Completed already.\n")
+    assert not (cli.run_folder(run_id) / "cancel.json").exists()
+
+
+def test_cancel_of_an_unknown_run_cancels_none(cli: Cli) -> None:
+    run_id = cli.submit(SLEEP)
+    assert "no run 'nonesuch'" in cli("cancel", run_id, "nonesuch", code=2).stderr
+
+    assert not (cli.run_folder(run_id) / "cancel.json").exists()
+    cli("cancel", "--wait", run_id)
+
+
+def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None:
+    following = cli.start("run", cli.script(SLEEP))
+    assert following.stdout is not None
+    assert following.stdout.readline() == "there\n"
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=60)
+
+    assert following.returncode == 143
+    assert "Canceling; the workers have their grace period to end.\n" in errors
+    assert errors.splitlines()[-1].startswith("Canceled in ")
+    (run_id,) = cli.run_ids()
+    assert cli.json("status", run_id)["status"] == "Canceled"
+
+
+def test_interrupting_logs_f_leaves_the_run_alone(cli: Cli) -> None:
+    run_id = cli.submit(SLEEP)
+    following = cli.start("logs", "-f", run_id)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "there\n"
+    following.send_signal(signal.SIGINT)
+    _, errors = following.communicate(timeout=60)
+
+    assert (following.returncode, errors) == (130, "")
+    assert cli.json("status", run_id)["status"] == "Running"
+    cli("cancel", "--wait", run_id)
+
+
+class Terminal:
+    """A command whose standard streams are a terminal of its own, on which keys can be pressed."""
+
+    def __init__(self, cli: Cli, *words: str) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            cli.argv(*words),
+            env=cli.environment,
+            cwd=cli.folder,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - there are no threads
+        )
+        os.close(slave)
+        self.text = ""
+
+    def press(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def read_until(self, text: str) -> None:
+        """Read until this comes after what was read before."""
+        seen, deadline = len(self.text), time.monotonic() + 30
+        while text not in self.text[seen:]:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"{text!r} never came: {self.text!r}"
+            self.text += self._read()
+
+    def exit_code(self) -> int:
+        try:
+            while data := self._read():
+                self.text += data
+        except OSError:
+            pass  # Linux's way to say that the other side of a terminal is closed
+        return self.process.wait(timeout=60)
+
+    def hang_up(self) -> None:
+        os.close(self._master)
+
+    def close(self) -> None:
+        self.hang_up()
+        self.process.kill()
+        self.process.wait()
+
+    def _read(self) -> str:
+        return os.read(self._master, 65536).decode(errors="replace")
+
+
+@pytest.fixture
+def terminal(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Terminal]:
+    """`paceline run` of a script that sleeps, once it is there."""
+    text = getattr(request, "param", SLEEP)
+    terminal = Terminal(cli, "run", "--grace", "600" if text == SLEEP else "1", cli.script(text))
+    terminal.read_until("there")
+    yield terminal
+    terminal.close()
+
+
+QUESTION = "Interrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
+
+
+def test_ctrl_c_asks_and_d_detaches(cli: Cli, terminal: Terminal) -> None:
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    terminal.press("d\n")
+
+    assert terminal.exit_code() == 0
+    (run_id,) = cli.run_ids()
+    assert f"Detached. The run goes on; follow it with: paceline logs -f {run_id}" in terminal.text
+    assert cli.json("status", run_id)["status"] == "Running"
+    cli("cancel", "--wait", run_id)
+
+
+def test_ctrl_c_asks_and_c_cancels(cli: Cli, terminal: Terminal) -> None:
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    terminal.press("c\n")
+
+    assert terminal.exit_code() == 143
+    assert "Canceled in " in terminal.text
+
+
+def test_ctrl_c_twice_cancels(cli: Cli, terminal: Terminal) -> None:
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    terminal.press("\x03")
+
+    assert terminal.exit_code() == 143
+    assert "Canceling; the workers have their grace period to end." in terminal.text
+
+
+def test_enter_keeps_following_and_the_next_ctrl_c_cancels_unasked(cli: Cli, terminal: Terminal) -> None:
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    terminal.press("\n")
+    time.sleep(0.3)
+    (run_id,) = cli.run_ids()
+    assert not (cli.run_folder(run_id) / "cancel.json").exists()
+    terminal.press("\x03")
+
+    assert terminal.exit_code() == 143
+    assert terminal.text.count(QUESTION) == 1
+
+
+@pytest.mark.parametrize("terminal", [DEAF], indirect=True)
+def test_a_third_ctrl_c_while_a_deaf_worker_has_its_grace_changes_nothing(cli: Cli, terminal: Terminal) -> None:
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    terminal.press("\x03")
+    terminal.read_until("Canceling")
+    terminal.press("\x03")
+
+    assert terminal.exit_code() == 143
+    (run_id,) = cli.run_ids()
+    assert cli.json("show", run_id)["attempt_records"][0]["exit_codes"] == {"0": 137}
+
+
+def test_a_run_that_ends_while_it_is_asked_about_has_ended(cli: Cli) -> None:
+    script = cli.script(
+        "import os, time\nprint('there', flush=True)\nwhile not os.path.exists('outputs/go'): time.sleep(0.01)\n"
+    )
+    terminal = Terminal(cli, "run", script)
+    terminal.read_until("there")
+    terminal.press("\x03")
+    terminal.read_until(QUESTION)
+    (run_id,) = cli.run_ids()
+    (cli.run_folder(run_id) / "outputs" / "go").touch()
+    assert cli.wait(run_id) == "Completed"
+    terminal.press("c\n")
+
+    code = terminal.exit_code()
+    terminal.close()
+    assert code == 0
+    assert "Completed in " in terminal.text
+
+
+def test_on_a_terminal_a_progress_bar_is_drawn_over(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os, sys, time
+        step = 0
+        while not os.path.exists("outputs/enough"):
+            step += 1
+            sys.stdout.write(f"\\rstep {step}")
+            time.sleep(0.01)
+        print("\\rall steps")
+        """
+    )
+    terminal = Terminal(cli, "run", script)
+    terminal.read_until("step")
+    terminal.read_until("step")
+    (run_id,) = cli.run_ids()
+    (cli.run_folder(run_id) / "outputs" / "enough").touch()
+    code = terminal.exit_code()
+    terminal.close()
+
+    assert code == 0
+    assert re.search(r"\n(step \d+\r\x1b\[2K)+all steps\r\n", terminal.text), terminal.text
+
+
+def test_a_terminal_that_is_closed_leaves_the_run_alone(cli: Cli) -> None:
+    terminal = Terminal(cli, "run", cli.script(SLEEP))
+    terminal.read_until("there")
+    (run_id,) = cli.run_ids()
+    terminal.hang_up()
+
+    assert terminal.process.wait(timeout=60) == -signal.SIGHUP
+    assert cli.wait(run_id, "Running") == "Running"
+    cli("cancel", "--wait", run_id)

@@ -1,0 +1,60 @@
+"""Completion in the shell: verbs, options, and the ids of runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.cli.conftest import PROGRAM, Cli, Gallery
+
+
+def completed(cli: Cli, words: str, position: int) -> list[str]:
+    """What bash is offered for these words, of which it completes the one at `position`."""
+    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(position)}
+    return cli(env=variables).stdout.split()
+
+
+@pytest.mark.parametrize("verb", ["logs", "status", "show", "cancel", "rerun"])
+def test_ids_of_runs_are_offered_newest_first(gallery: Gallery, verb: str) -> None:
+    assert completed(gallery, f"paceline {verb} ", 2) == [gallery.bad, gallery.good]
+    assert completed(gallery, f"paceline {verb} go", 2) == [gallery.good]
+    assert completed(gallery, f"paceline {verb} x", 2) == []
+
+
+def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
+    assert completed(gallery, "paceline s", 1) == ["submit", "status", "show"]
+    assert "--backend" in completed(gallery, "paceline run --b", 2)
+
+
+def test_completion_makes_no_workspace_and_no_noise(cli: Cli) -> None:
+    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": "paceline logs ", "COMP_CWORD": "2"}
+    (cli.folder / "paceline.toml").write_text("not [ toml")
+    done = cli(env=variables)
+
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("needs bash")
+    script = gallery(env={"_PACELINE_COMPLETE": "source_bash"}).stdout
+    ask = f"""
+        {script}
+        COMP_WORDS=(paceline logs go) COMP_CWORD=2
+        _paceline_completion {PROGRAM}
+        printf '%s\\n' "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(
+        [bash, "--norc", "-c", ask],
+        env=gallery.environment,
+        cwd=gallery.folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout == f"{gallery.good}\n"
+    assert "complete -o default -F _paceline_completion paceline" in script

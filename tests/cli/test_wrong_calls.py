@@ -1,0 +1,135 @@
+"""Wrong calls are refused with exit code 2, and with a message that names the value, the rule and the next step."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Cli, Gallery
+
+WRONG = {
+    "a script that is not there": (
+        ["run", "none.py"],
+        "there is no script 'none.py' here ({folder}). Give the path of a Python file.",
+    ),
+    "a folder": (["run", "src"], "there is no script 'src' here ({folder}). Give the path of a Python file."),
+    "no Python file": (["run", "src/data.txt"], "is not a Python file. Name a file that ends in .py."),
+    "no script at all": (["run"], "Missing argument"),
+    "-j of half": (["run", "src/train.py", "-j", "2x"], "-j '2x' is not NxM. Write 2x4 for two nodes of four"),
+    "-j of nothing": (["run", "src/train.py", "-j", "0"], "-j '0' is not NxM."),
+    "-j below nothing": (["run", "src/train.py", "-j", "-1"], "-j '-1' is not NxM."),
+    "-j of words": (["run", "src/train.py", "-j", "two"], "-j 'two' is not NxM."),
+    "several processes without a backend": (
+        ["run", "src/train.py", "-j", "2"],
+        "make 2 processes, but distributed_backend is None. Choose 'mpi', 'gloo', 'nccl' or 'tensorflow'",
+    ),
+    "an unknown backend": (
+        ["run", "src/train.py", "--backend", "smoke"],
+        "distributed_backend='smoke' is unknown. Choose one of 'mpi', 'gloo'",
+    ),
+    "nccl without GPUs": (["run", "src/train.py", "--backend", "nccl"], "Set use_gpu=True, or choose 'gloo'."),
+    "an unknown target": (
+        ["run", "src/train.py", "--compute", "moon"],
+        "no compute target 'moon'; there are local.",
+    ),
+    "the script's argument without two dashes": (
+        ["run", "src/train.py", "--epochs", "5"],
+        "The script's own arguments go behind `--`: paceline run train.py -- --epochs 5. See `paceline run --help`.",
+    ),
+    "a variable without a value": (["run", "src/train.py", "--env", "A"], "--env 'A' is not NAME=VALUE."),
+    "a variable that the launcher sets": (
+        ["run", "src/train.py", "--env", "RANK=1"],
+        "environment_variables sets RANK",
+    ),
+    "a variable of no such name": (["run", "src/train.py", "--env", "1 a=b"], "has the name '1 a'"),
+    "a tag without a name": (["run", "src/train.py", "--tag", "=b"], "--tag '=b' is not KEY or KEY=VALUE."),
+    "an experiment of no such name": (["run", "src/train.py", "-e", "../x"], "experiment name '../x'"),
+    "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "max_run_duration_seconds=0.0 is not"),
+    "a limit that is no number": (
+        ["run", "src/train.py", "--max-duration", "nan"],
+        "max_run_duration_seconds=nan is not",
+    ),
+    "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "grace_period_seconds=-1.0 is not"),
+    "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "max_restarts=-1 is not"),
+    "parameter servers without their backend": (
+        ["run", "src/train.py", "--ps", "1"],
+        "--ps 1 belongs to --backend ps.",
+    ),
+    "a script outside its source": (
+        ["run", "src/train.py", "--source", "src/sub"],
+        "entry_script='../train.py' lies outside source_directory.",
+    ),
+    "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "python='nopython' can't be run"),
+    "an unknown run": (["status", "nonesuch"], "no run 'nonesuch' in '{folder}/.paceline'. `paceline list` shows"),
+    "a run id that leaves the workspace": (["show", "../../etc"], "run id '../../etc': an id is letters"),
+    "the same for logs": (["logs", "../x"], "run id '../x': an id is letters"),
+    "the same for cancel": (["cancel", "a/b"], "run id 'a/b': an id is letters"),
+    "the same for rerun": (["rerun", ".."], "run id '..': an id is letters"),
+    "an unknown state": (["list", "--status", "Sleeping"], "--status 'Sleeping' is no state. There are NotStarted,"),
+    "a list of nothing": (["list", "-n", "0"], "Invalid value for '-n' / '--limit'"),
+    "an unknown verb": (["fly"], "No such command 'fly'. See `paceline --help`."),
+    "an unknown option": (["status", "--fast"], "No such option: --fast"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
+    words, message = WRONG[case]
+    cli.script("")
+    cli.script("", "src/sub/a.py")
+    cli.script("", "src/data.txt")
+    done = cli(*words, code=2)
+
+    assert done.stdout == ""
+    assert done.stderr.startswith("paceline: error: ")
+    assert message.format(folder=cli.folder) in " ".join(done.stderr.split())
+    # One line, and nothing was started.
+    assert len(done.stderr.splitlines()) == 1
+    assert cli.run_ids() == []
+
+
+def test_a_rank_that_a_run_has_not_is_refused(gallery: Gallery) -> None:
+    done = gallery("logs", gallery.bad, "--rank", "2", code=2)
+
+    assert done.stderr == f"paceline: error: --rank 2: run {gallery.bad} has ranks 0 to 1.\n"
+
+
+def test_the_beginning_of_several_ids_is_refused(cli: Cli) -> None:
+    first, second = cli.submit("", "-e", "same"), cli.submit("", "-e", "same")
+    cli.wait(first)
+    cli.wait(second)
+    done = cli("status", "same", code=2)
+
+    assert done.stderr == f"paceline: error: 2 runs begin with 'same': {second}, {first}. Give more of the id.\n"
+
+
+def test_a_workspace_that_can_not_be_made_is_refused(cli: Cli) -> None:
+    (cli.folder / "file").write_text("")
+    done = cli("list", env={"PACELINE_WORKSPACE": "file/ws"}, code=2)
+
+    assert "can't be made: Not a directory. Name another folder with PACELINE_WORKSPACE" in done.stderr
+
+
+def test_without_a_verb_the_help_is_shown(cli: Cli) -> None:
+    done = cli(code=2)
+
+    assert done.stdout.startswith("Usage: paceline [OPTIONS] COMMAND [ARGS]...")
+
+
+@pytest.mark.parametrize("verb", ["", "run", "submit", "rerun", "status", "list", "show", "logs", "cancel"])
+def test_each_verb_explains_itself(cli: Cli, verb: str) -> None:
+    text = cli(*verb.split(), "--help").stdout
+
+    assert text.startswith(f"Usage: paceline {verb}".rstrip())
+    # Each option in words, and wrapped for a terminal that is not there.
+    assert "--help" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert cli(*verb.split(), "-h").stdout == text
+    if not verb:
+        for name in ("run", "submit", "rerun", "status", "list", "show", "logs", "cancel"):
+            assert f"\n  {name} " in text
+
+
+def test_the_version_is_the_packages(cli: Cli) -> None:
+    import paceline
+
+    assert cli("--version").stdout == f"paceline {paceline.__version__}\n"

@@ -1,0 +1,428 @@
+"""What the documentation says is so: its links lead somewhere, its commands run, its tables are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from paceline import Estimator, PyTorch, SKLearn, TensorFlow
+from paceline.cli.main import app
+from paceline.cli.summary import details, summary
+from paceline.job import RANK_VARIABLES, Job
+from paceline.launchers import environment, get_launcher, mpi
+from paceline.launchers.base import Launcher
+from paceline.plan import Command, Launch, Node
+from paceline.runs import states
+from paceline.runs.failure import CAUSES, FailureReport
+from paceline.runs.record import Attempt
+from paceline.targets.base import Target
+from paceline.worker import ranks
+from tests.docs.pages import (
+    DOCS,
+    PAGES,
+    README,
+    ROOT,
+    anchors,
+    blocks,
+    code_words,
+    first_column,
+    links,
+    prose,
+    section,
+    tables,
+)
+from tests.helpers import make_job, make_launch, make_record, make_run
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ESTIMATORS = (Estimator, PyTorch, TensorFlow, SKLearn)
+VARIABLES = DOCS / "worker-environment.md"
+COMMANDS = DOCS / "command-line.md"
+RUNS = DOCS / "runs.md"
+
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+# --- links
+
+
+@by_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in links(page):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{link}: there is no such file"
+        assert not anchor or anchor in anchors(target), f"{link}: there is no such heading"
+
+
+def test_the_readme_links_every_page_of_the_docs() -> None:
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(README)}
+    assert not set(PAGES) - linked - {README}
+
+
+# --- commands
+
+
+@by_page
+def test_what_a_page_tells_to_type_into_a_shell_can_be_typed(page: Path) -> None:
+    """`make` and `pip` are not run: their targets and extras have to be there. Nothing else stands in such a block."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    for block in blocks(page, "sh"):
+        for line in block.text.splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["make"]:
+                assert set(words[1:]) <= targets, line
+            elif words[:2] == ["pip", "install"]:
+                named = re.fullmatch(r"(?:paceline|\.)\[([a-z,]+)\]", words[-1])
+                assert named, line
+                assert set(named[1].split(",")) <= extras, line
+            else:
+                assert not words, f"{line}: a command with its output belongs into a `console` block, where it is run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(blocks(README, "console"))))
+def test_the_readmes_commands_print_what_it_says(checkout: Path, number: int) -> None:
+    text = blocks(README, "console")[number].text
+    first, *said = text.splitlines()
+    assert first.startswith("$ "), "one command a block"
+    done = subprocess.run(
+        shlex.split(first[2:]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    assert done.returncode == (1 if "Failed in" in text else 0), done.stdout
+    assert_printed(said, done.stdout)
+
+
+@pytest.mark.slow
+def test_the_readmes_ten_lines_print_what_it_says(checkout: Path) -> None:
+    program, said = blocks(README, "python")[0].text, blocks(README, "text")[0].text
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert_printed(said.splitlines(), done.stdout)
+
+
+def test_the_readme_is_held_to_what_is_printed() -> None:
+    """Numbers and ids may differ, "..." stands for anything, and a state may be too short to be seen. Words may not."""
+    printed = "-- Starting\n[rank 0] loss 0.25\n-- Completed in 1 min 2 s\nMore: paceline logs a_1700000000_0123abcd"
+    said = ["-- Running", "...", "[rank 0] loss 0.5", "-- Completed in 3.1 s", "More: ... a_1800000000_ffffffff"]
+    assert_printed(said, printed)
+    with pytest.raises(AssertionError):
+        assert_printed(["[rank 0] accuracy 0.5"], printed)
+
+
+@by_page
+def test_every_python_and_toml_block_can_be_read(page: Path) -> None:
+    for block in blocks(page, "python"):
+        compile(block.text, str(page), "exec")
+    for block in blocks(page, "toml"):
+        tomllib.loads(block.text)
+
+
+def assert_printed(said: list[str], printed: str) -> None:
+    lines = [line.strip() for line in printed.splitlines()]
+    for line in said:
+        if line.strip() in ("", "...") or re.fullmatch(rf"(-- )?({'|'.join(states.ALL)})", line):
+            continue
+        pattern = as_pattern(line.strip())
+        assert any(re.fullmatch(pattern, other) for other in lines), f"{line!r} is not in:\n{printed}"
+
+
+def as_pattern(line: str) -> str:
+    parts = []
+    for word in re.split(r"(\.\.\.|_\d{10}_[0-9a-f]{8}|(?<= in )[\d.]+ s|\d[\d.,]*)", line):
+        if word == "...":
+            parts.append(".*")
+        elif re.fullmatch(r"_\d{10}_[0-9a-f]{8}", word):
+            parts.append(r"_\d{10}_[0-9a-f]{8}")
+        elif re.fullmatch(r"[\d.]+ s", word):
+            parts.append(r"[\d.]+ (s|min \d+ s)")
+        elif word[:1].isdigit():
+            parts.append(r"\d[\d.,]*")
+        else:
+            parts.append(re.escape(word))
+    return "".join(parts)
+
+
+# --- the worker's environment
+
+LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8),)
+
+LAUNCHES = {
+    "one process": make_launch(make_job()),
+    "on this machine": make_launch(make_job(), nodes=LOOPBACK),
+    "gloo": make_launch(make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo")),
+    "nccl": make_launch(
+        make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True), gpus=2
+    ),
+    "tensorflow": make_launch(make_job(node_count=2, distributed_backend="tensorflow")),
+    "ps": make_launch(make_job(distributed_backend="ps", worker_count=2, parameter_server_count=1)),
+}
+
+
+def found_by_workers(launch: Launch) -> list[set[str]]:
+    """For each worker of plain processes, the names that it finds because of Paceline."""
+    commands = get_launcher(launch.job.launcher).commands(launch)
+    return [names(environment.with_python_path(command, launch, {})) for command in commands]
+
+
+def names(command: Command) -> set[str]:
+    return {*command.environment, *command.defaults}
+
+
+def documented(heading: str, table: int | None = None) -> set[str]:
+    text = section(VARIABLES, heading)
+    rows = tables(text) if table is None else [tables(text)[table]]
+    return {word for rows_of_one in rows for row in rows_of_one for word in code_words(row[0])}
+
+
+def test_workers_find_the_documented_variables_and_no_others() -> None:
+    found = {name: found_by_workers(launch) for name, launch in LAUNCHES.items()}
+    everywhere = set.intersection(*(one for of_launch in found.values() for one in of_launch))
+    somewhere = set.union(*(one for of_launch in found.values() for one in of_launch))
+
+    assert somewhere == documented("Set for every worker") | documented("Defaults")
+    assert documented("Set for every worker", 0) <= everywhere
+    assert not documented("Set for every worker", 1) & everywhere
+
+
+def test_the_documented_defaults_are_those_that_the_shell_may_replace() -> None:
+    commands = [
+        command for launch in LAUNCHES.values() for command in get_launcher(launch.job.launcher).commands(launch)
+    ]
+    assert {name for command in commands for name in command.defaults} == documented("Defaults")
+
+
+@pytest.mark.parametrize("node_count", [1, 2])
+def test_workers_under_open_mpi_find_the_documented_variables(monkeypatch: pytest.MonkeyPatch, node_count: int) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    job = make_job(node_count=node_count, process_count_per_node=2, distributed_backend="mpi")
+    found: set[str] = set()
+    for version in ((4, 1), (5, 0)):
+        monkeypatch.setattr(mpi, "find_open_mpi", lambda python, version=version: mpi.OpenMpi("mpirun", version))
+        found |= under_open_mpi(make_launch(job))
+
+    assert documented("Set for every worker", 0) <= found
+    assert found - documented("Set for every worker") - documented("Defaults") == documented("With Open MPI")
+
+
+def under_open_mpi(launch: Launch) -> set[str]:
+    """The names that the first worker finds, less those that mpirun itself sets."""
+    [command] = get_launcher("mpi").commands(launch)
+    command = environment.with_python_path(command, launch, {})
+    values = {**command.defaults, **command.environment}
+    # =--mpi =--set =NAME=VALUE ... =--
+    words = list(takewhile(lambda word: word != "=--", command.argv))
+    for option, word in pairwise(words):
+        if option == "=--set":
+            name, _, value = word[1:].partition("=")
+            values[name] = value
+    given = {
+        "OMPI_COMM_WORLD_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_SIZE": str(launch.job.world_size),
+    }
+    values |= given
+    ranks.from_open_mpi(values)
+    return set(values) - set(given)
+
+
+def test_the_documented_variables_of_one_worker_are_those_that_a_job_refuses() -> None:
+    refused = re.search(r"are refused \((.*?)\)", section(VARIABLES, "Precedence"), re.DOTALL)
+    assert refused
+    assert sorted(code_words(refused[1])) == sorted(RANK_VARIABLES)
+
+
+def test_what_is_dropped_from_the_shell_is_documented() -> None:
+    dropped, kept = section(VARIABLES, "Dropped from the shell").split("except settings of your own")
+    prefixes = [word for word in code_words(dropped) if word.endswith("_")]
+    assert sorted(prefixes) == sorted(environment._FOREIGN_PREFIXES)
+    for prefix in prefixes:
+        assert environment.inherited({f"{prefix}SOMETHING": "1"}) == {}
+
+    own = [word.rstrip("*") for word in code_words(kept)]
+    assert sorted(own) == sorted((*environment._USERS_OWN, *environment._MPI_SETTINGS))
+    for name in own:
+        assert environment.inherited({name: "1"}) == {name: "1"}
+
+
+# --- the command line
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a workspace with one run that has ended."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print('a line')\n")
+    assert paceline("run", "source/train.py", "--json")["status"] == "Completed"
+    return tmp_path
+
+
+def paceline(*words: str) -> Any:
+    """The JSON that the command line answers."""
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_json_keys_of_a_run_are_documented(tmp_path: Path) -> None:
+    folder, _ = make_run(tmp_path / "runs")
+    of_summary = first_column(section(COMMANDS, "status, submit, run, rerun, list"))
+    assert of_summary == list(summary(folder))
+    assert {*of_summary, *first_column(section(COMMANDS, "show"))} == set(details(folder))
+
+
+def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
+    keys = first_column(section(COMMANDS, "status, submit, run, rerun, list"))
+    status = paceline("status", "--json")
+    assert list(status) == keys
+    assert list(paceline("list", "--json")[0]) == keys
+    submitted = paceline("submit", "source/train.py", "--json")
+    again = paceline("rerun", status["run_id"], "--detach", "--json")
+    assert list(submitted) == list(again) == keys
+
+    canceled = paceline("cancel", submitted["run_id"], again["run_id"], "--wait", "--json")
+    assert list(canceled[0]) == first_column(section(COMMANDS, "Runs of cancel"))
+    assert list(paceline("logs", status["run_id"], "--json")) == first_column(section(COMMANDS, "A line of logs"))
+
+    plan = paceline("run", "source/train.py", "--dry-run", "--json")
+    dry_run = tables(section(COMMANDS, "A dry run"))[0]
+    assert list(plan) == [code_words(row[0])[0] for row in dry_run]
+    assert list(plan["commands"][0]) == code_words(dry_run[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("heading", "verbs"),
+    [("run, submit", ("run", "submit")), ("status, list, show", ("list",)), ("logs", ("logs",))],
+)
+def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> None:
+    commands: Any = typer.main.get_command(app)
+    real = {
+        option
+        for verb in verbs
+        for parameter in commands.commands[verb].params
+        for option in parameter.opts
+        if option.startswith("-") and option not in ("-h", "--help")
+    }
+    written = {word.split()[0] for word in first_column(section(COMMANDS, heading)) if word.startswith("-")}
+    # --json of `list` stands in a sentence of its own.
+    assert real - {"--json"} == written - {"--json"}
+
+
+def test_every_verb_is_documented() -> None:
+    commands: Any = typer.main.get_command(app)
+    text = prose(COMMANDS)
+    assert not [verb for verb in commands.commands if not re.search(rf"^##+ .*\b{verb}\b", text, re.MULTILINE)]
+
+
+# --- runs
+
+
+def test_the_states_are_documented_in_their_order() -> None:
+    assert first_column(section(RUNS, "States")) == list(states.ALL)
+
+
+def test_the_causes_of_failure_are_documented_with_their_meaning() -> None:
+    report, causes = tables(section(RUNS, "Failure"))
+    assert {code_words(name)[0]: meaning for name, meaning in causes} == CAUSES
+    keys = [word for name, _ in report for word in code_words(name)]
+    assert sorted(keys) == sorted(FailureReport(cause="user", message="").to_json())
+
+
+def test_the_record_is_documented() -> None:
+    rows = tables(section(RUNS, "The record"))[0]
+    assert sorted(word for name, *_ in rows for word in code_words(name)) == sorted(make_record().to_json())
+    [attempts] = [text for name, text in rows if code_words(name) == ["attempts"]]
+    assert code_words(attempts) == list(Attempt(number=1, started_utc="").to_json())
+
+
+# --- estimators, targets, launchers
+
+
+def test_the_estimators_parameters_and_defaults_are_documented() -> None:
+    written = {code_words(name)[0]: default.strip("`") for name, default, _ in tables(parameters())[0]}
+    real = {field.name: field for cls in ESTIMATORS for field in fields(cls)}
+    assert set(written) == set(real)
+    for name, field in real.items():
+        assert field.default is not MISSING
+        shown = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
+        # None is its default as a field, and refused.
+        assert written[name] == ("needed" if name == "entry_script" else shown), name
+
+
+def test_a_parameter_that_some_estimators_lack_is_documented_as_such() -> None:
+    for name, _, meaning in tables(parameters())[0]:
+        lacking = [cls for cls in ESTIMATORS if code_words(name)[0] not in {field.name for field in fields(cls)}]
+        assert ("not with `SKLearn`" in meaning) == (lacking == [SKLearn]), name
+        assert ("`TensorFlow` with `ps`" in meaning) == (lacking == [Estimator, PyTorch, SKLearn]), name
+
+
+def test_the_estimators_backends_are_documented() -> None:
+    written = {
+        code_words(name)[0]: code_words(backends) for name, backends in tables(section(ESTIMATOR_PAGE, "Estimators"))[0]
+    }
+    assert written == {cls.__name__: list(cls.backends) for cls in ESTIMATORS}
+
+
+ESTIMATOR_PAGE = DOCS / "estimators.md"
+
+
+def parameters() -> str:
+    return section(ESTIMATOR_PAGE, "Parameters")
+
+
+def test_the_launcher_of_each_backend_is_documented() -> None:
+    page = DOCS / "launchers.md"
+    for backends, launcher, _ in tables(section(page, "Launchers"))[0]:
+        for backend in code_words(backends) or [None]:
+            job = Job(
+                entry_script="train.py",
+                distributed_backend=backend,
+                use_gpu=backend == "nccl",
+                parameter_server_count=int(backend == "ps"),
+            )
+            assert f"`{job.launcher}`" == launcher
+
+
+@pytest.mark.parametrize(("page", "protocol"), [("targets.md", Target), ("launchers.md", Launcher)])
+def test_the_methods_of_a_plug_in_are_documented(page: str, protocol: type) -> None:
+    written = [word.partition("(")[0] for word in first_column(section(DOCS / page, "Adding one"))]
+    real = [name for name, value in vars(protocol).items() if callable(value) and not name.startswith("_")]
+    assert sorted(written) == sorted(real)
+
+
+# --- configuration
+
+
+def test_every_variable_of_the_source_is_documented() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    pages = "".join(path.read_text() for path in (DOCS / "configuration.md", VARIABLES))
+    assert not ours(source) - ours(pages)
+
+
+def test_no_variable_is_documented_that_nobody_reads() -> None:
+    readers = [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), ROOT / "Makefile"]
+    read = "".join(path.read_text() for path in readers if path != Path(__file__))
+    for page in PAGES:
+        assert not ours(page.read_text()) - ours(read), page
+
+
+def ours(text: str) -> set[str]:
+    return set(re.findall(r"\bPACELINE_[A-Z]+(?:_[A-Z]+)*\b(?!_)", text))
