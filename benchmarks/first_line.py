@@ -20,20 +20,21 @@ ROUNDS = 11
 SCRIPT = """
 import os, time
 now = time.time()
-with open(os.path.join(os.environ["FIRST_LINE"], os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0")), "w") as file:
+rank = os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+with open(os.path.join(os.environ["FIRST_LINE"], rank), "w") as file:
     file.write(repr(now))
 """
 
 
 def first_line(folder: Path, command: list[str]) -> float:
-    """Seconds from the start of `command` to the first line of the first worker to get there."""
+    """Seconds from the start of `command` until every worker has come to its first line."""
     marks = folder / "marks"
     marks.mkdir(exist_ok=True)
     for mark in marks.iterdir():
         mark.unlink()
     before = time.time()
     subprocess.run(command, check=True, env={**os.environ, "FIRST_LINE": str(marks)}, capture_output=True)
-    return min(float(mark.read_text()) for mark in marks.iterdir()) - before
+    return max(float(mark.read_text()) for mark in marks.iterdir()) - before
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common import in_turn, median, program, report, scratch
 
-ROUNDS = 7
-EPOCHS = 12
+ROUNDS = 10
+EPOCHS = 30
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 
 
@@ -31,7 +31,15 @@ def main() -> None:
             return steady(Path(json.loads(done.stdout)["folder"]) / "outputs" / "metrics.json")
 
         def theirs() -> float:
-            command = [program("torchrun"), "--nproc-per-node", "2", "train.py", "--epochs", str(EPOCHS)]
+            command = [
+                program("torchrun"),
+                "--standalone",
+                "--nproc-per-node",
+                "2",
+                "train.py",
+                "--epochs",
+                str(EPOCHS),
+            ]
             subprocess.run(command, check=True, capture_output=True, cwd=source)
             return steady(source / "outputs" / "metrics.json")
 

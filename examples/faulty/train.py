@@ -1,6 +1,8 @@
-"""Two workers sum their gradients at each step; one of them meets a label that is not there. To see a failure report:
+"""A failure report to look at: two workers sum their gradients, and one of them meets a label that is not there.
 
     paceline run examples/faulty/train.py -j 2x1 --backend gloo
+
+The other loses its connection in the middle of a collective, and is named as a victim.
 """
 
 import os

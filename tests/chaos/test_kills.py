@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from paceline import processes
-from paceline.launchers.mpi import find_open_mpi
 from paceline.errors import LauncherError
+from paceline.launchers.mpi import find_open_mpi
 from paceline.runs import metrics, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord

@@ -50,6 +50,7 @@ else:
 
 ESTIMATORS = (Estimator, PyTorch, TensorFlow, SKLearn)
 VARIABLES = DOCS / "worker-environment.md"
+ESTIMATORS_PAGE = DOCS / "estimators.md"
 COMMANDS = DOCS / "command-line.md"
 RUNS = DOCS / "runs.md"
 
@@ -376,16 +377,14 @@ def test_a_parameter_that_some_estimators_lack_is_documented_as_such() -> None:
 
 def test_the_estimators_backends_are_documented() -> None:
     written = {
-        code_words(name)[0]: code_words(backends) for name, backends in tables(section(ESTIMATOR_PAGE, "Estimators"))[0]
+        code_words(name)[0]: code_words(backends)
+        for name, backends in tables(section(ESTIMATORS_PAGE, "Estimators"))[0]
     }
     assert written == {cls.__name__: list(cls.backends) for cls in ESTIMATORS}
 
 
-ESTIMATOR_PAGE = DOCS / "estimators.md"
-
-
 def parameters() -> str:
-    return section(ESTIMATOR_PAGE, "Parameters")
+    return section(ESTIMATORS_PAGE, "Parameters")
 
 
 def test_the_launcher_of_each_backend_is_documented() -> None:

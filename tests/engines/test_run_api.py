@@ -61,7 +61,7 @@ def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
         import io, os, paceline
         run = paceline.Run.get_context()
         assert run.id == paceline.Run.get_context().id == os.environ["PACELINE_RUN_ID"]
-        assert run.status == "Running", run.status
+        assert run.status in ("Starting", "Running"), run.status  # until the supervisor has seen every worker start
         run.tag("phase", 1)
         run.tag("phase", 2)
         run.tag("bare")

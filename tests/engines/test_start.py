@@ -21,6 +21,8 @@ def test_one_process_runs_as_a_world_of_one(lab: Lab) -> None:
 
     found = seen(run)
     assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"], found["LOCAL_WORLD_SIZE"]) == ("0", "1", "0", "1")
+    # All the cores are the one worker's.
+    assert found["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert log_text(run) == "hello\n"
     assert run.status == states.COMPLETED
     assert run.record().exit_code == 0

@@ -21,7 +21,19 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["outputs/model.pt", "outputs/a/b/c", "plot.png", "a b/ü'\n", "logs/extra.log", "-x", "run.json"]
+    "name",
+    [
+        "outputs/model.pt",
+        "outputs/a/b/c",
+        "plot.png",
+        "a b/ü'\n",
+        "logs/extra.log",
+        "-x",
+        "run.json",
+        "x" * 255,
+        "😀" * 63,
+    ],
+    ids=lambda name: ascii(name)[:20],
 )
 def test_a_file_goes_in_and_comes_out_under_its_name(folder, tmp_path, name):
     (tmp_path / "source").write_bytes(b"\0data")

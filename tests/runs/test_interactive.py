@@ -102,6 +102,18 @@ def test_it_ends_as_its_program_does(experiment, end, status, cause):
     assert run.get_metrics() == {"loss": 1}
 
 
+def test_a_run_whose_folder_is_gone_does_not_keep_others_from_their_end(experiment):
+    end = """
+import shutil
+other = Experiment(Workspace("ws"), "digits").start_logging()
+print(other.id, flush=True)
+shutil.rmtree(run.folder.path)
+"""
+    with start_python(PROGRAM + end, stderr=-3) as process:
+        _, other = process.communicate()[0].split()
+    assert experiment.workspace.get_run(other).status == "Completed"
+
+
 def test_a_forked_child_that_ends_does_not_end_it(experiment):
     end = "pid = os.fork()\nif pid == 0: sys.exit(0)\nos.wait(); print(run.status, flush=True)"
     with start_python(PROGRAM + end) as process:

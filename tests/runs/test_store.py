@@ -12,7 +12,7 @@ from paceline import processes
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import lock, states, store
 from paceline.runs.failure import FailureReport
-from paceline.runs.files import json_lines, read_json
+from paceline.runs.files import json_lines, read_json, write_json
 from paceline.runs.folder import RunFolder
 from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until
 
@@ -210,13 +210,23 @@ def test_folders_without_a_record_are_passed_over(runs_dir, name):
     assert [record.run_id for record in store.all_records(runs_dir)] == [RUN_ID]
 
 
-def test_a_damaged_record_is_no_run(runs_dir):
-    folder = deserted(runs_dir)
-    folder.record.write_text("{")
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"status": "Completed"}', "\0" * 100], ids=repr)
+def test_a_damaged_record_is_no_run_and_hides_no_other(runs_dir, text):
+    folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
+    folder.record.write_text(text)
     with pytest.raises(RunNotFoundError, match="no readable record"):
         store.read(folder)
-    assert store.raw(folder) is None
-    assert list(store.all_records(runs_dir)) == []
+    assert [record.run_id for record in store.all_records(runs_dir)] == [other.run_id]
+
+
+def test_a_run_of_a_newer_version_hides_no_other(runs_dir):
+    # A workspace may be a team's, and not everybody updates on the same day.
+    folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
+    data = store.read(folder).to_json()
+    data["version"] = data["job"]["version"] = 99
+    data["job"]["flavour"] = "mint"
+    write_json(folder.record, data)
+    assert other.run_id in [record.run_id for record in store.all_records(runs_dir)]
 
 
 def test_the_raw_record_is_what_reading_gives(runs_dir):
