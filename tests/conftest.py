@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
-from hypothesis.configuration import set_hypothesis_home_dir
 
 settings.register_profile("paceline", database=None, deadline=None)
 settings.load_profile("paceline")
@@ -57,7 +56,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No supervisor or worker that a test started outlives the tests; seen in the environment it was started with."""
     base = tmp_path_factory.getbasetemp()
-    set_hypothesis_home_dir(base / "hypothesis")
     yield
     if not sys.platform.startswith("linux"):
         return

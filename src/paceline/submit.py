@@ -76,7 +76,7 @@ def submit(
         target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
     except (OSError, PacelineError) as error:
         target.release(folder.path)
-        report = FailureReport(cause="not_started", message=f"the run could not be started: {error}.")
+        report = FailureReport(cause="not_started", message=f"The run could not be started: {error}.")
         store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
         if isinstance(error, PacelineError):
             raise

@@ -29,19 +29,21 @@ __all__ = ["Experiment", "Run", "Workspace"]
 class Workspace:
     """A folder that holds one person's or one team's experiments and runs. Made on first use.
 
-    path: the folder.
+    path: the folder. create: make it; with False it may be missing, and then has no runs.
 
     Raises:
         WorkspaceError: the folder can't be made, is no folder, or has a `:` in its path.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
         if os.pathsep in str(self._path):
             raise WorkspaceError(
                 f"the workspace {str(self._path)!r} has a {os.pathsep!r} in its path, and PYTHONPATH, by which workers find "
                 f"paceline, can't carry one. Name another folder with {WORKSPACE_VARIABLE} or in {CONFIG_FILE}."
             )
+        if not create:
+            return
         try:
             self.runs_dir.mkdir(parents=True, exist_ok=True)
             ignore = self._path / ".gitignore"
@@ -54,7 +56,7 @@ class Workspace:
             ) from error
 
     @classmethod
-    def from_config(cls, path: str | os.PathLike[str] | None = None) -> Workspace:
+    def from_config(cls, path: str | os.PathLike[str] | None = None, *, create: bool = True) -> Workspace:
         """The workspace that is configured for the working directory.
 
         In this order: the folder that `PACELINE_WORKSPACE` names; the one that the nearest `paceline.toml`, here or in
@@ -66,7 +68,7 @@ class Workspace:
         Raises:
             WorkspaceError: a configuration that can't be read, or a folder that can't be made.
         """
-        return cls(_configured(Path(path) if path is not None else None))
+        return cls(_configured(Path(path) if path is not None else None), create=create)
 
     def __repr__(self) -> str:
         return f"Workspace({str(self._path)!r})"
@@ -115,6 +117,10 @@ class Experiment:
     """
 
     def __init__(self, workspace: Workspace, name: str) -> None:
+        if not isinstance(workspace, Workspace):
+            raise WorkspaceError(
+                f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder)."
+            )
         self._workspace = workspace
         self._name = check_experiment_name(name)
 
@@ -237,14 +243,19 @@ def not_installed(job: Job) -> list[str]:
         return []
     lines = []
     for requirement in job.pip_packages:
-        name = re.match(r"[A-Za-z0-9._-]*", requirement.strip())
+        found = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
         try:
-            version(name[0] if name and name[0] else requirement)
+            version(found[0] if found else requirement)
         except (PackageNotFoundError, ValueError):
             lines.append(
                 f"pip package {requirement!r} is not installed in {sys.executable}, which runs the script, and this version "
                 "of Paceline does not install packages for a run. Install it there, or set python= to another interpreter."
             )
+    kept = {"conda_packages": job.conda_packages, "conda_dependencies_file": job.conda_dependencies}
+    kept["pip_requirements_file"] = job.pip_requirements
+    for name, value in kept.items():
+        if value:
+            lines.append(f"{name} is kept with the run, but this version of Paceline does not install what it names.")
     return lines
 
 
@@ -277,10 +288,12 @@ def _path_in(config: Path) -> str:
         import tomli as tomllib
 
     try:
-        values = tomllib.loads(config.read_text(encoding="utf-8"))
-        path = values.get("workspace", {}).get("path", DEFAULT_FOLDER)
-    except (OSError, ValueError, AttributeError) as error:
+        section = tomllib.loads(config.read_text(encoding="utf-8")).get("workspace", {})
+    except (OSError, ValueError) as error:
         raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
+    if not isinstance(section, dict) or not set(section) <= {"path"}:
+        raise WorkspaceError(f"{str(config)!r} can't be read: [workspace] has one key, path; found {section!r}.")
+    path = section.get("path", DEFAULT_FOLDER)
     if not isinstance(path, str) or not path:
         raise WorkspaceError(f'{str(config)!r}: workspace.path={path!r} is not a path. Write path = "folder".')
     return path

@@ -301,7 +301,7 @@ def test_every_kind_of_change_is_another_snapshot(tmp_path, change):
 
 
 def test_a_file_that_keeps_changing_is_refused_by_name(tmp_path):
-    top = write_tree(tmp_path / "code", {"train.py": "", "growing.log": b"0" * 3_000_000})
+    top = write_tree(tmp_path / "code", {"train.py": "", "growing.log": b"0" * 30_000_000})
     stop = threading.Event()
 
     def write():

@@ -66,7 +66,6 @@ LOST = [
     "ConnectionResetError: [Errno 104] Connection reset by peer",
     "ConnectionRefusedError: [Errno 111] Connection refused",
     "BrokenPipeError: [Errno 32] Broken pipe",
-    "EOFError",
 ]
 
 # What workers say whose fault it is.

@@ -88,6 +88,16 @@ def asked(
     directory, entry_script = _entry(script, source)
     node_count, process_count = _nodes(nodes)
     counts: dict[str, Any] = {"node_count": node_count, "process_count_per_node": process_count}
+    if backend is None and node_count * process_count > 1:
+        raise JobError(
+            f"-j {nodes} makes {node_count * process_count} processes. Say how they find each other: "
+            "--backend mpi, gloo, nccl or tensorflow."
+        )
+    if backend == "ps" and not 0 < ps < node_count * process_count:
+        raise JobError(
+            f"--backend ps with -j {nodes} and --ps {ps}: of the {node_count * process_count} processes, --ps says how many are "
+            "parameter servers; at least one has to be, and one a worker."
+        )
     if backend == "ps":
         workers = node_count * process_count - ps
         counts = {"node_count": node_count, "worker_count": workers, "parameter_server_count": ps}
@@ -116,6 +126,8 @@ def asked(
 
 def _entry(script: Path, source: Path | None) -> tuple[Path, str]:
     """The source folder and the script's path in it."""
+    if script.is_dir():
+        raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
     if not script.is_file():
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
     if source is None:

@@ -27,7 +27,7 @@ def folder_of(run_id: str | None) -> RunFolder:
     Raises:
         RunNotFoundError: there is none.
     """
-    runs_dir = Workspace.from_config().runs_dir
+    runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
     ids = store.ids(runs_dir)
@@ -41,7 +41,11 @@ def folder_of(run_id: str | None) -> RunFolder:
 def complete_run_id(incomplete: str) -> list[str]:
     """The ids that begin so, newest first: what a shell offers."""
     try:
-        return [run_id for run_id in store.ids(Workspace.from_config().runs_dir) if run_id.startswith(incomplete)][:100]
+        return [
+            run_id
+            for run_id in store.ids(Workspace.from_config(create=False).runs_dir)
+            if run_id.startswith(incomplete)
+        ][:100]
     except Exception:
         return []  # a shell's completion must never print a traceback
 

@@ -43,6 +43,8 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
 ) -> int:
     """What a run's workers print, from the start, in the order it was written; of several workers with the rank in front."""
+    if follow and attempt is not None:
+        raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
     folder = folder_of(run_id)
     record = store.read(folder)
     size = record.job.world_size if record.job else 1
@@ -58,7 +60,7 @@ def logs(
     view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts))
     line = _print_json_line if as_json else view.line
     ranks = [rank] if rank is not None else list(range(size))
-    if follow and attempt is None:
+    if follow:
         Show(folder, line=line, state=_nothing, ranks=ranks).to_the_end()
     else:
         for number in attempts:

@@ -74,7 +74,7 @@ def list_runs(
     """The runs of the workspace, newest first."""
     if status is not None:
         status = _state(status)
-    runs_dir = Workspace.from_config().runs_dir
+    runs_dir = Workspace.from_config(create=False).runs_dir
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
@@ -88,7 +88,7 @@ def list_runs(
         print_json([summary(folder, record) for record, folder in shown])
         return 0
     if not shown:
-        print("No runs." if not (experiment or status or tag) else "No such runs.")
+        print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
         return 0
     print_table(
         ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -220,44 +219,60 @@ def _headline(record: RunRecord) -> str:
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
     """Follow; Ctrl-C asks once, and cancels if pressed again or if there is nobody to ask."""
     following = Following(folder, view)
-    asked = False
-    while True:
-        try:
-            return following.to_the_end()
-        except KeyboardInterrupt:
-            # A key that is pressed again must not cut short what the first press has begun.
-            with _interrupts(signal.SIG_IGN):
+    asked = canceled = False
+    with _Interrupts() as interrupts:
+        while True:
+            try:
+                interrupts.let_one_through()
+                return following.to_the_end()
+            except KeyboardInterrupt:
                 record = store.read(folder)
                 if record.is_terminal:
                     return record
+                if canceled:
+                    continue
                 if not asked and sys.stdin.isatty() and sys.stderr.isatty():
                     asked = True
-                    answer = _ask()
+                    answer = _ask(interrupts)
                     if answer == "d":
                         return record
                     if answer != "c":
                         continue
                 store.request_cancel(folder, by=user_name(), reason="Ctrl-C")
+                canceled = True
                 view.say("Canceling; the workers have their grace period to end.")
-                asked = True
 
 
-@contextlib.contextmanager
-def _interrupts(handler: Any) -> Iterator[None]:
-    """Ctrl-C is handled so meanwhile."""
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+class _Interrupts:
+    """Ctrl-C as KeyboardInterrupt, but only once each time it is let through: a key that is pressed again must not cut
+    short what the first press has begun."""
+
+    def __init__(self) -> None:
+        self._through = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def let_one_through(self) -> None:
+        self._through = True
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self._through:
+            self._through = False
+            raise KeyboardInterrupt
 
 
-def _ask() -> str:
+def _ask(interrupts: _Interrupts) -> str:
     """The answer's first letter; Ctrl-C again is a "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
-        with _interrupts(signal.default_int_handler):
-            print(question, end="", file=sys.stderr, flush=True)
-            return sys.stdin.readline().strip().lower()[:1]
+        interrupts.let_one_through()
+        print(question, end="", file=sys.stderr, flush=True)
+        return sys.stdin.readline().strip().lower()[:1]
     except KeyboardInterrupt:
+        print(file=sys.stderr)
         return "c"

@@ -75,9 +75,10 @@ def find_open_mpi(python: str) -> OpenMpi:
         if found and int(found[1]) >= 4:
             return OpenMpi(candidate, (int(found[1]), int(found[2])))
         seen.append(f"{candidate} ({text.splitlines()[0].strip() if text.strip() else 'gives no version'})")
-    if named and not seen:
+    if named:
+        what = f"is {seen[0]}" if seen else "is no program that can be run"
         raise LauncherError(
-            f"{MPIRUN_VARIABLE}={named!r} is no program that can be run. Name an Open MPI's mpirun, or unset it."
+            f"{MPIRUN_VARIABLE}={named!r} {what}. Name the mpirun of an Open MPI 4 or later, or unset it."
         )
     what = f"found only {', '.join(seen)}" if seen else "there is no mpirun on PATH nor beside the worker's Python"
     raise LauncherError(

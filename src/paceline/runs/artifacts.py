@@ -36,7 +36,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
+    beside = target.with_name(f".upload-{secrets.token_hex(8)}")
     try:
         if isinstance(source, (str, os.PathLike)):
             if target.exists() and os.path.samefile(source, target):

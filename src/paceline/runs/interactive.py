@@ -8,14 +8,15 @@ after an exception, else Completed (Python tells nobody at exit of a `sys.exit(3
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import traceback
 from pathlib import Path
 
-from paceline.errors import RunStateError
+from paceline.errors import PacelineError, RunStateError
 from paceline.runs import states, store
-from paceline.runs.failure import EXIT_CANCELED, FailureReport, logs_command
+from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder, check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 
@@ -115,7 +116,6 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
         message=f"{code}: {text}" if code else text,
         exception=exception,
         traceback=full,
-        see=logs_command(folder.run_id),
     )
 
 
@@ -124,4 +124,6 @@ def _end_all() -> None:
     error = getattr(sys, "last_value", None)
     for folder in list(_ours):
         if is_ours(folder):
-            end(folder, states.FAILED if error else states.COMPLETED, error)
+            # One whose folder was deleted meanwhile must not keep the others from their end.
+            with contextlib.suppress(PacelineError, OSError):
+                end(folder, states.FAILED if error else states.COMPLETED, error)

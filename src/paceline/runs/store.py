@@ -207,9 +207,9 @@ def deserted_report(record: RunRecord) -> FailureReport:
         message = f"the run's supervisor (pid {record.owner.get('pid')}) was killed while the run was {record.status}"
     return FailureReport(
         cause=cause,
-        message=f"{message}.",
+        message=f"{message[0].upper()}{message[1:]}.",
         attempt=len(record.attempts) or None,
-        see=logs_command(record.run_id),
+        see=logs_command(record.run_id) if record.kind == "script" else None,
     )
 
 
@@ -217,7 +217,20 @@ def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) 
     """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock."""
     if record.scratch_dir:
         shutil.rmtree(record.scratch_dir, ignore_errors=True)
-    return change(folder, record, states.FAILED, failure=report, exit_code=report.exit_code, ended_utc=utc_now())
+    now = utc_now()
+    attempts = record.attempts
+    if attempts and attempts[-1].ended_utc is None:
+        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=report.cause))
+    return change(
+        folder,
+        record,
+        states.FAILED,
+        failure=report,
+        exit_code=report.exit_code,
+        ended_utc=now,
+        attempts=attempts,
+        scratch_dir=None,
+    )
 
 
 def _set_right(folder: RunFolder) -> RunRecord:
@@ -246,7 +259,12 @@ def stored(folder: RunFolder) -> RunRecord:
     data = read_json(folder.record)
     if not isinstance(data, dict):
         raise RunNotFoundError(f"no readable record in {str(folder.path)!r}. `paceline list` shows the runs there are.")
-    return RunRecord.from_json(data)
+    try:
+        return RunRecord.from_json(data)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RunNotFoundError(
+            f"no readable record in {str(folder.path)!r}: {error}. Was it written by a newer Paceline?"
+        ) from error
 
 
 def _was_here(record: RunRecord) -> bool:

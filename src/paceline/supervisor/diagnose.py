@@ -23,7 +23,7 @@ _LOST_PEER = re.compile(
     r"|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL communicator was aborted"
     r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|TCPStore.*(closed|reset|timed? ?out)"
     r"|HorovodInternalError|UnavailableError|MPI_ERR_PROC_FAILED|MPI_ERR_(COMM|REVOKED)|coordination service"
-    r"|Connection(Reset|Aborted|Refused)Error|BrokenPipeError|EOFError",
+    r"|Connection(Reset|Aborted)Error|BrokenPipeError",
     re.IGNORECASE,
 )
 
@@ -123,6 +123,10 @@ def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:
     if end.error is not None and exception is not None:
         if end.error.get("is_memory"):
             return "memory", f"out of memory: {exception}"
+        if exception.startswith("FileNotFoundError"):
+            exception += (
+                " (The script runs in a copy of its source folder: name what lies outside by an absolute path.)"
+            )
         return "exception", exception
     if end.signal is None:
         return "exception", f"its process ended with exit code {end.exit_code} and without an exception."

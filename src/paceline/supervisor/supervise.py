@@ -221,9 +221,9 @@ class _Supervisor:
         report = FailureReport(
             cause="disk" if full else "internal",
             message=(
-                f"the disk of {str(self._folder.path)!r} is full. Free some space and submit again."
+                f"The disk of {str(self._folder.path)!r} is full. Free some space and submit again."
                 if full
-                else f"an error of Paceline's own: {type(error).__name__}: {error}. Please report it with the driver's log."
+                else f"An error of Paceline's own: {type(error).__name__}: {error}. Please report it with the driver's log."
             ),
             see=f"cat {self._folder.driver_log}",
         )
@@ -237,7 +237,7 @@ def _prepare_report(record: RunRecord, error: OSError) -> FailureReport:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return FailureReport(
         cause="disk" if full else "prepare",
-        message=f"the working directory could not be prepared: {error.strerror}: {error.filename!r}.",
+        message=f"The working directory could not be prepared: {error.strerror}: {error.filename!r}.",
         see=logs_command(record.run_id),
     )
 
@@ -246,7 +246,7 @@ def _time_limit_report(record: RunRecord) -> FailureReport:
     limit = record.job.max_run_duration_seconds if record.job else None
     return FailureReport(
         cause="time_limit",
-        message=f"the run took longer than max_run_duration_seconds={limit:g} and was ended.",
+        message=f"The run took longer than max_run_duration_seconds={limit:g} and was ended.",
         exit_code=EXIT_TIME_LIMIT,
         attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.runs import lock
+from paceline.errors import PacelineError
+from paceline.runs import lock, store
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 
@@ -128,10 +129,14 @@ class Queue:
         """(file name, ticket) in order; tickets of runs that nobody looks after any more are removed."""
         living = []
         for name, ticket in self._all():
-            if lock.is_held(RunFolder(Path(ticket.get("run_dir", ""))).lock):
+            folder = RunFolder(Path(ticket["run_dir"]))
+            if lock.is_held(folder.lock):
                 living.append((name, ticket))
-            else:
-                (self._tickets / name).unlink(missing_ok=True)
+                continue
+            # Before its cores are given to another, whatever a killed supervisor may have left on them is ended.
+            with contextlib.suppress(PacelineError, OSError):
+                store.read(folder)
+            (self._tickets / name).unlink(missing_ok=True)
         return living
 
     def _all(self) -> list[tuple[str, dict[str, Any]]]:

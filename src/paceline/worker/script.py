@@ -31,7 +31,9 @@ def run(path: str, arguments: list[str]) -> None:
         exec(code, main.__dict__)
         _let_gloo_finish()
     except SystemExit as error:
-        if error.code not in (None, 0):
+        if error.code in (None, 0):
+            _let_gloo_finish()
+        else:
             _report(error, worker)
         raise
     except BaseException as error:
