@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from numbers import Number
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -211,7 +212,7 @@ def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
     for name, value in script_params.items():
         if not isinstance(name, str):
             raise JobError(f"script_params has the name {name!r}, which is not a string.")
-        if not isinstance(value, (str, int, float, os.PathLike)):
+        if not isinstance(value, (str, Number, os.PathLike)):
             hint = ' For a bare flag write "".' if value is None else " Give each value its own name, or one string."
             raise JobError(f"script_params[{name!r}]={value!r} is not a string, a number or a path.{hint}")
         text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)

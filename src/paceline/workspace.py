@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -42,9 +43,11 @@ class Workspace:
                 f"the workspace {str(self._path)!r} has a {os.pathsep!r} in its path, and PYTHONPATH, by which workers find "
                 f"paceline, can't carry one. Name another folder with {WORKSPACE_VARIABLE} or in {CONFIG_FILE}."
             )
-        if not create:
-            return
         try:
+            if not create:
+                with contextlib.suppress(FileNotFoundError):
+                    os.stat(self.runs_dir)
+                return
             self.runs_dir.mkdir(parents=True, exist_ok=True)
             ignore = self._path / ".gitignore"
             if not ignore.exists():

@@ -136,7 +136,7 @@ class Terminal:
 def terminal(cli: Cli, request: pytest.FixtureRequest) -> Iterator[Terminal]:
     """`paceline run` of a script that sleeps, once it is there."""
     text = getattr(request, "param", SLEEP)
-    terminal = Terminal(cli, "run", "--grace", "600" if text == SLEEP else "1", cli.script(text))
+    terminal = Terminal(cli, "run", "--grace", "600" if text == SLEEP else "2", cli.script(text))
     terminal.read_until("there")
     yield terminal
     terminal.close()
@@ -193,9 +193,9 @@ def test_a_key_that_is_held_down_cancels_as_two_presses_do(cli: Cli, terminal: T
     # Each of them may come in the middle of what the one before has begun.
     terminal.press("\x03")
     terminal.read_until(QUESTION)
-    for _ in range(200):
+    for number in range(300):
         terminal.press("\x03")
-        time.sleep(0.0005)
+        time.sleep(0.0001 * (number % 10))
 
     assert terminal.exit_code() == 143
     assert terminal.text.count("Canceling; the workers have their grace period to end.") == 1

@@ -50,7 +50,7 @@ def test_run_exits_as_the_script_did(cli: Cli, script: str, code: int) -> None:
 def test_run_exits_with_124_after_the_time_limit(cli: Cli) -> None:
     done = cli("run", "--max-duration", "0.5", cli.script("import time; time.sleep(600)"), code=124)
 
-    assert "the run took longer than max_run_duration_seconds=0.5 and was ended." in done.stderr
+    assert "The run took longer than max_run_duration_seconds=0.5 and was ended." in done.stderr
 
 
 def test_run_exits_with_143_when_another_terminal_cancels_it(cli: Cli) -> None:

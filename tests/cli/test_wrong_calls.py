@@ -11,7 +11,7 @@ WRONG = {
         ["run", "none.py"],
         "there is no script 'none.py' here ({folder}). Give the path of a Python file.",
     ),
-    "a folder": (["run", "src"], "there is no script 'src' here ({folder}). Give the path of a Python file."),
+    "a folder": (["run", "src"], "'src' is a folder. Name the Python file in it that is to run."),
     "no Python file": (["run", "src/data.txt"], "is not a Python file. Name a file that ends in .py."),
     "no script at all": (["run"], "Missing argument"),
     "-j of half": (["run", "src/train.py", "-j", "2x"], "-j '2x' is not NxM. Write 2x4 for two nodes of four"),
@@ -20,7 +20,7 @@ WRONG = {
     "-j of words": (["run", "src/train.py", "-j", "two"], "-j 'two' is not NxM."),
     "several processes without a backend": (
         ["run", "src/train.py", "-j", "2"],
-        "make 2 processes, but distributed_backend is None. Choose 'mpi', 'gloo', 'nccl' or 'tensorflow'",
+        "-j 2 makes 2 processes. Say how they find each other: --backend mpi, gloo, nccl or tensorflow.",
     ),
     "an unknown backend": (
         ["run", "src/train.py", "--backend", "smoke"],

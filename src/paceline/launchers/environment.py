@@ -19,18 +19,28 @@ from paceline.job import RANK_VARIABLES
 from paceline.plan import Command, Launch, Place
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
-_FOREIGN_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "TORCHELASTIC_", "HOROVOD_", "AZUREML_", "SLURM_", "PACELINE_")
+_FOREIGN_PREFIXES = (
+    "OMPI_",
+    "PMIX_",
+    "PRTE_",
+    "PMI_",
+    "TORCHELASTIC_",
+    "HOROVOD_GLOO_",
+    "AZUREML_",
+    "SLURM_",
+    "PACELINE_",
+)
 _FOREIGN = frozenset(
     (
         *RANK_VARIABLES,
         *("GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("JAX_COORDINATOR_ADDRESS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+        *("HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE", "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"),
     )
 )
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (
-    *("OMPI_ALLOW_RUN_AS_ROOT", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE"),
-    *("PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
+    *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
 )
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")

@@ -115,6 +115,11 @@ class RunFolder:
         return self.path / "cancel.json"
 
     @property
+    def closing(self) -> Path:
+        """Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over."""
+        return self.path / "closing"
+
+    @property
     def ballast(self) -> Path:
         """Bytes held back so that the last record can be written on a full disk."""
         return self.path / "ballast"

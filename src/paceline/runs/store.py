@@ -42,10 +42,13 @@ def create(runs_dir: Path, record: RunRecord) -> int:
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
         hidden.path.mkdir()
+        fd = -1
         try:
             fd = _fill(hidden, record)
             os.rename(hidden.path, folder.path)
         except BaseException:
+            if fd >= 0:
+                os.close(fd)
             shutil.rmtree(hidden.path, ignore_errors=True)
             raise
     except OSError as error:
@@ -152,7 +155,7 @@ def read(folder: RunFolder) -> RunRecord:
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
         return record if record.is_terminal else _set_right(folder)
-    return shown(folder, record)
+    return _failed(record) if folder.closing.exists() else shown(folder, record)
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
@@ -213,6 +216,17 @@ def deserted_report(record: RunRecord) -> FailureReport:
     )
 
 
+def mark_closing(folder: RunFolder) -> None:
+    """Let readers know, while the rest is being ended, that the run is no longer looked after."""
+    with contextlib.suppress(OSError):
+        folder.closing.touch()
+
+
+def _failed(record: RunRecord) -> RunRecord:
+    report = deserted_report(record)
+    return dataclasses.replace(record, status=states.FAILED, failure=report, exit_code=report.exit_code)
+
+
 def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:
     """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock."""
     if record.scratch_dir:
@@ -221,7 +235,7 @@ def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) 
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=report.cause))
-    return change(
+    record = change(
         folder,
         record,
         states.FAILED,
@@ -231,6 +245,8 @@ def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) 
         attempts=attempts,
         scratch_dir=None,
     )
+    folder.closing.unlink(missing_ok=True)
+    return record
 
 
 def _set_right(folder: RunFolder) -> RunRecord:
@@ -240,13 +256,13 @@ def _set_right(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         if record.is_terminal:
             return record
-        report = deserted_report(record)
-        return dataclasses.replace(record, status=states.FAILED, failure=report, exit_code=report.exit_code)
+        return _failed(record)
     try:
         record = stored(folder)
         if record.is_terminal:
             return record
         report = deserted_report(record)
+        mark_closing(folder)
         if record.kind == "script":
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
         return close_deserted(folder, record, report)

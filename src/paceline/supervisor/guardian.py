@@ -26,6 +26,8 @@ def guard(folder: RunFolder, supervisor: int) -> int:
         pid, status = os.waitpid(-1, 0)
         if pid == supervisor:
             break
+    if status != 0:
+        store.mark_closing(folder)
     # Even after an orderly end: something may have slipped through while the supervisor was ending.
     processes.kill_descendants(os.getpid())
     record = store.stored(folder)

@@ -123,6 +123,8 @@ class Queue:
         if used + min(ticket["cores"], self._cores) > self._cores or ticket["gpus"] > len(free):
             return None
         ports = free_ports(ticket["ports"], {port for other in holders for port in other["granted"]["ports"]})
+        if len(ports) < ticket["ports"]:
+            return None
         return Lease(cores=ticket["cores"], gpus=tuple(free[: ticket["gpus"]]), ports=ports)
 
     def _living(self) -> list[tuple[str, dict[str, Any]]]:
