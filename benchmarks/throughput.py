@@ -9,8 +9,8 @@ from pathlib import Path
 
 from common import in_turn, median, program, report, scratch
 
-ROUNDS = 10
-EPOCHS = 30
+ROUNDS = 7
+EPOCHS = 20
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits"
 
 

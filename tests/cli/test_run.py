@@ -170,7 +170,19 @@ def test_the_experiment_is_named_after_the_folder(cli: Cli, folder: str, experim
 
 
 def test_parameter_servers_are_told_apart_from_workers(cli: Cli) -> None:
-    script = cli.script("import json, os; print(json.loads(os.environ['TF_CONFIG'])['task']['type'])")
+    # The workers wait for the server's word: it is ended as soon as they are done.
+    script = cli.script(
+        """
+        import json, os, time
+        role = json.loads(os.environ["TF_CONFIG"])["task"]["type"]
+        print(role, flush=True)
+        if role == "ps":
+            open("outputs/ps", "w").close()
+            time.sleep(600)
+        while not os.path.exists("outputs/ps"):
+            time.sleep(0.01)
+        """
+    )
     done = cli("run", script, "-j", "3", "--backend", "ps", "--ps", "1")
 
     assert "2 workers, 1 parameter servers, ps" in done.stderr

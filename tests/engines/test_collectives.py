@@ -15,8 +15,20 @@ SUM_BY_MPI = """
     print(f"rank {world.rank} of {world.size}: {world.allreduce(10 ** world.rank)}")
 """
 
-#: The gradient of w x by w is x: 1 on rank 0, 3 on rank 1.
-MEAN_OF_GRADIENTS = """
+SUM_BY_GLOO = """
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    value = torch.tensor([10.0 ** dist.get_rank()])
+    dist.all_reduce(value)
+    print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {value.item():g}")
+    dist.destroy_process_group()
+"""
+
+#: The gradient of w x by w is x: 1 on rank 0, 3 on rank 1. Then rank 0 fails; its connections are closed before its
+#: process ends, as a model that is gone no longer holds them open.
+MEAN_OF_GRADIENTS_AND_BREAK = """
     import atexit, sys, time
     import torch
     import torch.distributed as dist
@@ -26,12 +38,6 @@ MEAN_OF_GRADIENTS = """
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
     model(torch.tensor([[1.0 + 2.0 * dist.get_rank()]])).sum().backward()
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {model.module.weight.grad.item()}")
-"""
-AND_END = """
-    dist.destroy_process_group()
-"""
-#: The connections are closed before the process ends, as a model that is gone no longer holds them open.
-AND_BREAK = """
     del model
     if dist.get_rank() == 0:
         atexit.register(time.sleep, 1.5)
@@ -52,11 +58,11 @@ def test_mpi4py_adds_up_over_two_workers(lab: Lab, mpirun: str) -> None:
     assert [log_text(run, rank) for rank in range(2)] == ["rank 0 of 2: 11\n", "rank 1 of 2: 11\n"]
 
 
-def test_torch_averages_gradients_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str) -> None:
+def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str) -> None:
     require_module("torch")
-    run = lab.complete(MEAN_OF_GRADIENTS + AND_END, estimator=pl.PyTorch, node_count=2, distributed_backend="mpi")
+    run = lab.complete(SUM_BY_GLOO, estimator=pl.PyTorch, node_count=2, distributed_backend="mpi")
 
-    assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 2.0", "rank 1 of 2: 2.0"]
+    assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
 
 
 def test_a_rank_that_raises_ends_workers_that_wait_for_it_in_mpi(lab: Lab, mpirun: str) -> None:
@@ -77,11 +83,11 @@ def test_a_rank_that_raises_ends_workers_that_wait_for_it_in_mpi(lab: Lab, mpiru
     assert [rank for rank, _ in run.failure.victims] == [0]
 
 
-def test_the_rank_that_broke_a_real_collective_is_named_not_those_that_noticed(lab: Lab) -> None:
+def test_the_rank_that_broke_torchs_collective_is_named_not_those_that_noticed(lab: Lab) -> None:
     require_module("torch")
-    run = lab.finish(MEAN_OF_GRADIENTS + AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
+    run = lab.finish(MEAN_OF_GRADIENTS_AND_BREAK, estimator=pl.PyTorch, node_count=2, distributed_backend="gloo")
 
-    # Until then they worked together.
+    # Until then they averaged their gradients.
     assert [f"rank {rank} of 2: 2.0" in log_text(run, rank).splitlines() for rank in range(2)] == [True, True]
     report = run.failure
     assert report is not None

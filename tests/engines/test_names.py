@@ -72,13 +72,18 @@ def check(run: pl.Run, script: str, size: int) -> None:
     assert run.tags == {name: name for name in NASTY}
 
 
-def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: Lab) -> None:
-    runs = {name: submit_there(lab, lab.folder / name, f"{name}.py") for name in NASTY}
+#: All of them, two and two.
+PAIRS = list(zip(NASTY[::2], NASTY[1::2], strict=True))
 
-    for name, run in runs.items():
-        check(run, f"{name}.py", 1)
+
+def test_a_source_folder_and_a_script_of_any_name_run_with_any_arguments(lab: Lab) -> None:
+    runs = {names: submit_there(lab, lab.folder / names[0], f"{names[1]}.py") for names in PAIRS}
+    runs |= {(b, a): submit_there(lab, lab.folder / b, f"{a}.py") for a, b in PAIRS[::2]}
+
+    for (folder, script), run in runs.items():
+        check(run, f"{script}.py", 1)
         record = run.record()
-        assert record.source_directory == str(lab.folder / name)
+        assert record.source_directory == str(lab.folder / folder)
         assert record.job is not None
         assert record.job.arguments == tuple(ARGUMENTS)
     assert not list(lab.folder.rglob("owned"))
@@ -104,15 +109,17 @@ def test_a_script_whose_name_looks_like_an_option_runs_under_mpirun(lab: Lab, mp
 
 def test_a_workspace_of_any_name_holds_runs(lab: Lab) -> None:
     runs = {}
-    for name in NASTY:
-        if ":" not in name:
-            lab.workspace_dir = lab.folder / name / "ws"
-            runs[name] = lab.submit("import paceline; paceline.Run.get_context().log('a', 1); print('ran')\n")
+    for outer, inner in PAIRS:
+        if ":" not in outer + inner:
+            lab.workspace_dir = lab.folder / outer / inner
+            script = "import paceline; paceline.Run.get_context().log('a', 1); print('ran')\n"
+            runs[lab.workspace_dir] = lab.submit(script)
 
-    for name, run in runs.items():
+    assert len(runs) > 5
+    for folder, run in runs.items():
         run.wait_for_completion()
         assert run.get_metrics() == {"a": 1}
-        assert os.listdir(lab.folder / name / "ws" / "runs") == [run.id]
+        assert os.listdir(folder / "runs") == [run.id]
 
 
 def test_a_workspace_that_no_python_path_could_name_is_refused(lab: Lab) -> None:
