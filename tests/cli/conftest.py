@@ -139,9 +139,12 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
     bad = """
         import os, time
         print("hello")
-        if os.environ["RANK"] == "1":
-            raise ValueError("bad batch")
-        time.sleep(600)
+        if os.environ["RANK"] == "0":
+            open("outputs/there", "w")
+            time.sleep(600)
+        while not os.path.exists("outputs/there"):
+            time.sleep(0.01)
+        raise ValueError("bad batch")
     """
     cli.bad = cli("submit", "-e", "bad", "-j", "2", "--backend", "gloo", cli.script(bad)).stdout.strip()
     assert (cli.wait(cli.good), cli.wait(cli.bad)) == ("Completed", "Failed")

@@ -69,7 +69,16 @@ def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
 @pytest.mark.parametrize("end", ["sys.exit(3)", "os._exit(7)", "a null pointer", "SIGKILL"])
 def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
-    script = NO_CORE + f"import os, time\nif os.environ['RANK'] == '1':\n    {code}\ntime.sleep(600)\n"
+    script = f"""
+        import os, time
+        {NO_CORE}
+        if os.environ["RANK"] == "0":
+            open("outputs/there", "w")
+            time.sleep(600)
+        while not os.path.exists("outputs/there"):
+            time.sleep(0.01)
+        {code}
+    """
     run = lab.finish(script, process_count_per_node=2, distributed_backend="mpi")
 
     report = failed(run)
