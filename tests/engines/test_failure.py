@@ -66,7 +66,7 @@ def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
     assert report.see == f"paceline logs {run.id}"
 
 
-@pytest.mark.parametrize("end", ["sys.exit(3)", "os._exit(7)", "a null pointer", "SIGKILL"])
+@pytest.mark.parametrize("end", ["sys.exit(3)", "a null pointer"])
 def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, end: str) -> None:
     code, exit_code, cause, signal_name = ENDS[end]
     script = f"""

@@ -136,6 +136,9 @@ class AttemptWatch:
 
     def _is_over(self) -> bool:
         now = time.time()
+        if len(self._exit_codes) == len(self._places):
+            self._end_gracefully()
+            return True
         if any(code != 0 for code in self._exit_codes.values()):
             first = min(self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0)
             if now - first > _SETTLE_S:
@@ -274,6 +277,9 @@ class AttemptWatch:
             own = error.get("time", 0.0) < self._asked[rank]
             stopped, error = (False, error) if own else (True, None)
             exit_code = error.get("exit_code", 1) if error else exit_code
+        elif error is not None and exit_code is not None and exit_code > 128:
+            # The exception came first; that native code then aborted the dying interpreter changes nothing.
+            exit_code = error.get("exit_code", 1)
         return WorkerEnd(
             rank=rank,
             node=self._launch.nodes[place.node_rank].name,

@@ -84,6 +84,7 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
         print("\nOriginal exception was:", file=sys.stderr)
         sys.__excepthook__(type(error), error, error.__traceback__)
     finally:
+        _let_gloo_finish()
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 
