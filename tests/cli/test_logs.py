@@ -131,7 +131,7 @@ def test_a_progress_bar_that_goes_on_is_shown_now_and_then(cli: Cli) -> None:
 
 @pytest.mark.parametrize("follow", [[], ["-f"]])
 def test_a_reader_that_goes_away_is_no_error(cli: Cli, follow: list[str]) -> None:
-    run_id = cli.submit("for n in range(200_000): print('line', n)\n")
+    run_id = cli.submit("for n in range(20_000): print('line', n)\n")
     cli.wait(run_id)
     reader = cli.start("logs", *follow, run_id)
     assert reader.stdout is not None
@@ -145,7 +145,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli, follow: list[str]) -> Non
 
 
 def test_a_reader_of_run_that_goes_away_ends_neither_the_run_nor_in_a_traceback(cli: Cli) -> None:
-    reader = cli.start("run", cli.script("for n in range(200_000): print('line', n)\n"))
+    reader = cli.start("run", cli.script("for n in range(20_000): print('line', n)\n"))
     assert reader.stdout is not None
     assert reader.stderr is not None
     assert reader.stdout.readline() == "line 0\n"

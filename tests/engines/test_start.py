@@ -11,7 +11,7 @@ import pytest
 import paceline as pl
 from paceline.runs import states
 from tests.engines.conftest import use_mpirun
-from tests.engines.lab import KEEP, SYSTEM, WHEEL, Lab, exit_codes, log_text, seen
+from tests.engines.lab import KEEP, SYSTEM, WHEEL, Lab, exit_codes, log_text, seen, wait_for_status
 
 KEEP_ENVIRONMENT = KEEP + "keep(dict(os.environ))\n"
 
@@ -165,6 +165,29 @@ def test_the_jobs_variables_stand_above_the_shells(
     found = seen(lab.complete(script, environment_variables=variables, **parent))
 
     assert found["OMP_NUM_THREADS"] == "5"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores for two runs at once")
+@pytest.mark.parametrize("backend", ["nccl", "mpi"])
+def test_workers_see_the_gpus_of_their_node_and_no_two_runs_the_same(
+    lab: Lab, any_mpirun: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_GPUS", "3,5")
+    gate = lab.folder / "gate"
+    wait = f"import time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.01)\n"
+    alone = lab.submit(KEEP_ENVIRONMENT + wait, use_gpu=True)
+    other = lab.submit(KEEP_ENVIRONMENT + wait, use_gpu=True, distributed_backend=backend)
+    for run in (alone, other):
+        wait_for_status(run, states.RUNNING)
+    gate.touch()
+    both = lab.complete(KEEP_ENVIRONMENT, use_gpu=True, node_count=2, distributed_backend=backend)
+    for run in (alone, other):
+        run.wait_for_completion()
+
+    assert [seen(run)["CUDA_VISIBLE_DEVICES"] for run in (alone, other)] == ["3", "5"]
+    assert [seen(both, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == ["3", "5"]
+    with pytest.raises(pl.TargetError, match="Ask for at most 2 workers"):
+        lab.submit("", use_gpu=True, process_count_per_node=3, distributed_backend=backend)
 
 
 def test_tensorflow_workers_find_their_cluster(lab: Lab) -> None:
