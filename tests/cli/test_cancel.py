@@ -236,7 +236,6 @@ def test_on_a_terminal_a_progress_bar_is_drawn_over(cli: Cli) -> None:
     )
     terminal = Terminal(cli, "run", script)
     terminal.read_until("step")
-    terminal.read_until("step")
     (run_id,) = cli.run_ids()
     (cli.run_folder(run_id) / "outputs" / "enough").touch()
     code = terminal.exit_code()

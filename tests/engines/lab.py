@@ -101,12 +101,13 @@ class Lab:
     def finish(self, script: str, files: Mapping[str, str] | None = None, **values: Any) -> pl.Run:
         """A run of the script that has ended, however it did."""
         run = self.submit(script, files, **values)
-        run.wait_for_completion(raise_on_error=False)
+        wait_for_end(run)
         return run
 
     def complete(self, script: str, files: Mapping[str, str] | None = None, **values: Any) -> pl.Run:
         """A run of the script that has ended well."""
         run = self.submit(script, files, **values)
+        wait_for_end(run)
         run.wait_for_completion()
         return run
 
@@ -161,6 +162,12 @@ def wait_for_file(path: Path) -> str:
     """The text of a file that a script writes, once it is there."""
     wait_until(lambda: path.exists() and path.stat().st_size, f"{path.name} is written")
     return path.read_text()
+
+
+def wait_for_end(run: pl.Run) -> str:
+    """The state in which the run ends. Looks more often than `wait_for_completion`, which hundreds of tests would feel."""
+    wait_until(lambda: run.record().is_terminal, "the run has ended", 100)
+    return run.status
 
 
 def wait_for_status(run: pl.Run, status: str) -> None:

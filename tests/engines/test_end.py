@@ -11,7 +11,7 @@ import pytest
 
 import paceline as pl
 from paceline.runs import states
-from tests.engines.lab import DAEMON, Lab, exit_codes, is_alive, log_text, wait_for_file, wait_for_status
+from tests.engines.lab import DAEMON, Lab, exit_codes, is_alive, log_text, wait_for_end, wait_for_file, wait_for_status
 from tests.helpers import wait_until
 
 SLEEP = "import time\ntime.sleep(600)\n"
@@ -23,11 +23,6 @@ time.sleep(600)
 """
 
 
-def ended(run: pl.Run) -> str:
-    run.wait_for_completion(raise_on_error=False)
-    return run.status
-
-
 def test_a_run_is_canceled_while_it_runs(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit("open('outputs/there', 'a').write('x')\n" + SLEEP, **way)
     wait_for_status(run, states.RUNNING)
@@ -35,7 +30,7 @@ def test_a_run_is_canceled_while_it_runs(lab: Lab, way: dict[str, Any]) -> None:
     run.cancel()
 
     assert run.status in (states.CANCEL_REQUESTED, states.FINALIZING, states.CANCELED)
-    assert ended(run) == states.CANCELED
+    assert wait_for_end(run) == states.CANCELED
     record = run.record()
     assert (record.exit_code, record.failure) == (143, None)
     assert record.canceled_by
@@ -53,12 +48,12 @@ def test_a_run_is_canceled_while_it_waits(lab: Lab) -> None:
     assert waiter.record().waiting_for == f"waits for 1 run ({holder.id})"
 
     waiter.cancel()
-    assert ended(waiter) == states.CANCELED
+    assert wait_for_end(waiter) == states.CANCELED
     assert waiter.record().attempts == ()
     assert waiter.get_file_names() == ["logs/driver.log"]
     assert holder.status == states.RUNNING
     holder.cancel()
-    assert ended(holder) == states.CANCELED
+    assert wait_for_end(holder) == states.CANCELED
 
 
 def test_canceling_a_run_that_has_ended_changes_nothing(lab: Lab) -> None:
@@ -76,7 +71,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(lab: Lab
         wait_for_file(run.folder.outputs / f"deaf_{rank}")
     run.cancel()
 
-    assert ended(run) == states.CANCELED
+    assert wait_for_end(run) == states.CANCELED
     assert "did not end within 0.3 s of SIGTERM: killed" in run.folder.driver_log.read_text()
 
 
@@ -102,7 +97,7 @@ def test_the_grace_period_is_enough_to_save_a_checkpoint(lab: Lab, parent: dict[
         wait_for_file(run.folder.outputs / f"ready_{rank}")
     run.cancel()
 
-    assert ended(run) == states.CANCELED
+    assert wait_for_end(run) == states.CANCELED
     saved = {path.name: path.read_text() for path in run.folder.checkpoints.iterdir()}
     assert saved == {f"rank_{rank}": "all of it" for rank in ranks}
 
@@ -147,7 +142,7 @@ def test_the_time_in_the_queue_does_not_count_for_the_limit(lab: Lab) -> None:
     run = lab.complete("print('ran')\n", max_run_duration_seconds=1.0)
 
     assert log_text(run) == "ran\n"
-    assert ended(holder) == states.COMPLETED
+    assert wait_for_end(holder) == states.COMPLETED
 
 
 @pytest.mark.parametrize("end", ["success", "failure", "cancel"])
@@ -167,7 +162,7 @@ def test_no_child_of_a_child_outlives_the_run(lab: Lab, parent: dict[str, Any], 
         run.cancel()
 
     expected = {"success": states.COMPLETED, "failure": states.FAILED, "cancel": states.CANCELED}
-    assert ended(run) == expected[end]
+    assert wait_for_end(run) == expected[end]
     assert not any(is_alive(daemon) for daemon in daemons)
 
 
@@ -203,7 +198,7 @@ def test_a_run_goes_on_when_the_program_that_submitted_it_is_gone(lab: Lab, how:
     run = pl.Run(lab.experiment, run_id)
     wait_for_status(run, states.RUNNING)
     (run.folder.outputs / "go").touch()
-    assert ended(run) == states.COMPLETED
+    assert wait_for_end(run) == states.COMPLETED
     assert log_text(run) == "went on\n"
 
 
@@ -212,7 +207,7 @@ def test_a_hangup_or_interrupt_of_the_supervisor_cancels_the_run(lab: Lab) -> No
     wait_for_status(run, states.RUNNING)
     os.kill(run.record().owner["pid"], 15)
 
-    assert ended(run) == states.CANCELED
+    assert wait_for_end(run) == states.CANCELED
     assert run.record().canceled_by == "SIGTERM"
 
 
@@ -236,4 +231,4 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
     assert f"Run {run.id} goes on. Cancel it with: paceline cancel {run.id}" in errors
     assert run.status == states.RUNNING
     run.cancel()
-    assert ended(run) == states.CANCELED
+    assert wait_for_end(run) == states.CANCELED

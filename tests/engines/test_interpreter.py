@@ -75,11 +75,11 @@ def test_a_worker_runs_on_another_python(lab: Lab, version: str) -> None:
 
 
 @needs_another
-def test_with_every_launcher(lab: Lab, way: dict[str, Any]) -> None:
+def test_under_each_kind_of_parent(lab: Lab, parent: dict[str, Any]) -> None:
     python = next(iter(others().values()))
-    run = lab.complete(LOOK.split("run.tag")[0], python=python, **way)
+    run = lab.complete(LOOK.split("run.tag")[0], python=python, **parent)
 
-    for rank in range(len(way) or 1):
+    for rank in range(len(parent) or 1):
         check(run, python, rank)
 
 

@@ -128,10 +128,10 @@ def test_a_workspace_that_no_python_path_could_name_is_refused(lab: Lab) -> None
     assert not (lab.folder / "a:b").exists()
 
 
-def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, way: dict[str, Any]) -> None:
+def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, parent: dict[str, Any]) -> None:
     lab.workspace_dir = lab.folder / "two 'words' \"; $HOME \n ☃ =" / "ws"
     script = "import paceline; run = paceline.Run.get_context(); run.log('a', 1)\n"
-    run = lab.complete(script, **way)
+    run = lab.complete(script, **parent)
 
     assert run.get_metrics(rank=0) == {"a": 1}
 
