@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job import Job
-from paceline.plan import Launch, Node, port_count
+from paceline.plan import Launch, Node, Prepared, port_count
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
@@ -69,8 +69,8 @@ def make_launch(job: Job, *, node_count: int | None = None, gpus: int = 0, cores
         "work_dir": run_dir / "work",
         "scratch_dir": Path("/dev/shm/paceline-0"),
         "library_dir": Path("/shared/team/.paceline/lib/0"),
-        "python": "/env/bin/python",
         "nodes": nodes,
+        "prepared": (Prepared(python="/env/bin/python"),) * len(nodes),
         "ports": tuple(range(20000, 20000 + port_count(job))),
     }
     return Launch(**(given | values))

@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.data.reference import DataReference, Source
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.job import BACKENDS, JOB_VERSION, RANK_VARIABLES, Job
 from tests.helpers import make_job
+
+
+def data(name: str, path: str = "x", **values: object) -> DataReference:
+    return DataReference(name=name, sources=(Source(datastore="lab", path=path),), **values)
+
 
 # values of a job -> what the refusal must name: the value, then the rule or the next step
 WRONG = [
@@ -25,8 +32,6 @@ WRONG = [
     ({"arguments": "--epochs 5"}, ("'--epochs 5'", "strings")),
     ({"arguments": (5,)}, ("(5,)", "strings")),
     ({"arguments": ("a\0b",)}, (r"'a\x00b'", "NUL")),
-    ({"pip_packages": "torch"}, ("pip_packages='torch'", "strings")),
-    ({"conda_packages": (None,)}, ("conda_packages=(None,)", "strings")),
     ({"node_count": 0}, ("node_count=0", "1 or more")),
     ({"node_count": True}, ("node_count=True", "integer of 1 or more")),
     ({"node_count": 2.0}, ("node_count=2.0", "integer")),
@@ -58,8 +63,21 @@ WRONG = [
     ({"use_gpu": 1}, ("use_gpu=1", "bool")),
     ({"compute_target": ""}, ("compute_target=''", "'local'")),
     ({"compute_target": 5}, ("compute_target=5", "'local'")),
-    ({"python": ""}, ("python=''", "path of a Python interpreter")),
-    ({"python": 3.11}, ("python=3.11", "path of a Python interpreter")),
+    ({"environment": "torch"}, ("environment='torch'", "no Environment")),
+    ({"gpu_visibility": "all"}, ("gpu_visibility='all'", "'worker' or 'node'")),
+    ({"inputs": ("mnist",)}, ("'mnist'", "is no data")),
+    ({"inputs": (data("a"), data("a", path="b"))}, ("two inputs are called 'a'", "as_named_input")),
+    (
+        {"inputs": (data("a"),), "environment_variables": {"PACELINE_INPUT_a": "x"}},
+        ("PACELINE_INPUT_a", "Remove one of them"),
+    ),
+    ({"inputs": (data("a", path_on_compute="../x"),)}, ("path_on_compute='../x'", "below the script's")),
+    ({"inputs": (data("a", path_on_compute="/data"),)}, ("path_on_compute='/data'", "below the script's")),
+    ({"inputs": (data("a", path_on_compute="outputs/x"),)}, ("path_on_compute='outputs/x'", "below the script's")),
+    (
+        {"inputs": (data("a", path_on_compute="x", partition="node"),)},
+        ("path_on_compute='x'", "as_partition(by='node')"),
+    ),
     ({"environment_variables": ["A=1"]}, ("['A=1']", "dict of strings")),
     ({"environment_variables": {"A B": "1"}}, ("'A B'", "letters, digits and '_'")),
     ({"environment_variables": {"1A": "1"}}, ("'1A'", "letters, digits and '_'")),
@@ -74,7 +92,6 @@ WRONG = [
     ({"grace_period_seconds": -0.5}, ("-0.5", "0 or more")),
     ({"grace_period_seconds": True}, ("True", "number of seconds")),
     ({"grace_period_seconds": None}, ("grace_period_seconds=None", "0 or more")),
-    ({"inputs": (object(),)}, ("inputs", "JSON")),
 ]
 
 
@@ -147,10 +164,22 @@ def test_any_mapping_may_name_the_environment_variables():
 
 # What a shell may hand over as an argument: any bytes but NUL.
 words = st.binary().map(lambda data: os.fsdecode(data.replace(b"\0", b"")))
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
+environments = st.builds(
+    Environment,
+    python=st.none() | st.just("/usr/bin/python3"),
+    layered=st.booleans(),
+    pip_packages=st.lists(st.sampled_from(["torch>=2", "einops"]), unique=True).map(tuple),
+    environment_variables=st.dictionaries(st.just("A"), st.text(st.characters(codec="utf-8", exclude_characters="\0"))),
+)
+inputs = st.builds(
+    DataReference,
+    name=st.from_regex(r"\A[a-z_][a-z0-9_]{0,5}\Z"),
+    sources=st.builds(
+        Source, datastore=st.none() | st.just("lab"), path=st.text(st.characters(codec="utf-8", exclude_characters="*"))
+    ).map(lambda source: (source,)),
+    mode=st.sampled_from(["mount", "download", "upload", "direct"]),
+    overwrite=st.booleans(),
+    fingerprint=st.none() | st.just("0" * 64),
 )
 seconds = st.floats(min_value=0.001, max_value=1e9) | st.integers(1, 10**9)
 
@@ -171,13 +200,10 @@ def jobs(draw: st.DrawFn) -> Job:
         entry_script=draw(st.sampled_from(["train.py", "a b/ü.py", "-x.py", "'; rm -rf.py"])),
         arguments=tuple(draw(st.lists(words))),
         framework=draw(st.sampled_from([None, "pytorch", "tensorflow", "sklearn"])),
-        python=draw(st.none() | st.just("/usr/bin/python3")),
+        environment=draw(environments),
+        gpu_visibility=draw(st.sampled_from(["worker", "node"])),
         environment_variables=draw(st.dictionaries(st.from_regex(r"\AX_[A-Za-z0-9_]*\Z"), words, max_size=3)),
-        pip_packages=tuple(draw(st.lists(words, max_size=3))),
-        pip_requirements=draw(st.none() | st.text()),
-        conda_packages=tuple(draw(st.lists(words, max_size=3))),
-        conda_dependencies=draw(st.none() | st.text()),
-        inputs=tuple(draw(st.lists(json_values, max_size=3))),
+        inputs=tuple(draw(st.lists(inputs, max_size=3, unique_by=lambda reference: reference.name))),
         max_run_duration_seconds=draw(st.none() | seconds),
         grace_period_seconds=draw(st.just(0) | seconds),
         max_restarts=draw(st.integers(0, 100)),
@@ -196,7 +222,19 @@ def test_the_json_has_every_field_and_the_version():
     assert make_job().to_json()["version"] == JOB_VERSION
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1"])
+def test_a_job_of_the_first_version_is_read_without_the_packages_that_it_only_kept():
+    old = {
+        "version": 1,
+        "entry_script": "train.py",
+        "python": "/usr/bin/python3",
+        "pip_packages": ["einops"],
+        "inputs": ["x"],
+    }
+    found = Job.from_json(old)
+    assert (found.environment, found.inputs) == (Environment(python="/usr/bin/python3"), ())
+
+
+@pytest.mark.parametrize("version", [0, 3, None, "1"])
 def test_a_job_of_another_version_is_refused(version):
     with pytest.raises(JobError, match=rf"job version {version!r}, but this Paceline reads version {JOB_VERSION}"):
         Job.from_json({**make_job().to_json(), "version": version})

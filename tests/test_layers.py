@@ -12,6 +12,8 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
+UP_TO_TARGETS = "errors processes library job plan runs environments data containers launchers targets"
+
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
     "errors": "",
@@ -19,22 +21,37 @@ MAY_IMPORT = {
     "library": "",
     "plugins": "",
     "worker": "errors",
-    "job": "errors",
+    # What they need of environments and data is the frozen description alone: workers load it too.
+    "job": "errors environments.environment data.reference",
     "plan": "errors job",
-    "runs": "errors processes job plan",
+    "runs": "errors processes job plan data.reference",
     "snapshot": "errors runs.files",
-    "launchers": "errors plugins processes job plan runs",
+    "environments": "errors runs.files",
+    "data": "errors runs.files",
+    "containers": "errors processes job plan",
+    "node": "errors processes job plan runs environments data containers",
+    "launchers": "errors plugins processes job plan runs data.reference",
     "targets": "errors plugins processes job plan runs",
-    "supervisor": "errors processes library job plan runs launchers targets",
-    "submit": "errors processes library job plan runs launchers targets supervisor snapshot",
-    "estimator": "errors processes library job plan runs launchers targets supervisor snapshot submit",
-    "workspace": "errors processes library job plan runs launchers targets supervisor snapshot submit estimator",
-    "cli": "errors processes library job plan runs launchers targets supervisor snapshot submit estimator workspace",
+    # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
+    "supervisor": "errors processes library job plan runs launchers targets containers environments.store data.cache",
+    "submit": f"{UP_TO_TARGETS} supervisor snapshot",
+    "estimator": f"{UP_TO_TARGETS} supervisor snapshot submit",
+    "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",
+    "cli": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
     "__main__": "cli",
 }
 
 # third-party module -> the layers that may import it
-THIRD_PARTY = {"pathspec": "snapshot", "typer": "cli", "click": "cli", "rich": "cli", "tomli": "workspace"}
+THIRD_PARTY = {
+    "pathspec": "snapshot",
+    "typer": "cli",
+    "click": "cli",
+    "rich": "cli",
+    "tomli": "workspace",
+    **dict.fromkeys(("uv", "yaml", "packaging", "rattler"), "environments"),
+    **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
+    **dict.fromkeys(("torch", "numpy", "tensorflow", "pandas", "pyarrow"), "data"),
+}
 
 
 def layer_of(module: str) -> str:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
 from paceline.submit import Source, check, submit
 from tests.helpers import make_job, write_program, write_tree
@@ -83,8 +84,8 @@ def test_a_snapshot_that_is_gone_is_refused(tmp_path):
 
 
 def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(JobError, match=r"python='no-such-python' can't be run"):
-        check(make_job(python="no-such-python"))
+    with pytest.raises(JobError, match=r"python='/no/such/python' can't be run"):
+        check(make_job(environment=Environment(python="/no/such/python")), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,9 +101,10 @@ def test_an_interpreter_that_is_not_there_is_refused(tmp_path):
 def test_an_interpreter_that_is_none_or_too_old_is_refused(tmp_path, text, said):
     program = write_program(tmp_path / "python", f"#!/bin/sh\n{text}\n")
     with pytest.raises(JobError, match=said):
-        check(make_job(python=str(program)))
+        check(make_job(environment=Environment(python=str(program))), tmp_path)
 
 
 @pytest.mark.parametrize("version", ["3.10", "3.13", "4.0"])
 def test_an_interpreter_that_is_new_enough_is_taken(tmp_path, version):
-    check(make_job(python=str(write_program(tmp_path / "python", f"#!/bin/sh\necho {version}\n"))))
+    program = write_program(tmp_path / "python", f"#!/bin/sh\necho {version}\n")
+    check(make_job(environment=Environment(python=str(program))), tmp_path)

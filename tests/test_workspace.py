@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import JobError, RunNotFoundError, WorkspaceError
-from paceline.workspace import Experiment, Workspace, not_installed
+from paceline.workspace import Experiment, Workspace
 from tests.helpers import make_job, write_tree
 
 # --- where it is
@@ -157,20 +157,3 @@ def test_what_is_no_estimator_can_not_be_submitted(config):
 def test_a_job_needs_its_source_directory():
     with pytest.raises(JobError, match="source_directory"):
         Experiment(Workspace("ws"), "a").submit(make_job())
-
-
-@pytest.mark.parametrize(
-    "requirement", ["no-such-thing", "no-such-thing==1", "no-such-thing [x]; python_version > '3'", " no-such-thing"]
-)
-def test_a_package_that_is_not_installed_is_named(requirement):
-    (line,) = not_installed(make_job(pip_packages=(requirement,)))
-    assert "no-such-thing" in line
-
-
-@pytest.mark.parametrize("requirement", ["pytest", "pytest>=8", "pytest[x] ; python_version > '3'", " pytest"])
-def test_a_package_that_is_installed_is_not(requirement):
-    assert not_installed(make_job(pip_packages=(requirement,))) == []
-
-
-def test_packages_of_another_interpreter_are_not_looked_for():
-    assert not_installed(make_job(pip_packages=("no-such-thing",), python="/usr/bin/python3")) == []

@@ -9,7 +9,14 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from paceline.data.dataset import Dataset
+    from paceline.data.datastore import Datastore
+    from paceline.data.reference import DataReference
+    from paceline.environments.environment import Environment
     from paceline.errors import (
+        DataError,
+        EnvironmentBuildError,
+        EnvironmentSpecError,
         FileNameError,
         JobError,
         LauncherError,
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
         RunStateError,
         SnapshotError,
         TargetError,
+        TransferError,
         UserError,
         WorkspaceError,
     )
@@ -33,7 +41,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "paceline.data.dataset": ("Dataset",),
+    "paceline.data.datastore": ("Datastore",),
+    "paceline.data.reference": ("DataReference",),
+    "paceline.environments.environment": ("Environment",),
     "paceline.errors": (
+        "DataError",
+        "EnvironmentBuildError",
+        "EnvironmentSpecError",
         "FileNameError",
         "JobError",
         "LauncherError",
@@ -45,6 +60,7 @@ _HOMES = {
         "RunStateError",
         "SnapshotError",
         "TargetError",
+        "TransferError",
         "UserError",
         "WorkspaceError",
     ),
@@ -57,6 +73,13 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "DataError",
+    "DataReference",
+    "Dataset",
+    "Datastore",
+    "Environment",
+    "EnvironmentBuildError",
+    "EnvironmentSpecError",
     "Estimator",
     "Experiment",
     "FailureReport",
@@ -77,6 +100,7 @@ __all__ = [
     "SnapshotError",
     "TargetError",
     "TensorFlow",
+    "TransferError",
     "UserError",
     "Workspace",
     "WorkspaceError",

@@ -7,9 +7,13 @@
     │   ├── SnapshotError                 the source directory can't be copied as it is
     │   ├── TargetError                   an unknown compute target, or one that can't hold the job
     │   ├── LauncherError                 the launcher that the job asks for is not to be had
+    │   ├── EnvironmentSpecError          what an environment is to be made of
+    │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
     │   ├── MetricError                   a value that can't be logged
     │   └── FileNameError                 a run id or a file name that leaves the run's folder
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
+    ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
+    ├── TransferError (also RuntimeError)     data could not be read from, or written to, where it lies
     ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
     ├── RunContextError (also RuntimeError)   a worker's environment lacks what its launcher owes it
     └── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
@@ -53,6 +57,14 @@ class LauncherError(UserError):
     """The launcher that the job needs is not installed, or not of a kind that is supported."""
 
 
+class EnvironmentSpecError(UserError):
+    """What an environment is to be made of is wrong, or can't be read."""
+
+
+class DataError(UserError):
+    """A datastore, a reference to data, a dataset or the place of a credential is wrong or unknown."""
+
+
 class MetricError(UserError):
     """The value can't be logged as this kind of metric."""
 
@@ -63,6 +75,14 @@ class FileNameError(UserError):
 
 class RunNotFoundError(PacelineError, LookupError):
     """There is no such run in the workspace, or no such file in the run."""
+
+
+class EnvironmentBuildError(PacelineError, RuntimeError):
+    """An environment could not be built; the message has the resolver's or the installer's own reason."""
+
+
+class TransferError(PacelineError, RuntimeError):
+    """Data could not be read from, or written to, the place where it lies; the message names the store and the file."""
 
 
 class RunStateError(PacelineError, RuntimeError):

@@ -11,9 +11,11 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Number
-from pathlib import Path
 from typing import Any, ClassVar
 
+from paceline.data.reference import DataReference
+from paceline.environments.described import described
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.job import DEFAULT_GRACE_S, Job
 
@@ -26,13 +28,20 @@ class _Script:
     entry_script: Python file in it to run.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
     compute_target: name of a target; None picks "local".
-    use_gpu: one GPU for each worker.
-    conda_packages, pip_packages, conda_dependencies_file, pip_requirements_file: what the script needs. Kept with the
-        run; not installed by this version, which runs the script with the interpreter `python`.
+    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
+        all of its node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+    pip_packages, pip_requirements_file: what the script needs beyond its interpreter's packages, as pip takes it.
+    conda_packages, conda_channels: match specs, and where they come from, `file://` too; None is conda-forge.
+    conda_dependencies_file: conda's environment.yml, in place of the lists.
+    layered: True adds the packages to those that the interpreter has; False makes an environment of these packages
+        alone. None is True for PyTorch, TensorFlow and SKLearn, and False for Estimator.
+    user_managed: the interpreter is used as it is, and no packages may be named.
+    environment_definition: an `Environment`, in place of packages, `python`, image and user_managed.
+    custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm; None is "2g".
     environment_variables: set for every worker, above everything else.
-    inputs: kept with the run.
+    inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params count too.
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit.
-    python: interpreter that runs the script; None for the one that submits.
+    python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
     grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
     max_restarts: how many times a run whose worker or launcher was killed from outside starts over.
 
@@ -46,10 +55,17 @@ class _Script:
     script_params: Mapping[str, Any] | None = None
     compute_target: str | None = None
     use_gpu: bool = False
+    gpu_visibility: str = "worker"
     conda_packages: Sequence[str] | None = None
+    conda_channels: Sequence[str] | None = None
     pip_packages: Sequence[str] | None = None
     conda_dependencies_file: str | None = None
     pip_requirements_file: str | None = None
+    layered: bool | None = None
+    user_managed: bool = False
+    environment_definition: Environment | None = None
+    custom_docker_image: str | None = None
+    shm_size: str | None = None
     environment_variables: Mapping[str, str] | None = None
     inputs: Sequence[Any] | None = None
     max_run_duration_seconds: float | None = None
@@ -66,11 +82,6 @@ class _Script:
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
         self.source_directory = os.fspath(self.source_directory) or "."
-        if self.conda_dependencies_file is not None and (self.conda_packages or self.pip_packages):
-            raise JobError(
-                "conda_dependencies_file together with conda_packages or pip_packages: the file says it all. "
-                "Put the packages into the file, or leave the file out."
-            )
         self.job()
 
     def job(self, **changes: Any) -> Job:
@@ -79,20 +90,35 @@ class _Script:
         Raises:
             JobError: a value is wrong, or a requirements file can't be read.
         """
+        environment = described(
+            definition=self.environment_definition,
+            source_directory=self.source_directory or ".",
+            python=interpreter(self.python) if self.custom_docker_image is None else self.python,
+            # Framework estimators run on what is there: their framework is not downloaded a second time.
+            layered=self.framework is not None if self.layered is None else self.layered,
+            user_managed=self.user_managed,
+            pip_packages=self.pip_packages,
+            pip_requirements_file=self.pip_requirements_file,
+            conda_packages=self.conda_packages,
+            conda_channels=self.conda_channels,
+            conda_dependencies_file=self.conda_dependencies_file,
+            docker_image=self.custom_docker_image,
+            shm_size=self.shm_size,
+        )
+        variables = self.environment_variables
+        if variables is None or isinstance(variables, Mapping):
+            variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
             "entry_script": self.entry_script or "",
             "arguments": arguments(self.script_params),
             "framework": self.framework,
             "compute_target": "local" if self.compute_target is None else self.compute_target,
             "use_gpu": self.use_gpu,
-            "conda_packages": _packages("conda_packages", self.conda_packages),
-            "pip_packages": _packages("pip_packages", self.pip_packages),
-            "conda_dependencies": self._text("conda_dependencies_file", self.conda_dependencies_file),
-            "pip_requirements": self._text("pip_requirements_file", self.pip_requirements_file),
-            "environment_variables": {} if self.environment_variables is None else self.environment_variables,
-            "inputs": _inputs(self.inputs),
+            "gpu_visibility": self.gpu_visibility,
+            "environment": environment,
+            "environment_variables": variables,
+            "inputs": references(self.inputs, self.script_params),
             "max_run_duration_seconds": self.max_run_duration_seconds,
-            "python": interpreter(self.python),
             "grace_period_seconds": self.grace_period_seconds,
             "max_restarts": self.max_restarts,
         }
@@ -100,19 +126,6 @@ class _Script:
 
     def _distribution(self) -> dict[str, Any]:
         return {}
-
-    def _text(self, name: str, path: str | None) -> str | None:
-        if path is None:
-            return None
-        for candidate in (Path(self.source_directory or ".") / path, Path(path)):
-            if candidate.is_file():
-                try:
-                    return candidate.read_text(encoding="utf-8")
-                except (OSError, UnicodeDecodeError) as error:
-                    raise JobError(f"{name}={path!r} can't be read as text: {error}.") from error
-        raise JobError(
-            f"{name}={path!r}: there is no such file, neither in source_directory nor in the working directory."
-        )
 
 
 @dataclass
@@ -209,9 +222,10 @@ def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
     if not isinstance(script_params, Mapping):
         raise JobError(f"script_params={script_params!r} is not a dict. Write it as {{'--epochs': 5}}.")
     words: list[str] = []
-    for name, value in script_params.items():
+    for name, given in script_params.items():
         if not isinstance(name, str):
             raise JobError(f"script_params has the name {name!r}, which is not a string.")
+        value = str(given) if isinstance(given, DataReference) else given
         if not isinstance(value, (str, Number, os.PathLike)):
             hint = ' For a bare flag write "".' if value is None else " Give each value its own name, or one string."
             raise JobError(f"script_params[{name!r}]={value!r} is not a string, a number or a path.{hint}")
@@ -221,12 +235,20 @@ def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
 
 
 def interpreter(python: str | None) -> str | None:
-    """`python` as an absolute path, looked up on PATH as a shell would; left as it is if it is nowhere."""
-    if python is None or not isinstance(python, str):
-        return python
+    """`python` as an absolute path, looked up on PATH as a shell would.
+
+    Raises:
+        JobError: it is nowhere, or no path.
+    """
+    if python is None:
+        return None
+    if not isinstance(python, str) or not python:
+        raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
     found = shutil.which(python)
+    if found is None:
+        raise JobError(f"python={python!r} can't be run: there is no such program. Give the path of a Python interpreter.")
     # Not resolved: a virtual environment's interpreter is a link, and is that environment by its own path alone.
-    return os.path.abspath(found) if found else python
+    return os.path.abspath(found)
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
@@ -241,20 +263,18 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     return replace(estimator, **overrides) if overrides else estimator
 
 
-def _inputs(inputs: object) -> tuple[Any, ...]:
+def references(inputs: object, script_params: object) -> tuple[DataReference, ...]:
+    """The data that a run takes or leaves: what `inputs` lists, and what stands as a value in `script_params`.
+
+    Raises:
+        JobError: `inputs` is no list, or has something else in it.
+    """
     if inputs is None:
-        return ()
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+        inputs = ()
+    if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
-    return tuple(inputs)
-
-
-def _packages(name: str, packages: object) -> tuple[str, ...]:
-    if packages is None:
-        return ()
-    if isinstance(packages, str) or not isinstance(packages, Sequence):
-        raise JobError(f"{name}={packages!r} is not a list of strings. Write it as [{packages!r}].")
-    for package in packages:
-        if not isinstance(package, str) or not package.strip():
-            raise JobError(f"{name} has {package!r} in it, which is not the name of a package.")
-    return tuple(packages)
+    found = [value.as_reference() if hasattr(value, "as_reference") else value for value in inputs]
+    if isinstance(script_params, Mapping):
+        # The same reference may stand in both places.
+        found += [value for value in script_params.values() if isinstance(value, DataReference) and value not in found]
+    return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)

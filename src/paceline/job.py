@@ -7,18 +7,19 @@ the launcher's to refuse.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from paceline.data.reference import PATH_VARIABLES, DataReference
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
 
 #: Written into each job; a reader refuses a newer one.
-JOB_VERSION = 1
+JOB_VERSION = 2
 
 #: What each distributed backend starts its workers with.
 BACKENDS: dict[str, str] = {
@@ -47,6 +48,9 @@ RANK_VARIABLES = (
     "PACELINE_RUN_DIR",
 )
 
+#: Whether a worker sees the one device that is its own, or all of its node's and takes that of its local rank.
+GPU_VISIBILITIES = ("worker", "node")
+
 #: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
 DEFAULT_GRACE_S = 30.0
 
@@ -63,9 +67,11 @@ class Job:
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
         variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
     worker_count, parameter_server_count: with "ps" alone; together they are the world size.
-    python: interpreter that runs the script; None for the one that submits.
+    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
+        node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+    environment: the script's interpreter and what it has installed.
     environment_variables: for every worker; nothing that Paceline sets replaces one of these.
-    pip_packages, pip_requirements, conda_packages, conda_dependencies, inputs: kept with the run.
+    inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
     max_restarts: further attempts after a worker or a launcher was lost (not after the script's own exception).
@@ -84,13 +90,10 @@ class Job:
     parameter_server_count: int = 0
     distributed_backend: str | None = None
     use_gpu: bool = False
-    python: str | None = None
+    gpu_visibility: str = "worker"
+    environment: Environment = field(default_factory=Environment)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
-    pip_packages: tuple[str, ...] = ()
-    pip_requirements: str | None = None
-    conda_packages: tuple[str, ...] = ()
-    conda_dependencies: str | None = None
-    inputs: tuple[Any, ...] = ()
+    inputs: tuple[DataReference, ...] = ()
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
@@ -98,8 +101,6 @@ class Job:
     def __post_init__(self) -> None:
         _check_entry_script(self.entry_script)
         _check_strings("arguments", self.arguments)
-        _check_strings("pip_packages", self.pip_packages)
-        _check_strings("conda_packages", self.conda_packages)
         _check_count("node_count", self.node_count, 1)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
@@ -110,16 +111,19 @@ class Job:
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
-        if self.inputs:
-            _check_inputs(self.inputs)
+        _check_inputs(self)
+        if self.gpu_visibility not in GPU_VISIBILITIES:
+            raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         if not isinstance(self.compute_target, str) or not self.compute_target:
             raise JobError(
                 f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
             )
-        if self.python is not None and (not isinstance(self.python, str) or not self.python):
-            raise JobError(f"python={self.python!r} is not a path. Give the path of a Python interpreter, or None.")
+        if not isinstance(self.environment, Environment):
+            raise JobError(
+                f"environment={self.environment!r} is no Environment. Make one with paceline.Environment(...)."
+            )
 
     @property
     def world_size(self) -> int:
@@ -140,7 +144,14 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """This job as plain JSON values, with its version."""
-        return {"version": JOB_VERSION, **asdict(self)}
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {
+            "arguments": list(self.arguments),
+            "environment": self.environment.to_json(),
+            "environment_variables": dict(self.environment_variables),
+            "inputs": [reference.to_json() for reference in self.inputs],
+        }
+        return {"version": JOB_VERSION, **values}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Job:
@@ -151,16 +162,20 @@ class Job:
         """
         values = dict(data)
         version = values.pop("version", None)
-        if version != JOB_VERSION:
+        if version == 1:
+            values = _of_version_1(values)
+        elif version != JOB_VERSION:
             raise JobError(
                 f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
-        for name in ("arguments", "pip_packages", "conda_packages", "inputs"):
-            if isinstance(values.get(name), list):
-                values[name] = tuple(values[name])
+        if isinstance(values.get("arguments"), list):
+            values["arguments"] = tuple(values["arguments"])
+        if isinstance(values.get("environment"), dict):
+            values["environment"] = Environment.from_json(values["environment"])
+        values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
         return cls(**{"entry_script": "", **values})
 
 
@@ -185,13 +200,51 @@ def _check_strings(name: str, values: object) -> None:
         raise JobError(f"{name} has a NUL character in {bad[0]!r}: no command line can carry one. Remove it.")
 
 
-def _check_inputs(inputs: object) -> None:
-    try:
-        json.dumps(inputs)
-    except (TypeError, ValueError) as error:
+def _check_inputs(job: Job) -> None:
+    if bad := [value for value in job.inputs if not isinstance(value, DataReference)]:
         raise JobError(
-            f"inputs={inputs!r} can't be kept with the run: {error}. Give strings, numbers, lists or dicts."
-        ) from None
+            f"inputs has {bad[0]!r}, which is no data. Give datastore.path(...).as_download(), or a dataset's "
+            "as_named_input(...).as_mount()."
+        )
+    names = [reference.name for reference in job.inputs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise JobError(
+            f"two inputs are called {twice[0]!r}. Name one of them anew, with as_named_input(...) or data_reference_name=."
+        )
+    for reference in job.inputs:
+        _check_path_on_compute(job, reference)
+        for prefix in PATH_VARIABLES:
+            if prefix + reference.name in job.environment_variables:
+                raise JobError(
+                    f"environment_variables sets {prefix}{reference.name}, by which the script finds the input "
+                    f"{reference.name!r}. Remove one of them."
+                )
+
+
+def _check_path_on_compute(job: Job, reference: DataReference) -> None:
+    path = reference.path_on_compute
+    if path is None:
+        return
+    parts = path.split("/") if isinstance(path, str) else []
+    if not parts or "" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path:
+        raise JobError(
+            f"path_on_compute={path!r} of input {reference.name!r} is no path below the script's working directory. "
+            "Give one such as 'data/train', or leave it out and take the path that the script is given."
+        )
+    if reference.partition is not None:
+        raise JobError(
+            f"path_on_compute={path!r} of input {reference.name!r} with as_partition(by={reference.partition!r}): "
+            "the parts can't all appear at one path. Leave it out and take the path that the script is given."
+        )
+
+
+def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields as they are called now. Version 1 kept packages and inputs, but did nothing with them."""
+    kept = dict(values)
+    python = kept.pop("python", None)
+    for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
+        kept.pop(name, None)
+    return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
 def _check_count(name: str, value: object, least: int) -> None:

@@ -1,13 +1,16 @@
 """What targets and launchers pass to each other: nodes, places, commands.
 
-A target gives `Node`s; a job and its nodes give one `Place` per worker; a launcher turns places into `Command`s; the
-target starts those. Targets and launchers never import each other: this is all they share.
+A target gives `Node`s; what runs once on each node before the workers leaves one `Prepared`; a job and its nodes give
+one `Place` per worker; a launcher turns places into `Command`s; the target starts those. Targets and launchers never
+import each other: this is all they share.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from paceline.job import Job
 
@@ -29,6 +32,36 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a node has ready for its workers.
+
+    python: the interpreter that runs the script. variables: that its environment needs (`VIRTUAL_ENV`).
+    bin_dir: of the environment, put first on PATH; None leaves PATH as it is.
+    is_isolated: the shell's PYTHONPATH does not count, nor what the user has installed for themselves.
+    inputs: name -> folder or file, as the node sees it. inputs_by_rank: names of those that have a folder
+        `rank_<rank>` for each worker.
+    """
+
+    python: str
+    variables: Mapping[str, str] = field(default_factory=dict)
+    bin_dir: str | None = None
+    is_isolated: bool = False
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    inputs_by_rank: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Prepared:
+        return cls(**{**data, "inputs_by_rank": tuple(data.get("inputs_by_rank") or ())})
+
+    def input_path(self, name: str, rank: int) -> str:
+        """Where a worker finds an input."""
+        return f"{self.inputs[name]}/rank_{rank}" if name in self.inputs_by_rank else self.inputs[name]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Place:
     """Where one worker runs. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
 
@@ -46,7 +79,7 @@ class Launch:
 
     run_dir: the run's folder as the nodes see it.
     work_dir: the workers' working directory, a private copy of the snapshot.
-    python: the interpreter that runs the script.
+    prepared: one for each node.
     library_dir: a folder that holds `paceline` alone, for the worker's side.
     ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
         rank for TensorFlow's servers.
@@ -61,8 +94,8 @@ class Launch:
     work_dir: Path
     scratch_dir: Path
     library_dir: Path
-    python: str
     nodes: tuple[Node, ...]
+    prepared: tuple[Prepared, ...]
     ports: tuple[int, ...]
     attempt: int = 1
 

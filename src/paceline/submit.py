@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import subprocess
@@ -10,9 +11,13 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from paceline import snapshot
-from paceline.errors import JobError, PacelineError, TargetError
+from paceline.containers import find_engine
+from paceline.data.reference import DataReference
+from paceline.environments.environment import Environment
+from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
 from paceline.job import Job
 from paceline.launchers import get_launcher
 from paceline.library import library_dir
@@ -49,7 +54,7 @@ def submit(
         TargetError: the supervisor could not be started.
     """
     check_experiment_name(experiment)
-    check(job)
+    check(job, workspace_dir)
     taken = _snapshot(job, source, workspace_dir, progress)
     record = RunRecord(
         run_id=new_run_id(experiment),
@@ -86,18 +91,26 @@ def submit(
     return folder
 
 
-def check(job: Job) -> None:
+def check(job: Job, workspace_dir: Path) -> None:
     """Refuse what can be known to fail on this machine before anything starts.
 
     Raises:
-        UserError: an unknown target, a launcher that is not installed, too few GPUs, or no such interpreter.
+        UserError: an unknown target, a launcher or a container engine that is not installed, too few GPUs, no such
+            interpreter, an unknown datastore.
     """
     get_target(job.compute_target).check(job)
     get_launcher(job.launcher).check(job)
-    if job.python is not None:
-        _check_python(job.python)
+    environment = job.environment
+    if environment.docker_image is not None:
+        find_engine()
+    elif environment.python is not None:
+        _check_python(environment.python)
     elif not sys.executable:
         raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
+    if environment.needs_build:
+        _check_conda(environment)
+    for reference in job.inputs:
+        _check_datastores(reference, workspace_dir)
 
 
 def _snapshot(job: Job, source: Source, workspace_dir: Path, progress: snapshot.Progress | None) -> snapshot.Snapshot:
@@ -131,6 +144,33 @@ def _scripts_there(directory: Path) -> str:
     except OSError:
         names = []
     return f", which has {', '.join(names)}." if names else ", which has no Python file. Check source_directory."
+
+
+def _check_conda(environment: Environment) -> None:
+    if environment.uses_conda and importlib.util.find_spec("rattler") is None:
+        raise EnvironmentSpecError(
+            f"conda_packages {list(environment.conda_packages)} need the conda extra, which is not installed here. "
+            "Install it, no conda needed: pip install 'paceline[conda]'."
+        )
+
+
+def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
+    """That the workspace knows them; whether they answer is found out while the run prepares."""
+    from paceline.data.datastore import Datastore
+
+    for source in reference.sources:
+        if source.datastore is not None:
+            store = Datastore.get(SimpleNamespace(path=workspace_dir), source.datastore)
+            if store.kind == "memory":
+                raise DataError(
+                    f"input {reference.name!r} lies in datastore {source.datastore!r}, which is the memory of this process: "
+                    "a run's own processes can't see it. Upload the files to a store that they can reach."
+                )
+            if store.kind == "http" and reference.is_output:
+                raise DataError(
+                    f"output {reference.name!r} goes to datastore {source.datastore!r}, which can only be read (http). "
+                    "Name another datastore."
+                )
 
 
 def _check_python(python: str) -> None:

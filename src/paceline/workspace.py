@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
 from paceline.job import Job
 from paceline.runs import interactive, notes, store
@@ -17,6 +17,8 @@ from paceline.runs.folder import check_experiment_name
 from paceline.runs.run import Run
 
 if TYPE_CHECKING:
+    from paceline.data.datastore import Datastore
+    from paceline.data.reference import DataReference
     from paceline.snapshot import Progress
 
 #: Names the workspace's folder, above everything else.
@@ -101,6 +103,41 @@ class Workspace:
         names = sorted({record.experiment for record in store.all_records(self.runs_dir)})
         return {name: Experiment(self, name) for name in names}
 
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """Name -> registered environment, in its latest version."""
+        return Environment.list(self)
+
+    @property
+    def datastores(self) -> dict[str, Datastore]:
+        """Name -> datastore; `default`, a folder of the workspace, is always there."""
+        from paceline.data.datastore import Datastore
+
+        return Datastore.list(self)
+
+    def get_default_datastore(self) -> Datastore:
+        """The datastore that `set_default_datastore` named, else the workspace's own folder `data`."""
+        from paceline.data.datastore import Datastore
+
+        return Datastore.get_default(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a registered datastore the default.
+
+        Raises:
+            DataError: there is none of this name.
+        """
+        from paceline.data.datastore import Datastore
+
+        Datastore.get(self, name).set_as_default()
+
+    @property
+    def datasets(self) -> dict[str, Any]:
+        """Name -> registered dataset, in its latest version."""
+        from paceline.data.dataset import Dataset
+
+        return dict(Dataset.get_all(self))
+
     def get_run(self, run_id: str) -> Run:
         """A run by its id, or by the beginning of it that no other run has.
 
@@ -181,8 +218,6 @@ class Experiment:
             raise JobError(
                 f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn or Job."
             )
-        for line in not_installed(job):
-            print(f"paceline: {line}", file=sys.stderr)
         folder = submit(
             job,
             Source(directory=directory.absolute()),
@@ -238,30 +273,6 @@ class Experiment:
         return Run.list(self, type, tags, properties, status, include_children)
 
 
-def not_installed(job: Job) -> list[str]:
-    """A line for each package that the job names and its interpreter lacks: this version does not install any."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    if job.python is not None:
-        return []
-    lines = []
-    for requirement in job.pip_packages:
-        found = re.match(r"[A-Za-z0-9._-]+", requirement.strip())
-        try:
-            version(found[0] if found else requirement)
-        except (PackageNotFoundError, ValueError):
-            lines.append(
-                f"pip package {requirement!r} is not installed in {sys.executable}, which runs the script, and this version "
-                "of Paceline does not install packages for a run. Install it there, or set python= to another interpreter."
-            )
-    kept = {"conda_packages": job.conda_packages, "conda_dependencies_file": job.conda_dependencies}
-    kept["pip_requirements_file"] = job.pip_requirements
-    for name, value in kept.items():
-        if value:
-            lines.append(f"{name} is kept with the run, but this version of Paceline does not install what it names.")
-    return lines
-
-
 def _configured(start: Path | None) -> Path:
     named = os.environ.get(WORKSPACE_VARIABLE)
     if start is None and named:
@@ -306,4 +317,14 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
     return Experiment(Workspace(runs_dir.parent), name)
 
 
+def _open_dataset(reference: DataReference, path: str) -> object:
+    """What a script gets for an input by name: the path, or a table for one that was asked for directly."""
+    if reference.mode != "direct":
+        return path
+    from paceline.data.dataset import opened
+
+    return opened(reference, path)
+
+
 Run.make_experiment = staticmethod(_make_experiment)
+Run.open_dataset = staticmethod(_open_dataset)

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from paceline.job import JOB_VERSION
 from tests.cli.conftest import Cli, Gallery
 
 SUMMARY_KEYS = [
@@ -40,6 +41,8 @@ DETAIL_KEYS = [
     "snapshot_id",
     "git",
     "job",
+    "environment",
+    "data",
     "attempt_records",
     "metrics",
     "files",
@@ -151,7 +154,7 @@ def test_show_as_json(gallery: Gallery) -> None:
     assert found["metrics"]["nan"] == "NaN"
     assert not any(isinstance(value, float) and math.isnan(value) for value in found["metrics"].values())
     assert found["files"] == ["logs/driver.log", "logs/rank_0.log", "outputs/model.txt"]
-    assert found["job"]["version"] == 1
+    assert found["job"]["version"] == JOB_VERSION
     (attempt,) = found["attempt_records"]
     assert list(attempt) == ["number", "started_utc", "ended_utc", "nodes", "exit_codes", "cause"]
     failure = gallery.json("show", gallery.bad)["failure"]

@@ -21,7 +21,7 @@ from paceline.cli.summary import details, summary
 from paceline.job import RANK_VARIABLES, Job
 from paceline.launchers import environment, get_launcher, mpi
 from paceline.launchers.base import Launcher
-from paceline.plan import Command, Launch, Node
+from paceline.plan import Command, Launch, Node, Prepared
 from paceline.runs import states
 from paceline.runs.failure import CAUSES, FailureReport
 from paceline.runs.record import Attempt
@@ -172,6 +172,18 @@ LAUNCHES = {
         make_job(node_count=2, process_count_per_node=2, distributed_backend="nccl", use_gpu=True), gpus=2
     ),
     "tensorflow": make_launch(make_job(node_count=2, distributed_backend="tensorflow")),
+    "its own environment, and data": make_launch(
+        make_job(),
+        prepared=(
+            Prepared(
+                python="/env/bin/python",
+                variables={"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/env"},
+                bin_dir="/env/bin",
+                is_isolated=True,
+                inputs={"<name>": "/data"},
+            ),
+        ),
+    ),
     "ps": make_launch(make_job(distributed_backend="ps", worker_count=2, parameter_server_count=1)),
 }
 
@@ -179,7 +191,7 @@ LAUNCHES = {
 def found_by_workers(launch: Launch) -> list[set[str]]:
     """For each worker of plain processes, the names that it finds because of Paceline."""
     commands = get_launcher(launch.job.launcher).commands(launch)
-    return [names(environment.with_python_path(command, launch, {})) for command in commands]
+    return [names(environment.with_paths(command, launch, {})) for command in commands]
 
 
 def names(command: Command) -> set[str]:
@@ -225,7 +237,7 @@ def test_workers_under_open_mpi_find_the_documented_variables(monkeypatch: pytes
 def under_open_mpi(launch: Launch) -> set[str]:
     """The names that the first worker finds, less those that mpirun itself sets."""
     [command] = get_launcher("mpi").commands(launch)
-    command = environment.with_python_path(command, launch, {})
+    command = environment.with_paths(command, launch, {})
     values = {**command.defaults, **command.environment}
     # =--mpi =--set =NAME=VALUE ... =--
     words = list(takewhile(lambda word: word != "=--", command.argv))

@@ -115,10 +115,12 @@ def test_the_rank_s_variables():
     }
 
 
-def test_every_worker_sees_the_gpus_of_its_node():
-    launch = make_launch(make_job(**TWO_BY_TWO), gpus=2)
-    seen = [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places]
-    assert seen == ["0,1", "0,1", "2,3", "2,3"]
+@pytest.mark.parametrize(
+    ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
+)
+def test_every_worker_sees_its_own_gpu_or_those_of_its_node(visibility, devices):
+    launch = make_launch(make_job(**TWO_BY_TWO, gpu_visibility=visibility), gpus=2)
+    assert [environment.of_place(launch, place)["CUDA_VISIBLE_DEVICES"] for place in launch.places] == devices
 
 
 def test_without_gpus_the_shell_s_devices_are_left_as_they_are():
@@ -159,7 +161,7 @@ def test_on_one_machine_gloo_and_nccl_talk_over_the_loopback():
 def test_paceline_comes_before_the_user_s_own_path(variables, shell, path):
     launch = make_launch(make_job(environment_variables=variables))
     command = Command(argv=("x",), environment={"A": "1"}, log=Path("log"))
-    found = environment.with_python_path(command, launch, shell)
+    found = environment.with_paths(command, launch, shell)
     assert found.environment == {"A": "1", "PYTHONPATH": path}
     assert command.environment == {"A": "1"}
 
@@ -201,7 +203,7 @@ def test_others_are_told_of_no_cluster(values):
 
 def test_a_worker_is_the_interpreter_the_worker_s_side_and_the_script():
     launch = make_launch(make_job(arguments=("--epochs", "5", "--", "a b", "; rm -rf /", "")))
-    assert environment.worker_argv(launch, "--mpi") == (
+    assert environment.worker_argv(launch, 0, "--mpi") == (
         "/env/bin/python",
         "/shared/team/.paceline/lib/0/paceline/worker/__main__.py",
         "--mpi",

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import MPIRUN_VARIABLE, MpiLauncher, OpenMpi, find_open_mpi
 from tests.helpers import RUN_ID, make_job, make_launch, write_program
@@ -113,11 +114,20 @@ def test_the_user_s_variables_are_neither_replaced_by_the_environment_nor_by_a_w
         assert not any(word.startswith(tuple(f"={name}=" for name in users)) for word in command.argv)
 
 
-def test_each_node_s_workers_see_its_gpus(mpirun):
+@pytest.mark.parametrize(
+    ("visibility", "devices"), [("worker", ["0", "1", "2", "3"]), ("node", ["0,1", "0,1", "2,3", "2,3"])]
+)
+def test_workers_see_their_own_gpu_or_those_of_their_node(mpirun, visibility, devices):
     mpirun("5.0.8")
-    command = command_of(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2), gpus=2)
-    seen = [word for word in command.argv if "CUDA_VISIBLE_DEVICES" in word]
-    assert seen == ["=CUDA_VISIBLE_DEVICES=0,1"] * 2 + ["=CUDA_VISIBLE_DEVICES=2,3"] * 2
+    job = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2, gpu_visibility=visibility)
+    seen = [word for word in command_of(job, gpus=2).argv if "CUDA_VISIBLE_DEVICES" in word]
+    assert seen == [f"=CUDA_VISIBLE_DEVICES={device}" for device in devices]
+
+
+def test_workers_of_one_node_see_their_own_gpus_too(mpirun):
+    mpirun("5.0.8")
+    command = command_of(make_job(distributed_backend="mpi", process_count_per_node=2), gpus=2)
+    assert [word for word in command.argv if "CUDA" in word] == [f"=CUDA_VISIBLE_DEVICES={n}" for n in (0, 1)]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +190,21 @@ def test_a_named_one_that_is_none_is_refused_even_if_there_is_another(mpirun, mo
         find_open_mpi(sys.executable)
 
 
-def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path):
+@pytest.fixture
+def none_of_our_own(tmp_path, monkeypatch):
+    """The submitting environment has no mpirun."""
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
+
+
+def test_the_one_of_the_submitting_environment_is_found_where_the_worker_s_has_none(mpirun, tmp_path, monkeypatch):
+    # The story: a layered environment has its base's mpi4py, but no mpirun beside its own interpreter.
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    own = mpirun("5.0.8", "own")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
+    assert find_open_mpi(str(tmp_path / "layer/python")).mpirun == own
+
+
+def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path, none_of_our_own):
     with pytest.raises(LauncherError, match=r"there is no mpirun .*pip install 'paceline\[mpi\]'"):
         find_open_mpi(str(tmp_path / "python"))
 
@@ -194,9 +218,11 @@ def test_without_any_the_way_to_get_one_is_said(mpirun, tmp_path):
         ("exit 1", "gives no version"),
     ],
 )
-def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, script, seen):
+def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, none_of_our_own, script, seen):
     program = write_program(tmp_path / "other/mpirun", f"#!/bin/sh\n{script}\n")
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     with pytest.raises(LauncherError) as refused:
-        MpiLauncher().check(make_job(distributed_backend="mpi", python=str(tmp_path / "python")))
+        MpiLauncher().check(
+            make_job(distributed_backend="mpi", environment=Environment(python=str(tmp_path / "python")))
+        )
     assert f"Open MPI 4 or later, but found only {program} ({seen})" in str(refused.value)

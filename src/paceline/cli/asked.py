@@ -10,9 +10,13 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.data_words import data_words
+from paceline.environments.described import described
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.estimator import interpreter
 from paceline.job import BACKENDS, Job
+from paceline.workspace import Workspace
 
 Script = Annotated[Path, typer.Argument(help="Python script to run.", show_default=False)]
 Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments, behind `--`.")]
@@ -37,7 +41,62 @@ Variables = Annotated[
     list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable for the workers; may be repeated.")
 ]
 Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
-Python = Annotated[str | None, typer.Option("--python", metavar="PATH", help="Interpreter that runs the script.")]
+Python = Annotated[
+    str | None,
+    typer.Option(
+        "--python", metavar="PATH", help="Interpreter that runs the script, or that its environment is made from."
+    ),
+]
+Pip = Annotated[
+    list[str] | None, typer.Option("--pip", metavar="PACKAGE", help="Package for the script; may be repeated.")
+]
+Requirements = Annotated[
+    str | None, typer.Option("--requirements", "-r", metavar="FILE", help="pip's requirements file for the script.")
+]
+Conda = Annotated[
+    list[str] | None, typer.Option("--conda", metavar="PACKAGE", help="Conda package for the script; may be repeated.")
+]
+CondaFile = Annotated[
+    str | None, typer.Option("--conda-file", metavar="FILE", help="Conda's environment.yml for the script.")
+]
+Channels = Annotated[
+    list[str] | None,
+    typer.Option("--channel", metavar="CHANNEL", help="Conda channel, first has priority; default: conda-forge."),
+]
+Isolated = Annotated[
+    bool, typer.Option("--isolated", help="Only the packages named, not those that the interpreter has as well.")
+]
+Registered = Annotated[
+    str | None, typer.Option("--environment", metavar="NAME", help="Registered environment, see `paceline env list`.")
+]
+Image = Annotated[
+    str | None, typer.Option("--image", metavar="IMAGE", help="Run the workers in a container of this image.")
+]
+ShmSize = Annotated[
+    str | None, typer.Option("--shm-size", metavar="SIZE", help="Of the container's /dev/shm; default: 2g.")
+]
+GpuVisibility = Annotated[
+    str,
+    typer.Option("--gpu-visibility", metavar="worker|node", help="A process sees its own GPU, or all of its node's."),
+]
+Inputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        metavar="NAME=[STORE:]PATH",
+        help="Data that the script finds under $PACELINE_INPUT_NAME; may be repeated. "
+        "Add ,partition=rank or ,partition=node for a part each.",
+    ),
+]
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--output",
+        metavar="NAME=STORE:PATH",
+        help="Folder $PACELINE_INPUT_NAME whose files are stored there at the end; may be repeated. "
+        "Add ,overwrite to replace what is there.",
+    ),
+]
 Limit = Annotated[
     float | None, typer.Option("--max-duration", metavar="SECONDS", help="End the run as failed after so long.")
 ]
@@ -74,7 +133,19 @@ def asked(
     gpu: bool,
     env: list[str] | None,
     tag: list[str] | None,
+    gpu_visibility: str,
     python: str | None,
+    pip: list[str] | None,
+    requirements: str | None,
+    conda: list[str] | None,
+    conda_file: str | None,
+    channel: list[str] | None,
+    isolated: bool,
+    environment: str | None,
+    image: str | None,
+    shm_size: str | None,
+    inputs: list[str] | None,
+    outputs: list[str] | None,
     max_duration: float | None,
     grace: float,
     max_restarts: int,
@@ -103,14 +174,31 @@ def asked(
         counts = {"node_count": node_count, "worker_count": workers, "parameter_server_count": ps}
     elif ps:
         raise JobError(f"--ps {ps} belongs to --backend ps.")
+    wanted = described(
+        definition=Environment.get(Workspace.from_config(create=False), environment) if environment else None,
+        source_directory=directory,
+        python=interpreter(python) if image is None else python,
+        layered=not isolated,
+        user_managed=False,
+        pip_packages=pip,
+        pip_requirements_file=requirements,
+        conda_packages=conda,
+        conda_channels=channel,
+        conda_dependencies_file=conda_file,
+        docker_image=image,
+        shm_size=shm_size,
+    )
+    variables = _pairs("--env", env, needs_value=True)
     job = Job(
         entry_script=entry_script,
         arguments=tuple(arguments or ()),
         compute_target=compute,
         distributed_backend=backend,
         use_gpu=gpu,
-        python=interpreter(python),
-        environment_variables=_pairs("--env", env, needs_value=True),
+        gpu_visibility=gpu_visibility,
+        environment=wanted,
+        environment_variables={**wanted.environment_variables, **variables},
+        inputs=data_words(inputs, outputs),
         max_run_duration_seconds=max_duration,
         grace_period_seconds=grace,
         max_restarts=max_restarts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -9,16 +10,18 @@ from pathlib import Path
 
 from paceline.cli.asked import Asked
 from paceline.cli.common import print_json
+from paceline.job import Job
 from paceline.launchers import environment, get_launcher
-from paceline.plan import Launch
+from paceline.plan import Launch, Prepared
 from paceline.submit import check
 from paceline.targets import get_target
+from paceline.workspace import Workspace
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
     """The resolved job, the commands that would start its workers, and what these would find in their environment."""
     job = asked.job
-    check(job)
+    check(job, Workspace.from_config(create=False).path)
     granted = get_target(job.compute_target).preview(job)
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
@@ -30,12 +33,12 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         work_dir=run_dir / "work",
         scratch_dir=Path("<scratch folder>"),
         library_dir=Path("<library>"),
-        python=job.python or sys.executable,
         nodes=granted.nodes,
+        prepared=_prepared(job),
         ports=granted.ports,
     )
     commands = [
-        environment.with_python_path(command, launch, environment.inherited(os.environ))
+        environment.with_paths(command, launch, environment.inherited(os.environ))
         for command in get_launcher(job.launcher).commands(launch)
     ]
     if as_json:
@@ -66,3 +69,15 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             print(f"    {name}={shlex.quote(value)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
+
+
+def _prepared(job: Job) -> tuple[Prepared, ...]:
+    """What each node would have ready."""
+    environment = job.environment
+    one = Prepared(python=environment.python or sys.executable)
+    if environment.needs_build:
+        folder = "<environment>"
+        one = Prepared(python=f"{folder}/bin/python", bin_dir=f"{folder}/bin", is_isolated=not environment.layered)
+    by_rank = tuple(reference.name for reference in job.inputs if reference.partition == "rank")
+    inputs = {reference.name: f"<data>/{reference.name}" for reference in job.inputs}
+    return (dataclasses.replace(one, inputs=inputs, inputs_by_rank=by_rank),) * job.node_count

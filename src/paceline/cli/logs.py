@@ -40,6 +40,9 @@ def logs(
         int | None, typer.Option("--attempt", min=1, help="Of this attempt alone; default: all.")
     ] = None,
     driver: Annotated[bool, typer.Option("--driver", help="What the supervisor and mpirun say instead.")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="What was installed and fetched before, and stored after, instead.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
 ) -> int:
     """What a run's workers print, from the start, in the order it was written; of several workers with the rank in front."""
@@ -52,6 +55,9 @@ def logs(
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
     if driver:
         return _copy(folder.driver_log)
+    if prepare:
+        nodes = record.job.node_count if record.job else 1
+        return max([_copy(folder.prepare_log(node_rank)) for node_rank in range(nodes)], default=0)
     if attempt is not None and attempt > max(1, len(record.attempts)):
         raise UserError(f"--attempt {attempt}: run {record.run_id} has {len(record.attempts)} so far.")
     attempts = [attempt] if attempt else list(range(1, len(record.attempts) + 1))

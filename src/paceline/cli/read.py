@@ -18,6 +18,7 @@ from paceline.cli.common import (
     print_table,
     state_colour,
 )
+from paceline.cli.needs import data_texts, environment_text
 from paceline.cli.summary import details, summary
 from paceline.errors import UserError
 from paceline.runs import notes, states, store
@@ -126,6 +127,8 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Size", _size(record)),
         ("Target", record.target or ""),
         ("Command", shlex.join([record.job.entry_script, *record.job.arguments]) if record.job else ""),
+        ("Environment", environment_text(record.job, found["environment"])),
+        ("Data", f"\n{'':<13}".join(data_texts(found["data"]))),
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
         ("Tags", ", ".join(key if value is None else f"{key}={value}" for key, value in found["tags"].items())),

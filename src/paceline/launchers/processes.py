@@ -18,11 +18,10 @@ class ProcessesLauncher:
         """Needs nothing."""
 
     def commands(self, launch: Launch) -> list[Command]:
-        argv = environment.worker_argv(launch)
         users = dict(launch.job.environment_variables)
         return [
             Command(
-                argv=argv,
+                argv=environment.worker_argv(launch, place.node_rank),
                 environment=environment.of_run(launch)
                 | environment.of_place(launch, place)
                 | environment.of_rank(launch, place)

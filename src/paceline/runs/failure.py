@@ -20,6 +20,8 @@ CAUSES = {
     "not_started": "the submitting program or the supervisor was killed before the run was queued",
     "not_completed": "the program that logged the run ended without complete()",
     "prepare": "the run could not be prepared",
+    "environment": "the script's environment could not be built",
+    "data": "data could not be fetched before the workers started, or stored after they ended",
     "disk": "the disk of the run's folder is full",
     "internal": "an error of Paceline's own",
     "user": "fail() was called",

@@ -144,6 +144,33 @@ class RunFolder:
         return self.path / "artifacts"
 
     @property
+    def uploads(self) -> Path:
+        """A folder for each output that is stored when the run ends; what could not be stored stays."""
+        return self.path / "uploads"
+
+    @property
+    def environment(self) -> Path:
+        """What the script's environment was made of, with the exact versions, where one was built."""
+        return self.path / "environment.json"
+
+    @property
+    def data(self) -> Path:
+        """What the run took from datastores, with fingerprints, and what it stored there."""
+        return self.path / "data.json"
+
+    def prepare_log(self, node_rank: int) -> Path:
+        """What was installed and fetched on a node before the workers, and stored after them."""
+        return self.logs / f"prepare_{node_rank}.log"
+
+    def prepared(self, node_rank: int) -> Path:
+        """What a node has ready for its workers, or why it has not."""
+        return self.path / "prepared" / f"node_{node_rank}.json"
+
+    def stored(self, node_rank: int) -> Path:
+        """What a node has stored at the end, or why it could not."""
+        return self.path / "prepared" / f"stored_{node_rank}.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

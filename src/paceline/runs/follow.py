@@ -8,7 +8,7 @@ from typing import IO
 
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import Line, LogFollower
+from paceline.runs.logs import Line, LogFollower, PrepareFollower
 from paceline.runs.record import RunRecord
 
 #: How often the record is looked at beside its own changes, to see that somebody still looks after the run.
@@ -44,7 +44,7 @@ class Watch:
 
 class Show:
     """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
-    what the run waits for. ranks: these alone."""
+    what the run waits for, `note` for each line that the nodes say while they prepare. ranks: these alone."""
 
     def __init__(
         self,
@@ -52,13 +52,15 @@ class Show:
         *,
         line: Callable[[Line], None],
         state: Callable[[RunRecord], None],
+        note: Callable[[Line], None] | None = None,
         ranks: list[int] | None = None,
     ) -> None:
-        self._line, self._state = line, state
+        self._line, self._state, self._note = line, state, note
         self._watch = Watch(folder)
         self._told: tuple[str, str | None] | None = None
         self._lines: Iterator[Line] | None = None
         job = self._watch.record.job
+        self._prepare = PrepareFollower(folder, job.node_count if job else 1)
         self._follower = LogFollower(folder, list(range(job.world_size if job else 1)) if ranks is None else ranks)
 
     def to_the_end(self) -> RunRecord:
@@ -69,6 +71,9 @@ class Show:
             if (record.status, record.waiting_for) != self._told and not record.is_terminal:
                 self._told = (record.status, record.waiting_for)
                 self._state(record)
+            if self._note is not None:
+                for said in self._prepare.new():
+                    self._note(said)
             if self._lines is None:
                 self._lines, is_last = (
                     self._follower.new(len(record.attempts), is_over=record.is_terminal),
@@ -83,6 +88,7 @@ class Show:
             self._lines = None
             if is_last:
                 self._follower.close()
+                self._prepare.close()
                 return record
             # Quick while something happens, seldom in an hour of silence.
             pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
@@ -96,10 +102,16 @@ def prefix(line: Line, world_size: int, attempts: int = 1) -> str:
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
+def node_prefix(said: Line, node_count: int) -> str:
+    """What stands before a line that a node says: two spaces, and the node's number if there are several."""
+    return f"  [node {said.rank}] " if node_count > 1 else "  "
+
+
 def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
     """Print the run to `out` as plain text until its end; the final record."""
     record = store.read(folder)
     size = record.job.world_size if record.job else 1
+    nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
     def line(found: Line) -> None:
@@ -109,7 +121,11 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
         if now.waiting_for or now.status != states.NOT_STARTED:
             print(f"-- {state_text(now)}", file=out, flush=True)
 
-    record = Show(folder, line=line, state=state).to_the_end()
+    def note(said: Line) -> None:
+        if said.complete:
+            print(node_prefix(said, nodes) + said.text, file=out, flush=True)
+
+    record = Show(folder, line=line, state=state, note=note).to_the_end()
     print(f"-- {end_text(record)}", file=out, flush=True)
     return record
 

@@ -198,6 +198,27 @@ class LogFollower:
         self._log.close()
 
 
+class PrepareFollower:
+    """What the nodes say while they prepare and store, to be asked for what is new again and again."""
+
+    def __init__(self, folder: RunFolder, node_count: int) -> None:
+        self._tails = {rank: _Tail(folder.prepare_log(rank)) for rank in range(node_count)}
+        self._lines = {rank: LineAssembler() for rank in self._tails}
+
+    def new(self) -> Iterator[Line]:
+        """Lines that have come since the last call, and states of a progress bar; `rank` is the node's."""
+        for rank, tail in self._tails.items():
+            for data in tail.read():
+                for text in self._lines[rank].feed(data):
+                    yield Line(0, rank, text)
+            if (bar := self._lines[rank].unfinished()) is not None:
+                yield Line(0, rank, bar, complete=False)
+
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+
+
 def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     """The last `count` lines of a log of any size, empty ones at its end left out."""
     try:

@@ -6,13 +6,15 @@ import builtins
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.runs import artifacts, interactive, metrics, notes, states, store
 from paceline.runs.context import WorkerContext
+from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import stream
 from paceline.runs.metrics import MetricLog
@@ -56,6 +58,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     #: Set by `paceline.workspace`: what makes an experiment where a run has to name its own.
     make_experiment: ExperimentMaker
+    #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
+    open_dataset: Callable[[DataReference, str], object]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         self._experiment = experiment
@@ -170,11 +174,39 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        return {}
+        """Name -> what the run found under it. In a worker the path of the folder, or for a tabular dataset that was asked
+        for directly the dataset; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
+        fingerprint of their content."""
+        if self._worker is None:
+            return {found["name"]: found for found in self._data("inputs")}
+        job = self.record().job
+        return {
+            reference.name: Run.open_dataset(reference, os.environ[PATH_VARIABLES[1] + reference.name])
+            for reference in (job.inputs if job else ())
+            if not reference.is_output
+        }
 
     @property
     def output_datasets(self) -> dict[str, Any]:
-        return {}
+        """Name -> in a worker the folder whose files are stored at the end; elsewhere what was stored, and where."""
+        if self._worker is None:
+            return {found["name"]: found for found in self._data("outputs")}
+        job = self.record().job
+        return {
+            reference.name: os.environ[PATH_VARIABLES[1] + reference.name]
+            for reference in (job.inputs if job else ())
+            if reference.is_output
+        }
+
+    def _data(self, kind: str) -> builtins.list[dict[str, Any]]:
+        found: builtins.list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
+        return found
+
+    def get_environment(self) -> dict[str, Any]:
+        """What the script's environment was made of: as asked for, and, where it was built, with the exact versions."""
+        job = self.record().job
+        built: dict[str, Any] | None = read_json(self._folder.environment)
+        return built or {"environment": job.environment.to_json() if job else {}}
 
     def record(self) -> RunRecord:
         """The frozen record of the run as it is now."""
@@ -207,8 +239,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             "startTimeUtc": record.started_utc,
             "endTimeUtc": record.ended_utc,
             "properties": properties,
-            "inputDatasets": [],
-            "outputDatasets": [],
+            "inputDatasets": self._data("inputs"),
+            "outputDatasets": self._data("outputs"),
             "runDefinition": record.job.to_json() if record.job else {},
             "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self._folder.logs.glob("*.log"))},
             "submittedBy": record.submitted_by,

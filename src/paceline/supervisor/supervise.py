@@ -16,18 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from paceline import processes
+from paceline.errors import UserError
 from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.library import library_dir
-from paceline.plan import Launch
+from paceline.plan import Launch, Prepared
 from paceline.runs import states, store
 from paceline.runs.failure import EXIT_CANCELED, EXIT_TIME_LIMIT, FailureReport, logs_command, signal_name
-from paceline.runs.files import read_json
+from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, utc_now
 from paceline.supervisor import work_dir
 from paceline.supervisor.attempt import AttemptWatch, Outcome
 from paceline.supervisor.driver_log import say
+from paceline.supervisor.inputs import hold_environment, link_inputs, unlink_inputs, views
+from paceline.supervisor.nodes import Done, on_nodes
 from paceline.supervisor.wake import Wake
 from paceline.targets import Granted, Target, get_target
 
@@ -53,6 +56,7 @@ class _Supervisor:
         self._job: Job = self._record.job
         self._target: Target = get_target(self._record.target or "local")
         self._deadline: float | None = None
+        self._held = contextlib.ExitStack()
 
     def run(self) -> None:
         self._to(states.QUEUED, owner=store.owner())
@@ -67,17 +71,72 @@ class _Supervisor:
         except OSError as error:
             self._finish(Outcome(failure=_prepare_report(self._record, error)))
             return
+        done, prepared = self._prepare()
+        if done.failure is not None or done.stopped is not None:
+            self._finish(Outcome(failure=done.failure, stopped=done.stopped))
+            return
         if self._job.max_run_duration_seconds is not None:
             self._deadline = time.monotonic() + self._job.max_run_duration_seconds
-        self._finish(self._attempts(granted, directory, scratch))
+        try:
+            link_inputs(self._job, prepared[0], directory)
+            outcome = self._attempts(granted, prepared, directory, scratch)
+        except UserError as error:
+            # What only the environment that was just made could show: it has no mpirun, say.
+            outcome = Outcome(failure=FailureReport(cause="launcher", message=str(error)))
+        self._finish(self._with_outputs_stored(outcome))
+
+    # --- what runs once on each node
+
+    def _prepare(self) -> tuple[Done, tuple[Prepared, ...]]:
+        """Environment and data, on each node; nothing is started where the job needs neither."""
+        job = self._job
+        if not (job.environment.needs_build or job.environment.docker_image or job.inputs):
+            return Done(), (Prepared(python=job.environment.python or sys.executable),) * job.node_count
+        # From here on the views of the run's data are somebody's.
+        self._held.enter_context(views(job, self._folder.run_id))
+        done = on_nodes(
+            "prepare",
+            range(job.node_count),
+            folder=self._folder,
+            target=self._target,
+            wake=self._wake,
+            stop=self._stop_reason,
+        )
+        if done.results:
+            if any(not reference.is_output for reference in job.inputs):
+                write_json(self._folder.data, {"inputs": [found for one in done.results for found in one["inputs"]]})
+            if job.environment.needs_build:
+                self._held.enter_context(hold_environment(self._folder))
+        return done, tuple(Prepared.from_json(one["prepared"]) for one in done.results)
+
+    def _with_outputs_stored(self, outcome: Outcome) -> Outcome:
+        """The outcome once output folders are stored, which is part of it. A canceled run stores nothing."""
+        if not any(reference.is_output for reference in self._job.inputs) or not self._record.attempts:
+            return outcome
+        if outcome.stopped == "cancel":
+            say(f"canceled: outputs are not stored; they are in {self._folder.uploads}")
+            return outcome
+        self._to(states.FINALIZING)
+        done = on_nodes(
+            "store", [0], folder=self._folder, target=self._target, wake=self._wake, stop=self._cancel_reason
+        )
+        if done.results:
+            told = read_json(self._folder.data) or {}
+            write_json(self._folder.data, told | done.results[0])
+        if done.stopped and outcome.failure is None:
+            return dataclasses.replace(outcome, stopped=done.stopped)
+        if done.failure is not None:
+            say(f"outputs could not be stored: {done.failure.message} They are in {self._folder.uploads}")
+            return outcome if outcome.failure or outcome.stopped else dataclasses.replace(outcome, failure=done.failure)
+        return outcome
 
     # --- the attempts
 
-    def _attempts(self, granted: Granted, directory: Path, scratch: Path) -> Outcome:
+    def _attempts(self, granted: Granted, prepared: tuple[Prepared, ...], directory: Path, scratch: Path) -> Outcome:
         number = 0
         while True:
             number += 1
-            outcome = self._attempt(number, granted, directory, scratch)
+            outcome = self._attempt(self._launch(number, granted, prepared, directory, scratch))
             again = (
                 outcome.failure is not None and outcome.failure.cause in RETRIED and number <= self._job.max_restarts
             )
@@ -87,29 +146,30 @@ class _Supervisor:
             assert outcome.failure is not None
             say(f"attempt {number} failed ({outcome.failure.cause}): {outcome.failure.message} Starting the next.")
 
-    def _attempt(self, number: int, granted: Granted, directory: Path, scratch: Path) -> Outcome:
+    def _attempt(self, launch: Launch) -> Outcome:
         if (reason := self._stop_reason()) is not None:
             return Outcome(stopped=reason)
-        launch = self._launch(number, granted, directory, scratch)
+        shell = self._shell()
+        commands = [
+            environment.with_paths(command, launch, shell)
+            for command in get_launcher(self._job.launcher).commands(launch)
+        ]
         self._make_logs(launch)
         now = utc_now()
-        attempt = Attempt(number=number, started_utc=now, nodes=tuple(node.name for node in granted.nodes))
+        attempt = Attempt(number=launch.attempt, started_utc=now, nodes=tuple(node.name for node in launch.nodes))
         self._to(
             states.STARTING,
             attempts=(*self._record.attempts, attempt),
             started_utc=self._record.started_utc or now,
         )
-        shell = self._shell()
-        commands = [
-            environment.with_python_path(command, launch, shell)
-            for command in get_launcher(self._job.launcher).commands(launch)
-        ]
         watch = AttemptWatch(
             launch, self._target, self._wake, shell=shell, stop=self._stop_reason, on_running=self._on_running
         )
         return watch.run(commands)
 
-    def _launch(self, number: int, granted: Granted, directory: Path, scratch: Path) -> Launch:
+    def _launch(
+        self, number: int, granted: Granted, prepared: tuple[Prepared, ...], directory: Path, scratch: Path
+    ) -> Launch:
         workspace = self._folder.path.parent.parent
         return Launch(
             job=self._job,
@@ -120,8 +180,8 @@ class _Supervisor:
             work_dir=directory,
             scratch_dir=scratch,
             library_dir=library_dir(workspace),
-            python=self._job.python or sys.executable,
             nodes=granted.nodes,
+            prepared=prepared,
             ports=granted.ports,
             attempt=number,
         )
@@ -173,9 +233,12 @@ class _Supervisor:
             store.write(self._folder, self._record)
         return self._stop_reason() is not None
 
+    def _cancel_reason(self) -> str | None:
+        return "cancel" if self._wake.stopped_by is not None or self._folder.cancel_request.exists() else None
+
     def _stop_reason(self) -> str | None:
-        if self._wake.stopped_by is not None or self._folder.cancel_request.exists():
-            return "cancel"
+        if (reason := self._cancel_reason()) is not None:
+            return reason
         if self._deadline is not None and time.monotonic() > self._deadline:
             return "time_limit"
         return None
@@ -186,6 +249,8 @@ class _Supervisor:
         """Leave nothing behind, then write the end."""
         self._to(states.FINALIZING, waiting_for=None)
         processes.kill_descendants(os.getpid())
+        self._held.close()
+        unlink_inputs(self._job, self._folder)
         work_dir.clean(self._folder)
         if self._record.scratch_dir:
             shutil.rmtree(self._record.scratch_dir, ignore_errors=True)

@@ -36,7 +36,17 @@ def main(argv: "list[str]") -> None:
         monitor.redirect_output()
         monitor.wait_for_child()
     report.started()
-    script.run(command[0], command[1:])
+    script.run(command[0], [_with_paths(word) for word in command[1:]])
+
+
+def _with_paths(word: str) -> str:
+    """An argument with this worker's own folder where a data reference stands: `$AZUREML_DATAREFERENCE_train`."""
+    for prefix in ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_"):
+        if "$" + prefix in word:
+            # The longest name first: one may be the beginning of another.
+            for name in sorted((name for name in os.environ if name.startswith(prefix)), key=len, reverse=True):
+                word = word.replace("$" + name, os.environ[name])
+    return word
 
 
 if __name__ == "__main__":

@@ -1,0 +1,243 @@
+"""env list, show, build, prune: the environments that runs are given, and those that are registered under a name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements
+from paceline.cli.common import age, print_json, print_table
+from paceline.environments.built import Built
+from paceline.environments.described import described
+from paceline.environments.environment import Environment
+from paceline.environments.store import EnvironmentStore
+from paceline.errors import EnvironmentSpecError
+from paceline.estimator import interpreter
+from paceline.workspace import Workspace
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_KEY_SHOWN = 12
+_PACKAGES_SHOWN = 4
+_DAY_S = 86400.0
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.command("list")(list_environments)
+    verbs.command("show")(show)
+    verbs.command("build")(build)
+    verbs.command("prune")(prune)
+    app.add_typer(verbs, name="env", help="Environments: list, show, build and prune them.")
+
+
+def list_environments(as_json: Json = False) -> int:
+    """What is built, the last used first, and what is registered under a name."""
+    workspace = Workspace.from_config(create=False)
+    found = _store(workspace).all()
+    registered = Environment.list(workspace)
+    if as_json:
+        print_json(
+            {
+                "environments": [built.to_json() for built in found],
+                "registered": {name: environment.to_json() for name, environment in registered.items()},
+            }
+        )
+        return 0
+    if not found and not registered:
+        print(f"No environments in {workspace.path}. A run makes those it needs, and so does `paceline env build`.")
+        return 0
+    if found:
+        print_table(("KEY", "KIND", "SIZE", "USED", "PACKAGES"), [_row(built) for built in found])
+    if registered:
+        print("\nRegistered:" if found else "Registered:")
+        for name, environment in registered.items():
+            print(f"  {name}, version {environment.version}: {_wanted(environment)}")
+    return 0
+
+
+def show(
+    key_or_name: Annotated[
+        str,
+        typer.Argument(help="Key or its beginning, or the name of a registered environment.", metavar="KEY_OR_NAME"),
+    ],
+    as_json: Json = False,
+) -> int:
+    """What an environment was made of, and what came of it."""
+    workspace = Workspace.from_config(create=False)
+    store = _store(workspace)
+    registered = Environment.list(workspace).get(key_or_name)
+    built = _find(store, registered) if registered is not None else store.get(key_or_name)
+    if as_json:
+        print_json(
+            {
+                "registered": registered.to_json() if registered is not None else None,
+                "built": built.to_json() if built is not None else None,
+            }
+        )
+        return 0
+    lines: list[tuple[str, str]] = []
+    if registered is not None:
+        lines += [("Name", f"{registered.name}, version {registered.version}"), ("Asked for", _wanted(registered))]
+    if built is not None:
+        lines += [
+            ("Key", built.key),
+            ("Kind", _kind(built)),
+            ("Asked for", "" if registered is not None else _wanted(built.environment)),
+            ("Made from", built.base_python),
+            ("Python", str(built.python)),
+            ("Built", f"{built.created_utc}, in {built.build_s:.1f} s"),
+            ("Last used", built.last_used_utc),
+            ("Size", _size(built.size_bytes)),
+        ]
+    elif registered is not None and registered.needs_build:
+        lines.append(("Built", f"not with {_base(registered)} yet: paceline env build {registered.name}"))
+    for name, text in lines:
+        if text:
+            print(f"{name + ':':<13}{text}")
+    for title, packages in (("pip", built.pip if built else ()), ("conda", built.conda if built else ())):
+        if packages:
+            print(f"\nInstalled by {title}:")
+            for package in packages:
+                print(f"  {package}")
+    return 0
+
+
+def build(
+    registered: Annotated[
+        str | None, typer.Argument(help="Name of a registered environment.", metavar="[NAME]")
+    ] = None,
+    pip: Pip = None,
+    requirements: Requirements = None,
+    conda: Conda = None,
+    conda_file: CondaFile = None,
+    channel: Channels = None,
+    python: Python = None,
+    isolated: Isolated = False,
+    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Register it under this name.")] = None,
+    as_json: Json = False,
+) -> int:
+    """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
+    workspace = Workspace.from_config()
+    given = (pip, requirements, conda, conda_file, channel, python)
+    if registered is not None:
+        if any(given) or isolated or name:
+            raise EnvironmentSpecError(
+                f"{registered!r} says what it is made of. Leave the options out, or leave the name out and give --name."
+            )
+        environment = Environment.get(workspace, registered)
+    else:
+        environment = described(
+            definition=None,
+            source_directory=Path.cwd(),
+            python=interpreter(python),
+            layered=not isolated,
+            user_managed=False,
+            pip_packages=pip,
+            pip_requirements_file=requirements,
+            conda_packages=conda,
+            conda_channels=channel,
+            conda_dependencies_file=conda_file,
+            docker_image=None,
+            shm_size=None,
+        )
+        if not environment.needs_build:
+            raise EnvironmentSpecError(
+                "there is nothing to build. Give --pip, --requirements, --conda or --conda-file, or a registered name."
+            )
+    built = None
+    if environment.needs_build:
+        built = _store(workspace).ensure(environment, _base(environment), _say)
+    if name is not None:
+        from dataclasses import replace
+
+        # Checked by its constructor before it is written.
+        environment = replace(environment, name=name, version=None).register(workspace)
+        _say(f"registered as {name!r}, version {environment.version}")
+    if as_json:
+        print_json(
+            {"environment": environment.to_json(), "built": built.to_json() if built is not None else None},
+        )
+    elif built is None:
+        print(_base(environment))
+    else:
+        _say(f"environment {built.key} is ready")
+        print(built.python)
+    return 0
+
+
+def prune(
+    days: Annotated[
+        float, typer.Option("--unused-for", min=0, metavar="DAYS", help="Only those that nobody used for so long.")
+    ] = 0.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Remove environments that no run uses now. Runs that need one again build it again."""
+    workspace = Workspace.from_config(create=False)
+    gone = _store(workspace).prune(unused_for_s=days * _DAY_S, dry_run=dry_run)
+    if as_json:
+        print_json([built.to_json() for built in gone])
+        return 0
+    for built in gone:
+        print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {_installed(built)}")
+    total = sum(built.size_bytes for built in gone)
+    count = f"{len(gone)} environment{'' if len(gone) == 1 else 's'}"
+    print(f"{'Would remove' if dry_run else 'Removed'} {count}, {_size(total)}.")
+    return 0
+
+
+def _store(workspace: Workspace) -> EnvironmentStore:
+    return EnvironmentStore(workspace.path / "environments")
+
+
+def _base(environment: Environment) -> str:
+    return environment.python or sys.executable
+
+
+def _find(store: EnvironmentStore, environment: Environment) -> Built | None:
+    return store.find(environment, _base(environment)) if environment.needs_build else None
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _row(built: Built) -> tuple[str, ...]:
+    return (
+        built.key[:_KEY_SHOWN],
+        _kind(built),
+        _size(built.size_bytes),
+        age(built.last_used_utc),
+        _installed(built),
+    )
+
+
+def _kind(built: Built) -> str:
+    kind = "conda" if built.conda else "pip"
+    return f"{kind}, {'layered' if built.is_layered else 'whole'}"
+
+
+def _installed(built: Built) -> str:
+    return _some([*built.conda, *built.pip]) or "nothing beside the base's"
+
+
+def _wanted(environment: Environment) -> str:
+    lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
+    text = _some([*environment.conda_packages, *environment.pip_packages, *lines])
+    return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
+
+
+def _some(names: list[Any]) -> str:
+    more = len(names) - _PACKAGES_SHOWN
+    return ", ".join(names[:_PACKAGES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _size(size: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size / 1e3:.0f} kB"

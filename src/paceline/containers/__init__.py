@@ -1,0 +1,27 @@
+"""Workers in containers of an image: with podman, docker or apptainer, whichever answers.
+
+A launcher's command line is wrapped in the engine's own: one container for each plain worker, one around a whole
+mpirun. The container has the host's network, process ids and user, and the run's folders under their own paths, so
+that addresses, ports, pids, signals and file names mean the same inside and outside.
+"""
+
+from paceline.containers.command import Mount, wrap
+from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
+from paceline.containers.failure import start_failure
+from paceline.containers.image import check_image, check_image_name
+from paceline.containers.probe import ImagePython, probe
+from paceline.containers.remove import remove
+
+__all__ = [
+    "ENGINE_VARIABLE",
+    "Engine",
+    "ImagePython",
+    "Mount",
+    "check_image",
+    "check_image_name",
+    "find_engine",
+    "probe",
+    "remove",
+    "start_failure",
+    "wrap",
+]

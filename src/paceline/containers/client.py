@@ -1,0 +1,82 @@
+"""Calls of an engine's client that take their time: lines as they come, and an end when it is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from paceline.errors import LauncherError
+
+_POLL_S = 0.1
+_KEPT_LINES = 200
+
+
+def call(
+    argv: Sequence[str],
+    *,
+    say: Callable[[str], None] | None = None,
+    stop: Callable[[], object] | None = None,
+    timeout_s: float | None = None,
+) -> tuple[int, list[str]] | None:
+    """Exit code and last lines of output, standard error's among them; None where `stop()` said to end, and it is ended.
+
+    say: is given each line as it comes.
+
+    Raises:
+        LauncherError: the client can't be started, or took longer than `timeout_s`.
+    """
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        raise LauncherError(f"{argv[0]!r} could not be started: {error.strerror or error}.") from error
+    lines: deque[str] = deque(maxlen=_KEPT_LINES)
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    try:
+        with process, selectors.DefaultSelector() as selector:
+            assert process.stdout is not None
+            selector.register(process.stdout, selectors.EVENT_READ)
+            rest = b""
+            while True:
+                if selector.select(_POLL_S):
+                    data = os.read(process.stdout.fileno(), 1 << 16)
+                    if not data:
+                        break
+                    # A progress bar's lines end with a carriage return alone.
+                    *whole, rest = (rest + data).replace(b"\r", b"\n").split(b"\n")
+                    _take(whole, lines, say)
+                if stop is not None and stop():
+                    return None
+                if deadline is not None and time.monotonic() > deadline:
+                    raise LauncherError(f"{' '.join(argv[:2])} gave no answer in {timeout_s:g} s.")
+            _take([rest], lines, say)
+            return process.wait(), list(lines)
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def reason(lines: Sequence[str]) -> str:
+    """What the engine gave as its reason: its last error, without the words in front that say that it is one."""
+    told = [line.strip() for line in lines if line.strip()]
+    errors = [line for line in told if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
+    last = (errors or told or [""])[-1]
+    for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
+        last = last.removeprefix(prefix).strip()
+    return last.rstrip(".")
+
+
+def _take(whole: Sequence[bytes], lines: deque[str], say: Callable[[str], None] | None) -> None:
+    for raw in whole:
+        line = raw.decode(errors="replace").rstrip()
+        if line:
+            lines.append(line)
+            if say is not None:
+                say(line)

@@ -1,0 +1,207 @@
+"""The command line that runs a command in a container, as a pure function of the command and its launch.
+
+What is shared with the host, and why:
+
+    network           MASTER_ADDR, ports and interfaces mean the same inside
+    process ids       a worker's report of its pid, signals and Open MPI's local ranks too
+    /dev/shm          without shm_size the host's, shared by all workers of a node: NCCL and data loaders meet there;
+                      with it one of that size for each container (apptainer has the host's in any case)
+    user              files in the run's folder belong to who submitted
+    run, work, scratch and library folders, data     under the same paths
+
+The rest is the image's: PATH, LD_LIBRARY_PATH, /tmp, /etc. Of the environment only what Paceline sets and the user's
+`environment_variables` go in, and no value of them ever stands on a command line, which every user of a machine can read.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.containers import inside
+from paceline.containers.engine import Engine
+from paceline.errors import LauncherError
+from paceline.plan import Command, Launch
+
+#: On each container, with the run's id: by it they are found again.
+RUN_LABEL = "paceline.run"
+
+INSIDE = str(Path(inside.__file__).resolve())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """A folder or file of the host that appears in the container under the same path."""
+
+    path: Path
+    read_only: bool = False
+
+
+def wrap(
+    command: Command,
+    launch: Launch,
+    *,
+    engine: Engine,
+    image: str,
+    shm_size: str | None = None,
+    mounts: Sequence[Mount] = (),
+    shell: Mapping[str, str] | None = None,
+) -> Command:
+    """The command that runs `command` in a container of its own. `command` has its PYTHONPATH already (`with_paths`).
+
+    image: what `check_image` returned. mounts: beside the run's own folders: data, the environment's folder.
+    shell: the submitting environment; it counts for those variables alone that `command` has a default for.
+
+    Raises:
+        LauncherError: a path that can't be mounted.
+    """
+    prepared = launch.prepared[command.node_rank]
+    values = _variables(command, launch, shell or {})
+    folders = [
+        Mount(path=launch.run_dir),
+        Mount(path=launch.work_dir),
+        Mount(path=launch.scratch_dir),
+        *library_mounts(launch.library_dir),
+        *mounts,
+    ]
+    options = (
+        ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
+    )
+    for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
+        options += ["--home", home]
+    argv = run_argv(
+        engine,
+        image,
+        (prepared.python, "-I", "-S", INSIDE, *options, "--home", str(launch.scratch_dir), "--", *command.argv),
+        run_id=launch.run_id,
+        name=f"paceline-{launch.run_id}-{launch.attempt}-{command.ranks[0]}",
+        mounts=folders,
+        variables=tuple(values),
+        work_dir=str(launch.work_dir),
+        shm_size=shm_size,
+        gpus=bool(launch.nodes[command.node_rank].gpus),
+    )
+    # By these two a run's processes are found, and the client is one.
+    marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
+    return replace(command, argv=argv, environment=marks | _for_client(engine, values), defaults={})
+
+
+def run_argv(
+    engine: Engine,
+    image: str,
+    command: Sequence[str],
+    *,
+    run_id: str,
+    name: str,
+    mounts: Iterable[Mount] = (),
+    variables: Sequence[str] = (),
+    work_dir: str | None = None,
+    shm_size: str | None = None,
+    gpus: bool = False,
+) -> tuple[str, ...]:
+    """The engine's command line that runs `command` in a container; `variables` are names, their values the client's."""
+    mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
+    program, *arguments = command
+    if not engine.keeps_containers:
+        words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
+        words += ["--pwd", work_dir] if work_dir else []
+        words += ["--nv"] if gpus else []
+        return (*words, image, *command)
+    # No --init: there is no first process to replace in the host's process ids. No log: the client's output is kept.
+    words = [engine.path, "run", "--rm", "--pull=never", "--log-driver=none", "--no-healthcheck", "--name", name]
+    words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host"]
+    words += [f"--shm-size={shm_size}"] if shm_size else ["--ipc=host"]
+    # Folders of the user's home keep their SELinux labels: relabelling them (`:z`) would lock other programs out.
+    words += ["--security-opt", "label=disable", *_user(engine)]
+    words += _gpu_words(engine) if gpus else []
+    words += mounted
+    words += ["--workdir", work_dir] if work_dir else []
+    words += [word for variable in variables for word in ("--env", variable)]
+    # An image's own entry point would take the command for its arguments.
+    return (*words, f"--entrypoint={program}", "--", image, *arguments)
+
+
+def library_mounts(library_dir: Path) -> list[Mount]:
+    """The folder on the workers' PYTHONPATH, and the packages that its links lead to."""
+    links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
+    package = Path(INSIDE).parent.parent
+    real = dict.fromkeys([package, *(link.resolve() for link in links if link.is_symlink() and link.exists())])
+    return [Mount(path=path, read_only=True) for path in (library_dir, *real)]
+
+
+def distinct(mounts: Iterable[Mount]) -> list[Mount]:
+    """The mounts without those that another one brings along; outer folders first, since later ones lie over them."""
+    by_path: dict[Path, bool] = {}
+    for mount in mounts:
+        by_path[mount.path] = mount.read_only and by_path.get(mount.path, True)
+    kept: dict[Path, bool] = {}
+    for path in sorted(by_path, key=lambda path: len(path.parts)):
+        above = next((kept[parent] for parent in path.parents if parent in kept), None)
+        if above is None or above != by_path[path]:
+            kept[path] = by_path[path]
+    return [Mount(path=path, read_only=read_only) for path, read_only in kept.items()]
+
+
+def _mount_word(mount: Mount) -> str:
+    """One line of comma-separated values, as all engines read it: a path may hold colons, commas and quotes."""
+    path = str(mount.path)
+    if not path.startswith("/") or "\n" in path or "\r" in path:
+        raise LauncherError(
+            f"{path!r} can't be mounted in a container: a path has to be absolute and without line breaks. "
+            "Put the workspace and the data elsewhere."
+        )
+    words = ["type=bind", f"source={path}", f"target={path}", *(["readonly"] if mount.read_only else [])]
+    return ",".join('"' + word.replace('"', '""') + '"' if set(word) & {",", '"'} else word for word in words)
+
+
+def _variables(command: Command, launch: Launch, shell: Mapping[str, str]) -> dict[str, str]:
+    """The variables under the names by which they cross into the container.
+
+    The names of our own are the same on both sides, so that a container's first process is known by them as well.
+    """
+    users = launch.job.environment_variables
+    values: dict[str, str] = {}
+    for name, value in command.environment.items():
+        if name == "PATH" and name not in users:
+            continue  # the host's
+        values[name if name.startswith("PACELINE_") else inside.SET + name] = value
+    for name, value in {**_who(), **command.defaults}.items():
+        if name not in command.environment:
+            own = name in command.defaults and name in shell
+            values[(inside.SET if own else inside.DEFAULT) + name] = shell[name] if own else value
+    return values
+
+
+def _who() -> dict[str, str]:
+    """Names for a user id that the image's /etc/passwd does not have; `getpass.getuser()`, and so torch, fails without."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())
+    return {"USER": name, "LOGNAME": name}
+
+
+def _for_client(engine: Engine, values: Mapping[str, str]) -> dict[str, str]:
+    """The client's own variables by which the container gets these."""
+    if engine.keeps_containers:
+        return dict(values)
+    return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
+
+
+def _user(engine: Engine) -> list[str]:
+    """The same user inside: in a rootless engine's user namespace, that is, whom the engine maps there."""
+    uid, gid = os.getuid(), os.getgid()
+    if engine.kind == "podman":
+        return ["--userns=keep-id", f"--user={uid}:{gid}"] if engine.is_rootless and uid else [f"--user={uid}:{gid}"]
+    if engine.is_rootless:
+        return ["--user=0:0"]
+    groups = sorted({group for group in os.getgroups() if group != gid}) if uid else []
+    return [f"--user={uid}:{gid}", *(word for group in groups for word in ("--group-add", str(group)))]
+
+
+def _gpu_words(engine: Engine) -> list[str]:
+    # All of them: given some alone, a container numbers those from 0, and CUDA_VISIBLE_DEVICES would name others.
+    return ["--device=nvidia.com/gpu=all"] if engine.kind == "podman" else ["--gpus=all"]

@@ -1,0 +1,151 @@
+"""Which container engine there is, and whether it answers.
+
+A program of the right name is not enough: docker's client is useless without its daemon, some machines have a `docker`
+that is podman, and others one that only prints how to get the real thing. So an engine counts if it names itself and
+then says something that only a working one can.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.errors import LauncherError
+
+#: Names the engine to use: a program on PATH, or a path.
+ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
+
+#: Looked for in this order. Podman first: it needs no daemon, and its containers are children of their run.
+_PROGRAMS = ("podman", "docker", "apptainer", "singularity")
+_NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
+#: An engine on a machine under load; podman's first call after a boot sets its storage up.
+_ANSWER_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """A container engine that has answered.
+
+    kind: "podman", "docker", "apptainer" or "singularity", by what it says of itself, whatever its file is called.
+    path: its client. is_rootless: its containers' root is the user who runs it, not the machine's.
+    """
+
+    kind: str
+    path: str
+    version: str
+    is_rootless: bool = False
+
+    @property
+    def keeps_containers(self) -> bool:
+        """Whether a container is a thing that may outlast its client; with apptainer it is a process like any other."""
+        return self.kind in ("podman", "docker")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Engine:
+        return cls(**data)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.version}{' (rootless)' if self.is_rootless else ''}"
+
+
+def find_engine(environment: Mapping[str, str] | None = None) -> Engine:
+    """The engine that `PACELINE_CONTAINER_ENGINE` names, else the first of podman, docker and apptainer that answers.
+
+    environment: None is this process's own.
+
+    Raises:
+        LauncherError: none answers; the message says what was found, why it does not do, and what to install.
+    """
+    variables = os.environ if environment is None else environment
+    named = variables.get(ENGINE_VARIABLE)
+    reasons = []
+    for program in (named,) if named else _PROGRAMS:
+        path = shutil.which(program, path=variables.get("PATH", os.defpath))
+        if path is None:
+            reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
+            continue
+        found = _ask(os.path.abspath(path), variables)
+        if isinstance(found, Engine):
+            return found
+        reasons.append(found)
+    if named:
+        raise LauncherError(
+            f"{ENGINE_VARIABLE}={named!r}, but {reasons[0]}. Name a podman, docker or apptainer that works, or unset it."
+        )
+    raise LauncherError(
+        "custom_docker_image needs podman, docker or apptainer, and none of them can be used: "
+        f"{'; '.join(reasons)}. Install podman (apt-get install podman, dnf install podman), or start Docker's daemon, "
+        f"or name an engine elsewhere with {ENGINE_VARIABLE}."
+    )
+
+
+def _ask(path: str, variables: Mapping[str, str]) -> Engine | str:
+    """The engine at this path, or why it does not do."""
+    code, text = _output([path, "--version"], variables)
+    itself = _NAMES_ITSELF.search(text)
+    if code != 0 or itself is None:
+        return f"{path} is no container engine that is known here ({_first_line(text) or f'exit code {code}'})"
+    kind, version = itself[1].lower(), itself[2]
+    if kind == "podman":
+        return _podman(path, version, variables)
+    if kind == "docker":
+        return _docker(path, version, variables)
+    return Engine(kind=kind, path=path, version=version, is_rootless=True)
+
+
+def _podman(path: str, version: str, variables: Mapping[str, str]) -> Engine | str:
+    code, text = _output([path, "info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"], variables)
+    words = text.split()
+    if code != 0 or len(words) < 2:
+        return f"{path} does not work: {_last_line(text) or f'`podman info` ended with exit code {code}'}"
+    if words[-1] == "true":
+        return f"{path} serves another machine, where this one's folders are not"
+    return Engine(kind="podman", path=path, version=version, is_rootless=words[-2] == "true")
+
+
+def _docker(path: str, version: str, variables: Mapping[str, str]) -> Engine | str:
+    code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
+    server = re.search(r"server=(\S+) (.*)", text)
+    # Older clients end with 0 and an empty version when the daemon is away.
+    if code != 0 or server is None:
+        reason = _last_line(text) or f"`docker info` ended with exit code {code}"
+        return f"{path} has no daemon that answers it: {reason}"
+    return Engine(kind="docker", path=path, version=server[1], is_rootless="name=rootless" in server[2])
+
+
+def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code, and standard output after standard error: what was asked for comes last."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            check=False,
+            env=dict(variables),
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"it gave no answer in {_ANSWER_S:g} s"
+    except OSError as error:
+        return -1, error.strerror or str(error)
+    if done.returncode != 0:
+        return done.returncode, f"{done.stdout}\n{done.stderr}"
+    return done.returncode, f"{done.stderr}\n{done.stdout}"
+
+
+def _first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "").rstrip(".")

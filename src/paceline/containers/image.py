@@ -1,0 +1,89 @@
+"""Whether an image is there, and its arrival where it is not."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from paceline.containers.client import call, reason
+from paceline.containers.engine import Engine
+from paceline.errors import LauncherError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
+#: A first part of a name that is a registry, not a folder on Docker's: it has a dot or a port, or is localhost.
+_REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
+
+
+def check_image_name(image: str) -> None:
+    """Refuse what can't be the name of an image; needs no engine.
+
+    Raises:
+        LauncherError: the name is empty, looks like an option, or has a character that no image's name has.
+    """
+    if _is_file(image) or _NAME.fullmatch(image):
+        return
+    raise LauncherError(
+        f"custom_docker_image={image!r} is not the name of an image. "
+        "Write it as [registry/]name[:tag], such as 'docker.io/pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime'."
+    )
+
+
+def check_image(
+    engine: Engine, image: str, say: Callable[[str], None], stop: Callable[[], object] | None = None
+) -> str | None:
+    """What the engine is to run: the image's id, so that all workers of all attempts have the same one.
+
+    An image that is not there is pulled; the pull's own lines go to `say`. None where `stop()` said to end. With
+    apptainer the name as apptainer takes it: it fetches and converts the image when it first runs it.
+
+    Raises:
+        LauncherError: there is no such image, or it can't be had; with the engine's own reason.
+    """
+    check_image_name(image)
+    if not engine.keeps_containers:
+        return image if _is_file(image) or "://" in image else f"docker://{image}"
+    found = _id(engine, image, stop)
+    if found != "":
+        return found
+    if image.startswith("localhost/"):
+        # Podman's name for what was made here: no registry has it.
+        raise LauncherError(
+            f"custom_docker_image={image!r}: {engine.kind} has no such image on this machine "
+            f"({engine.kind} images shows those it has). Build or load it, or name one of a registry."
+        )
+    name = full_name(image)
+    say(f"{engine.kind} pull {name}")
+    pulled = call([engine.path, "pull", name], say=say, stop=stop)
+    if pulled is None:
+        return None
+    if pulled[0] == 0:
+        found = _id(engine, name, stop)
+        if found != "":
+            return found
+    raise LauncherError(
+        f"custom_docker_image={image!r} is not on this machine, and {engine.kind} could not pull {name!r}: "
+        f"{reason(pulled[1]) or f'exit code {pulled[0]}'}. Check the name and its tag, and log in where the registry "
+        f"asks for it ({engine.kind} login)."
+    )
+
+
+def full_name(image: str) -> str:
+    """The name with the registry that Docker means by a name without one. Podman would ask, or refuse."""
+    if _REGISTRY.match(image):
+        return image
+    return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
+
+
+def _id(engine: Engine, image: str, stop: Callable[[], object] | None) -> str | None:
+    """The image's id; "" where it is not on this machine, None where `stop()` said to end."""
+    done = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image], stop=stop)
+    if done is None:
+        return None
+    code, lines = done
+    found = next((line[3:] for line in lines if line.startswith("id=")), "")
+    return found if code == 0 else ""
+
+
+def _is_file(image: str) -> bool:
+    return image.endswith(".sif") and os.path.isfile(image)

@@ -1,0 +1,82 @@
+"""Ends what an engine still has of a run: containers whose client was killed, and what they wrote into their layers."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Sequence
+
+from paceline.containers.command import RUN_LABEL
+from paceline.containers.engine import Engine
+
+_CALL_S = 60.0
+_TRIES = 5
+#: How long a daemon may take to make a container for a client that was killed meanwhile.
+_SETTLE_S = 0.25
+
+
+def remove(engine: Engine, run_id: str) -> int:
+    """Kill and remove every container of the run; how many there were. Never raises: it runs when a run is being ended.
+
+    Quick where there is none. Not to be called while workers of the run are wanted.
+    """
+    if not engine.keeps_containers:
+        return 0
+    removed: set[str] = set()
+    for turn in range(_TRIES):
+        found = _containers(engine, run_id)
+        if not found and turn == 0 and engine.kind == "docker":
+            time.sleep(_SETTLE_S)
+            continue
+        if not found:
+            break
+        removed.update(found)
+        runtimes = _runtimes(engine, found)
+        # With the volumes that the image asks for, and at once: its processes have had their grace period.
+        _output([engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *found])
+        for runtime in runtimes:
+            for container in found:
+                _output([*runtime, "delete", "--force", container])
+    return len(removed)
+
+
+def _containers(engine: Engine, run_id: str) -> list[str]:
+    """Ids of the run's containers in whatever state; podman's half-made ones, known by their name alone, among them."""
+    listed = [engine.path, "ps", "--all", "--no-trunc"]
+    found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
+    if engine.kind == "podman":
+        for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
+            container, _, name = line.partition(" ")
+            if name.strip().startswith(f"paceline-{run_id}-"):
+                found.append(container)
+    return list(dict.fromkeys(found))
+
+
+def _runtimes(engine: Engine, containers: Sequence[str]) -> list[list[str]]:
+    """The programs below podman that made these containers.
+
+    Killed between the runtime's first step and its own note of it, podman removes a container without telling the
+    runtime, whose state and empty control group would stay until the next boot. Docker's daemon is not killed.
+    """
+    if engine.kind != "podman":
+        return []
+    shown = _output([engine.path, "container", "inspect", "--format", "{{.OCIRuntime}}", *containers])
+    inside = [engine.path, "unshare"] if engine.is_rootless else []
+    return [[*inside, runtime] for runtime in dict.fromkeys(shown.split())]
+
+
+def _output(argv: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=_CALL_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

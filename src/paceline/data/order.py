@@ -1,0 +1,226 @@
+"""One global order of a data set's samples, computed position by position; nobody holds it as a whole.
+
+The sample at a position depends on length, seed, epoch and position alone, so every rank computes its own, at any world
+size, and a resumed run goes on anywhere. Standard library alone, with the same result; numpy, if it is there, is faster.
+
+The permutation is a Feistel network of 8 rounds over the numbers of b bits, the fewest that hold the length but
+at least 8, as in Luby and Rackoff (1988); halves of b // 2 and b - b // 2 bits are changed in turn. What falls outside
+the length is put through again until it falls inside: cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite
+Domains", 2002).
+The round function is Chris Wellons' `lowbias32` (github.com/skeeto/hash-prospector) of the other half xor the round's key;
+the keys are the eight big-endian words of SHA-256 of "paceline order 1 seed=<seed> epoch=<epoch>".
+It is frozen: checkpoints hold positions in it.
+"""
+
+from __future__ import annotations
+
+import operator
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+#: The longest order: halves of 31 bits.
+MAX_LENGTH = 1 << 62
+
+# Positions that are computed at once. With numpy, calls cost more than numbers if there are fewer.
+_CHUNK, _NUMPY_CHUNK = 1 << 12, 1 << 16
+# Up to this many bits a half, pure Python keeps the rounds as tables (at most 8 x 4096 numbers).
+_TABLE_BITS = 12
+# A network over fewer bits can't reach every order of a handful of samples equally often.
+_LEAST_BITS = 8
+
+
+class GlobalOrder(Sequence[int]):
+    """The samples 0 .. length - 1 of one epoch, in an order of their own: `order[position]` is a sample's number.
+
+    A slice gives an `array.array('q')`, which numpy and torch take without a copy (`numpy.asarray(order[:100])`).
+
+    seed, epoch: any integers. shuffle: with False, the order is 0, 1, 2, ...
+
+    Raises:
+        DataError: a length, seed or epoch that is no integer, a length below 0 or over 2**62.
+    """
+
+    def __init__(self, length: int, seed: int = 0, epoch: int = 0, *, shuffle: bool = True) -> None:
+        self.length = _integer("length", length)
+        self.seed = _integer("seed", seed)
+        self.epoch = _integer("epoch", epoch)
+        self.shuffle = bool(shuffle)
+        if not 0 <= self.length <= MAX_LENGTH:
+            raise DataError(f"length={length!r}: a number of samples is 0 or more, and at most 2**62.")
+        self._network = _Network(self.length, _keys(self.seed, self.epoch)) if self.shuffle and self.length else None
+
+    def __len__(self) -> int:
+        return self.length
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> array[int]: ...
+
+    def __getitem__(self, index: int | slice) -> int | array[int]:
+        if isinstance(index, slice):
+            return self.samples(range(self.length)[index])
+        position = range(self.length)[index]
+        return position if self._network is None else self._network.walk(position)
+
+    def __iter__(self) -> Iterator[int]:
+        for chunk in self.chunks(range(self.length)):
+            yield from chunk
+
+    def __repr__(self) -> str:
+        shown = "" if self.shuffle else ", shuffle=False"
+        return f"GlobalOrder({self.length}, seed={self.seed}, epoch={self.epoch}{shown})"
+
+    def samples(self, positions: range) -> array[int]:
+        """The samples at these positions, all at once. Positions from `length` on stand for those from 0 on."""
+        out = array("q", [0]) * len(positions)
+        done = 0
+        for chunk in self.chunks(positions):
+            out[done : done + len(chunk)] = chunk
+            done += len(chunk)
+        return out
+
+    def chunks(self, positions: range) -> Iterator[array[int]]:
+        """The same, piece by piece, computed as they are asked for."""
+        # For a small domain plain Python is as fast: numpy would go round and round with a few numbers.
+        numpy = _numpy() if self.length >= 1 << _LEAST_BITS else None
+        size = _CHUNK if numpy is None else _NUMPY_CHUNK
+        for start in range(0, len(positions), size):
+            piece = positions[start : start + size]
+            if numpy is None:
+                inside = array("q", (position % self.length for position in piece))
+                yield inside if self._network is None else self._network.permute(inside)
+                continue
+            out = array("q", [0]) * len(piece)
+            values = numpy.frombuffer(out, numpy.int64)
+            values[:] = numpy.arange(piece.start, piece.stop, piece.step)
+            if max(piece[0], piece[-1]) >= self.length:
+                values %= self.length
+            if self._network is not None:
+                self._network.permute_numpy(values)
+            yield out
+
+
+class _Network:
+    """A permutation of 0 .. length - 1."""
+
+    def __init__(self, length: int, keys: tuple[int, ...]) -> None:
+        bits = max(_LEAST_BITS, (length - 1).bit_length())
+        self._length = length
+        self._keys = keys
+        self._right_bits = bits - bits // 2
+        self._left_mask = (1 << bits // 2) - 1
+        self._right_mask = (1 << self._right_bits) - 1
+        self._tables: list[list[int]] | None = None
+
+    def walk(self, value: int) -> int:
+        """Where `value` goes, in plain Python."""
+        while True:
+            left, right = value >> self._right_bits, value & self._right_mask
+            for number, key in enumerate(self._keys):
+                if number % 2 == 0:
+                    left ^= _lowbias32(right ^ key) & self._left_mask
+                else:
+                    right ^= _lowbias32(left ^ key) & self._right_mask
+            value = left << self._right_bits | right
+            if value < self._length:
+                return value
+
+    def permute(self, values: array[int]) -> array[int]:
+        """Where each of `values` goes, in plain Python; by tables, a few times as fast, where they are small."""
+        if self._right_bits > _TABLE_BITS:
+            return array("q", map(self.walk, values))
+        if self._tables is None:
+            self._tables = [
+                [_lowbias32(half ^ key) & into for half in range(of + 1)]
+                for number, key in enumerate(self._keys)
+                for of, into in [(self._right_mask, self._left_mask)[:: 1 if number % 2 == 0 else -1]]
+            ]
+        t0, t1, t2, t3, t4, t5, t6, t7 = self._tables
+        shift, mask, length = self._right_bits, self._right_mask, self._length
+        out = array("q")
+        for start in values:
+            value = start
+            while True:
+                left, right = value >> shift, value & mask
+                left ^= t0[right]
+                right ^= t1[left]
+                left ^= t2[right]
+                right ^= t3[left]
+                left ^= t4[right]
+                right ^= t5[left]
+                left ^= t6[right]
+                right ^= t7[left]
+                value = left << shift | right
+                if value < length:
+                    break
+            out.append(value)
+        return out
+
+    def permute_numpy(self, values: npt.NDArray[np.int64]) -> None:
+        """The same, in place."""
+        values[:] = self._rounds(values)
+        outside = (values >= self._length).nonzero()[0]
+        while len(outside):
+            walked = self._rounds(values[outside])
+            values[outside] = walked
+            outside = outside[walked >= self._length]
+
+    def _rounds(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        import numpy as np
+
+        left = (values >> self._right_bits).astype(np.uint32)
+        right = (values & self._right_mask).astype(np.uint32)
+        mixed, shifted = np.empty_like(left), np.empty_like(left)
+        for number, key in enumerate(self._keys):
+            changed, other = (left, right) if number % 2 == 0 else (right, left)
+            np.bitwise_xor(other, np.uint32(key), out=mixed)
+            for shift, factor in _LOWBIAS32:
+                np.right_shift(mixed, np.uint32(shift), out=shifted)
+                np.bitwise_xor(mixed, shifted, out=mixed)
+                if factor:
+                    np.multiply(mixed, np.uint32(factor), out=mixed)
+            mixed &= np.uint32(self._left_mask if number % 2 == 0 else self._right_mask)
+            changed ^= mixed
+        return left.astype(np.int64) << self._right_bits | right
+
+
+# x ^= x >> shift, x *= factor
+_LOWBIAS32 = ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 0))
+
+
+def _lowbias32(x: int) -> int:
+    x = (x ^ x >> 16) * 0x7FEB352D & 0xFFFFFFFF
+    x = (x ^ x >> 15) * 0x846CA68B & 0xFFFFFFFF
+    return x ^ x >> 16
+
+
+def _keys(seed: int, epoch: int) -> tuple[int, ...]:
+    import hashlib
+
+    digest = hashlib.sha256(f"paceline order 1 seed={seed} epoch={epoch}".encode()).digest()
+    return tuple(int.from_bytes(digest[start : start + 4], "big") for start in range(0, 32, 4))
+
+
+def _numpy() -> Any:
+    """numpy, or None where there is none that can be imported."""
+    try:
+        import numpy
+    except ImportError:
+        return None
+    return numpy
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DataError(f"{name}={value!r} is no integer.") from None

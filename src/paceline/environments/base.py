@@ -1,0 +1,191 @@
+"""The interpreter that an environment is made from: what it is, and what it has installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.errors import EnvironmentSpecError
+from paceline.runs.files import read_json, write_json
+
+_TIMEOUT_S = 60
+
+# What `facts` finds out about another interpreter. PYTHON* variables are not for it, and neither is a module of the
+# working directory.
+_ASK = (
+    "import sys; sys.path[:] = [p for p in sys.path if p]; exec(sys.argv[1]); print(__import__('json').dumps(facts()))"
+)
+_FACTS = """
+def facts():
+    import os, platform, site, sys, sysconfig
+    folders = list(site.getsitepackages())
+    config = os.path.join(sys.prefix, "pyvenv.cfg")
+    isolated = False
+    if sys.prefix != sys.base_prefix and os.path.isfile(config):
+        with open(config, encoding="utf-8") as file:
+            words = [line.partition("=") for line in file.read().lower().splitlines()]
+        isolated = ("false" in [value.strip() for key, _, value in words if key.strip() == "include-system-site-packages"])
+    user = site.getusersitepackages()
+    return {
+        "python": sys.executable,
+        "prefix": sys.prefix,
+        "version": platform.python_version(),
+        "implementation": sys.implementation.name,
+        "platform": sysconfig.get_platform(),
+        "site_folders": folders,
+        "user_folder": None if isolated or sys.flags.no_user_site and not sys.flags.isolated else user,
+    }
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """An interpreter.
+
+    site_folders: where what it has installed lies, in the order in which it looks. user_folder: the user's own, which it
+        looks into before these; None where it does not.
+    """
+
+    python: str
+    prefix: str
+    version: str
+    implementation: str
+    platform: str
+    site_folders: tuple[str, ...]
+    user_folder: str | None
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All folders in which packages are installed that are there now."""
+        user = () if self.user_folder is None or os.environ.get("PYTHONNOUSERSITE") else (self.user_folder,)
+        return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
+
+    def identity(self) -> dict[str, str]:
+        """What an environment that is made from it depends on."""
+        return {
+            "python": self.python,
+            "version": self.version,
+            "implementation": self.implementation,
+            "platform": self.platform,
+            "machine": platform.machine(),
+        }
+
+    def installed(self) -> list[str]:
+        """Name and version of each distribution, by the names of their folders: nothing is opened.
+
+        Of an editable one the folder's name says nothing of a change in what it requires; its time does.
+        """
+        found = []
+        for folder in self.folders:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
+                        found.append(entry.name)
+                    elif entry.name.endswith(".pth"):
+                        found.append(f"{entry.name} {entry.stat().st_size}")
+        return sorted(set(found))
+
+
+def base(python: str, cache_dir: Path) -> Base:
+    """The facts about an interpreter: of this process at once, of another by running it, once.
+
+    Raises:
+        EnvironmentSpecError: there is no such interpreter, or it does not run.
+    """
+    if python == sys.executable:
+        return _here()
+    path = shutil.which(os.path.expanduser(python))
+    if path is None:
+        raise EnvironmentSpecError(
+            f"there is no interpreter {python!r}, which the environment is to be made from. Give the path of one, such as "
+            f"{sys.executable!r}."
+        )
+    path = os.path.abspath(path)
+    stamp = _stamp(path)
+    if (path, stamp) not in _known:
+        _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)
+    return _known[path, stamp]
+
+
+_known: dict[tuple[str, str], Base] = {}
+_own: list[Base] = []
+
+
+def _here() -> Base:
+    if not _own:
+        names: dict[str, object] = {}
+        exec(_FACTS, names)
+        facts = names["facts"]
+        assert callable(facts)
+        _own.append(_made(facts()))
+    return _own[0]
+
+
+def _made(values: dict[str, object]) -> Base:
+    folders = values["site_folders"]
+    assert isinstance(folders, list)
+    return Base(**(values | {"site_folders": tuple(folders)}))  # type: ignore[arg-type]
+
+
+def _stamp(path: str) -> str:
+    """Changes when the interpreter, or the configuration of the venv around it, is another."""
+    stamps = []
+    for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
+        try:
+            found = os.stat(each)
+            stamps.append(f"{found.st_ino}-{found.st_size}-{found.st_mtime_ns}")
+        except OSError:
+            stamps.append("-")
+    return " ".join(stamps)
+
+
+def _cache_file(path: str, cache_dir: Path) -> Path:
+    import hashlib
+
+    return cache_dir / f"{hashlib.sha256(os.fsencode(path)).hexdigest()[:24]}.json"
+
+
+def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
+    kept = read_json(_cache_file(path, cache_dir))
+    if not isinstance(kept, dict) or kept.get("asked") != path or kept.get("stamp") != stamp:
+        return None
+    try:
+        return _made(kept["base"])
+    except (KeyError, TypeError, AssertionError):
+        return None
+
+
+def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            [path, "-c", _ASK, _FACTS],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+        found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
+        raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
+    if found is None:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {last}.")
+    # The path that was asked for: another name of the same program may be another environment.
+    found = Base(**(asdict(found) | {"python": path, "site_folders": found.site_folders}))
+    try:
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(found)})
+    except OSError:
+        pass  # the next process asks again, that is all
+    return found

@@ -1,0 +1,132 @@
+"""One environment, built in its place: virtual environments and conda prefixes can't be moved."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from paceline.environments import conda, venv
+from paceline.environments.base import Base
+from paceline.environments.built import Built
+from paceline.environments.environment import Environment
+from paceline.environments.pip_install import Installer
+from paceline.environments.program import Say
+from paceline.environments.visible import Visible
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+
+
+def check(environment: Environment, base: Base) -> None:
+    """Refuse what can't be built with this base, before anything is done.
+
+    Raises:
+        EnvironmentSpecError: the message says what.
+    """
+    if environment.user_managed:
+        raise EnvironmentSpecError("a user-managed environment is used as it is; there is nothing to build.")
+    if environment.uses_conda:
+        conda.check(environment)
+    elif environment.python_version and not _is_of(base.version, environment.python_version):
+        raise EnvironmentSpecError(
+            f"python_version={environment.python_version!r}, but {base.python!r} is {base.version}, and pip packages are "
+            f"installed for that. Give python= the path of a Python {environment.python_version}, or add "
+            f"conda_packages=['python={environment.python_version}']."
+        )
+
+
+def build(key: str, environment: Environment, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
+    """The environment, made at `prefix`, where nothing is yet.
+
+    lock_fd: held by the programs of the build too.
+
+    Raises:
+        EnvironmentBuildError: it could not be made; what was made of it stays, and counts for nothing.
+    """
+    started = time.monotonic()
+    variables = venv.build_environment()
+    uv = venv.find_uv()
+    packages: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    own_python = False
+    if environment.uses_conda:
+        packages, urls = conda.install(environment, prefix, variables, say, lock_fd)
+        own_python = any(each.startswith("python=") for each in packages)
+        if own_python and environment.layered:
+            raise EnvironmentBuildError(
+                f"layered=True, but the conda packages bring a Python of their own ({_python_of(packages)}), which does not see "
+                "what the submitting interpreter has installed. Write layered=False and name all that the script needs, or "
+                "take what needs Python from pip."
+            )
+        if not own_python:
+            say(f"no Python is among the conda packages: the environment takes that of {base.python}")
+    if not own_python:
+        venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
+    seen = base.folders if environment.layered else ()
+    if seen:
+        venv.show(seen, prefix)
+    python = prefix / "bin" / "python"
+    if own_python:
+        base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
+    installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
+    before = installer.own().versions() if own_python else set()
+    installer.install(environment)
+    own = installer.own()
+    added = sorted(own.versions() - before)
+    created = _utc(time.time())
+    return Built(
+        key=key,
+        prefix=prefix,
+        python=python,
+        bin_dir=prefix / "bin",
+        variables=_variables(environment, prefix),
+        base_python=base.python,
+        is_layered=environment.layered,
+        environment=environment,
+        locked=replace(environment, locked_pip=_locks(own, added), locked_conda=urls),
+        pip=tuple(added),
+        conda=packages,
+        created_utc=created,
+        build_s=round(time.monotonic() - started, 3),
+        size_bytes=_size(prefix),
+        last_used_utc=created,
+    )
+
+
+def _locks(own: Visible, added: list[str]) -> tuple[str, ...]:
+    return own.locks(added)
+
+
+def _variables(environment: Environment, prefix: Path) -> dict[str, str]:
+    if not environment.uses_conda:
+        return {"VIRTUAL_ENV": str(prefix)}
+    # A conda Python, unlike that of a venv, would look into the user's own site-packages.
+    return {"CONDA_PREFIX": str(prefix), "CONDA_DEFAULT_ENV": str(prefix), "CONDA_SHLVL": "1", "PYTHONNOUSERSITE": "1"}
+
+
+def _python_of(packages: tuple[str, ...]) -> str:
+    """Such as "python 3.11.9"."""
+    return next(each for each in packages if each.startswith("python=")).replace("=", " ", 1).partition("=")[0]
+
+
+def _is_of(version: str, wanted: str) -> bool:
+    return version == wanted or version.startswith(f"{wanted}.")
+
+
+def _size(folder: Path) -> int:
+    total, seen = 0, set()
+    for top, _, names in os.walk(folder):
+        for name in names:
+            try:
+                found = os.lstat(os.path.join(top, name))
+            except OSError:
+                continue
+            if found.st_ino not in seen:
+                seen.add(found.st_ino)
+                total += found.st_blocks * 512
+    return total
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

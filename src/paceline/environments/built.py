@@ -1,0 +1,72 @@
+"""A finished environment: where it lies and what was installed into it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.environments.environment import Environment
+
+#: Written last into the environment's folder: without it, the folder is what a build left that did not end.
+RECORD = "paceline-environment.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """An environment that is there.
+
+    python: its interpreter. bin_dir: its programs, to be put first on PATH. variables: what its processes need beside
+        that. base_python: the interpreter that it was made from.
+    is_layered: whether what that has installed is there too.
+    environment: as asked for. locked: the same with the exact versions that were installed.
+    pip: "name==version" of what pip packages brought into it. conda: "name=version=build".
+    size_bytes: on disk, counted once for files that share it. last_used_utc: when it was last found or held.
+    """
+
+    key: str
+    prefix: Path
+    python: Path
+    bin_dir: Path
+    variables: Mapping[str, str]
+    base_python: str
+    is_layered: bool
+    environment: Environment
+    locked: Environment
+    pip: tuple[str, ...]
+    conda: tuple[str, ...]
+    created_utc: str
+    build_s: float
+    size_bytes: int
+    last_used_utc: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
+            "prefix": str(self.prefix),
+            "python": str(self.python),
+            "bin_dir": str(self.bin_dir),
+            "variables": dict(self.variables),
+            "environment": self.environment.to_json(),
+            "locked": self.locked.to_json(),
+            "pip": list(self.pip),
+            "conda": list(self.conda),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Built:
+        """What `to_json` wrote."""
+        values = dict(data)
+        return cls(
+            **values
+            | {name: Path(values[name]) for name in ("prefix", "python", "bin_dir")}
+            | {name: Environment.from_json(values[name]) for name in ("environment", "locked")}
+            | {name: tuple(values[name]) for name in ("pip", "conda")}
+        )
+
+    def asked_as(self, environment: Environment) -> Built:
+        """The same, for an environment of equal content: its name and variables are its own."""
+        locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
+        return replace(self, environment=environment, locked=locked)

@@ -1,0 +1,181 @@
+"""The rules for the values of an `Environment`, by the standard library alone: workers read environments too."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from paceline.environments.local_paths import absolute
+from paceline.errors import EnvironmentSpecError
+
+if TYPE_CHECKING:
+    from paceline.environments.environment import Environment
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+#: The fields that are tuples of strings, each with an example of what belongs there.
+_LISTS = {
+    "pip_packages": "einops==0.8.0",
+    "pip_constraints": "numpy<3",
+    "conda_packages": "ffmpeg=7",
+    "conda_channels": "conda-forge",
+    "locked_pip": "einops==0.8.0",
+    "locked_conda": "https://conda.anaconda.org/conda-forge/noarch/x-1-0.conda#<sha256>",
+}
+
+# `${NAME}` in the password's place is filled in when the line is read. A port ("host:8080/") is no password.
+_PASSWORD = re.compile(r"://[^/@\s:]*:(?!\$\{)(?!\d+/)[^@\s]+@")
+#: A token in the user's place, as code hosts and package indexes take it.
+_TOKEN = re.compile(r"https?://(?=[^/@\s:]*\d)(?!\$\{)[^/@\s:]{20,}@")
+#: A token in the path of a conda channel, as conda servers take it.
+_CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
+_CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
+
+
+def normalise(environment: Environment) -> None:
+    """Put tuples and a copied dict in place of what was given, and make local paths absolute.
+
+    Raises:
+        EnvironmentSpecError: a value is not of its type.
+    """
+    for field, example in _LISTS.items():
+        values = _strings(field, getattr(environment, field), example)
+        if field == "pip_packages":
+            values = tuple(absolute(value) for value in values)
+        object.__setattr__(environment, field, values)
+    variables = environment.environment_variables
+    if not isinstance(variables, Mapping):
+        raise EnvironmentSpecError(f"environment_variables={variables!r} is not a dict of strings.")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_]\w*", name):
+            raise EnvironmentSpecError(
+                f"environment_variables has {name!r}: {value!r}. A name is letters, digits and _, and both are strings."
+            )
+    object.__setattr__(environment, "environment_variables", dict(variables))
+
+
+def check(environment: Environment) -> None:
+    """Refuse values that are wrong in themselves, or contradict each other.
+
+    Raises:
+        EnvironmentSpecError: one is; the message names it and what to write instead.
+    """
+    _check_scalars(environment)
+    for field in ("pip_packages", "pip_constraints", "locked_pip"):
+        for value in getattr(environment, field):
+            _check_secret(field, value)
+    for number, line in enumerate((environment.pip_requirements or "").splitlines(), start=1):
+        _check_secret(f"pip_requirements, line {number},", line)
+    for field in ("conda_channels", "conda_packages", "locked_conda"):
+        for value in getattr(environment, field):
+            _check_channel(field, value)
+    _check_contradictions(environment)
+
+
+def check_name(name: Any) -> None:
+    """Refuse what can't be the name of an environment, which is the name of a folder too.
+
+    Raises:
+        EnvironmentSpecError: it can't.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise EnvironmentSpecError(
+            f"name={name!r} can't be an environment's name. Begin with a letter or digit, go on with letters, digits, "
+            "'_', '-' and '.', 128 in all at most."
+        )
+
+
+def names_python(spec: str) -> bool:
+    """Whether a conda package's spec is for Python itself."""
+    return _CONDA_PYTHON.match(spec.strip()) is not None
+
+
+def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
+    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
+        raise EnvironmentSpecError(f"{field}={values!r} is not a list of strings. Write {field}=[{example!r}].")
+    found = tuple(values)
+    for value in found:
+        if not isinstance(value, str):
+            raise EnvironmentSpecError(f"{field} has {value!r}, which is not a string. Write {field}=[{example!r}].")
+        if not value.strip():
+            raise EnvironmentSpecError(f"{field} has an empty name. Leave it out, or name a package: {example!r}.")
+        if any(character in value for character in "\n\r\0"):
+            raise EnvironmentSpecError(
+                f"{field} has {value!r}, which is more than one line. Give each a string of its own."
+            )
+    return tuple(value.strip() for value in found)
+
+
+def _check_scalars(environment: Environment) -> None:
+    if environment.name is not None:
+        check_name(environment.name)
+    version = environment.version
+    if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
+        raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
+    for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):
+        value = getattr(environment, field)
+        if value is not None and (
+            not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
+        ):
+            raise EnvironmentSpecError(f"{field}={value!r} is not a text. Give a string, or None.")
+    for field in ("layered", "user_managed"):
+        if not isinstance(getattr(environment, field), bool):
+            raise EnvironmentSpecError(f"{field}={getattr(environment, field)!r} is not a bool. Write True or False.")
+    if environment.python_version is not None and not re.fullmatch(r"3(\.\d+){1,2}", environment.python_version):
+        raise EnvironmentSpecError(f'python_version={environment.python_version!r} is not a version such as "3.11".')
+    if environment.python is not None and not environment.docker_image and not os.path.isabs(environment.python):
+        raise EnvironmentSpecError(
+            f"python={environment.python!r} is not an absolute path. Give the path of an interpreter, such as {_example()!r}."
+        )
+
+
+def _example() -> str:
+    return "/usr/bin/python3"
+
+
+def _check_secret(field: str, value: str) -> None:
+    # The value itself would end up in logs.
+    if _PASSWORD.search(value) or _TOKEN.search(value):
+        raise EnvironmentSpecError(
+            f"{field} has a URL with a password or a token in it, which would be kept with the run. Write ${{NAME}} in its "
+            "place and set the variable NAME (capitals): pip and uv fill it in from the environment when they read the line."
+        )
+
+
+def _check_channel(field: str, value: str) -> None:
+    if _PASSWORD.search(value) or _TOKEN.search(value) or _CONDA_TOKEN.search(value):
+        raise EnvironmentSpecError(
+            f"{field} has a URL with a password or a token in it, which would be kept with the run. Leave it out, and give "
+            'it in a file that RATTLER_AUTH_FILE names, such as {"conda.example.org": {"BearerToken": "..."}}.'
+        )
+
+
+def _check_contradictions(environment: Environment) -> None:
+    installs = [
+        field
+        for field in ("pip_packages", "pip_requirements", "conda_packages", "locked_pip", "locked_conda")
+        if getattr(environment, field)
+    ]
+    if environment.user_managed and installs:
+        raise EnvironmentSpecError(
+            f"user_managed=True with {', '.join(installs)}: a user-managed interpreter is used as it is. Install them there "
+            "and leave them out here, or leave user_managed out."
+        )
+    conda = [field for field in installs if field.endswith(("conda_packages", "locked_conda"))]
+    if environment.docker_image and conda:
+        raise EnvironmentSpecError(
+            f"docker_image={environment.docker_image!r} with {', '.join(conda)}: conda packages are not installed into an "
+            "image. Choose an image that has them, or leave docker_image out."
+        )
+    if environment.uses_conda and environment.layered:
+        own = [spec for spec in environment.conda_packages if names_python(spec)]
+        if own or environment.python_version:
+            raise EnvironmentSpecError(
+                f"layered=True with {own[0] if own else f'python_version={environment.python_version!r}'!r} from conda: what the "
+                "submitting interpreter has installed can't be seen by another Python. Write layered=False and name all "
+                "that the script needs, or leave Python out."
+            )

@@ -1,0 +1,179 @@
+"""conda packages, solved and installed by py-rattler, in a process of its own: a solve in native code can't be interrupted
+but by ending its process, and a crash there is no crash of the supervisor.
+
+    python -m paceline.environments.conda < request.json
+
+prints lines for people and writes its answer into the file that the request names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.environments import program
+from paceline.environments.environment import Environment
+from paceline.environments.program import Say
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+
+DEFAULT_CHANNELS = ("conda-forge",)
+_ANSWER = "conda-answer.json"
+
+
+def check(environment: Environment) -> None:
+    """Refuse what can't be solved, before anything is built.
+
+    Raises:
+        EnvironmentSpecError: py-rattler is missing, a spec that it can't parse, a channel's folder that is not there.
+    """
+    if importlib.util.find_spec("rattler") is None:
+        raise EnvironmentSpecError(
+            "conda packages need py-rattler, which is not installed. Run: pip install 'paceline[conda]'"
+        )
+    import rattler
+
+    for spec in environment.conda_packages:
+        try:
+            rattler.MatchSpec(spec)
+        except Exception as error:
+            raise EnvironmentSpecError(
+                f"conda_packages has {spec!r}, which is not a conda package: {_flat(error)}. Write name, name=1.2 or "
+                "'name >=1.2,<2'."
+            ) from error
+    for channel in environment.conda_channels:
+        folder = _folder(channel)
+        if folder is not None and not folder.is_dir():
+            raise EnvironmentSpecError(
+                f"conda_channels has {channel!r}, and there is no folder {str(folder)!r}. Give the folder that holds noarch/ "
+                "and the like, or a channel's name or URL."
+            )
+
+
+def install(
+    environment: Environment, prefix: Path, variables: Mapping[str, str], say: Say, lock_fd: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """("name=version=build" of each package, "URL#sha256" of each), installed at `prefix`.
+
+    Raises:
+        EnvironmentBuildError: no solution, a package that can't be fetched or is not what its hash says, a full disk.
+    """
+    answer = prefix / "paceline" / _ANSWER
+    answer.parent.mkdir(parents=True, exist_ok=True)
+    specs = list(environment.conda_packages)
+    if environment.python_version:
+        specs.append(f"python {environment.python_version}.*")
+    request = {
+        "prefix": str(prefix),
+        "answer": str(answer),
+        "specs": specs,
+        "channels": [_url(channel) for channel in environment.conda_channels or DEFAULT_CHANNELS],
+        "locked": list(environment.locked_conda),
+    }
+    # This process's own sys.path: the submitting environment may be found through PYTHONPATH.
+    environ = {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    code, lines = program.run(
+        [sys.executable, "-m", "paceline.environments.conda"],
+        environ,
+        say,
+        lock_fd=lock_fd,
+        stdin=json.dumps(request),
+    )
+    try:
+        found = json.loads(answer.read_bytes()) if answer.exists() else None
+    except ValueError:
+        found = None
+    if code != 0 or not isinstance(found, dict):
+        told = [line for line in lines if line.strip()]
+        reason = found["error"] if isinstance(found, dict) and "error" in found else (told or [f"exit code {code}"])[-1]
+        raise EnvironmentBuildError(program.masker()(f"the conda packages could not be installed: {reason}"))
+    return tuple(found["packages"]), tuple(found["urls"])
+
+
+def _flat(error: BaseException) -> str:
+    return " ".join(re.sub(r"[├└─│]+", " ", str(error)).split()).rstrip(". ")
+
+
+def _folder(channel: str) -> Path | None:
+    if channel.startswith("file:"):
+        from urllib.parse import unquote, urlsplit
+
+        return Path(unquote(urlsplit(channel).path))
+    if channel.startswith(("/", "./", "../", "~")) or channel in (".", ".."):
+        return Path(os.path.abspath(os.path.expanduser(channel)))
+    return None
+
+
+def _url(channel: str) -> str:
+    folder = _folder(channel)
+    return channel if folder is None else folder.as_uri()
+
+
+def _main() -> int:
+    import asyncio
+
+    request = json.loads(sys.stdin.read())
+    try:
+        answer = asyncio.run(_solve_and_install(request))
+    except Exception as error:
+        answer = {"error": f"{_flat(error)}."}
+        print(f"error: {error}", flush=True)
+    Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
+    return 1 if "error" in answer else 0
+
+
+async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
+    import rattler
+
+    client = rattler.Client.default_client()
+    if request["locked"]:
+        records = [_locked(text) for text in request["locked"]]
+    else:
+        print(f"solving {', '.join(request['specs'])} from {', '.join(request['channels'])}", flush=True)
+        records = await rattler.solve(
+            request["channels"],
+            request["specs"],
+            gateway=rattler.Gateway(client=client),
+            virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
+        )
+    for record in records:
+        print(f"  {record.name.normalized} {record.version} {record.build}", flush=True)
+    print(f"installing {len(records)} packages", flush=True)
+    await rattler.install(records, target_prefix=request["prefix"], show_progress=False, client=client)
+    return {
+        "packages": sorted(f"{record.name.normalized}={record.version}={record.build}" for record in records),
+        "urls": sorted(_lock(record) for record in records),
+    }
+
+
+def _lock(record: Any) -> str:
+    return f"{record.url}#{record.sha256.hex()}" if record.sha256 else str(record.url)
+
+
+def _locked(text: str) -> Any:
+    """The record of a package of which only URL and hash are known: its name says the rest."""
+    import rattler
+
+    url, _, digest = text.partition("#")
+    file_name = url.rsplit("/", 1)[-1]
+    stem = re.sub(r"\.(conda|tar\.bz2)$", "", file_name)
+    name, version, build = stem.rsplit("-", 2)
+    channel, subdir = url.rsplit("/", 2)[0], url.rsplit("/", 2)[1]
+    record = rattler.PackageRecord(
+        name,
+        version,
+        rattler.BuildString.new_unchecked(build),
+        0,
+        subdir,
+        sha256=bytes.fromhex(digest) if digest else None,
+    )
+    return rattler.RepoDataRecord(record, file_name, url, channel)
+
+
+if __name__ == "__main__":
+    sys.exit(_main())

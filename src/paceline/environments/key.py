@@ -1,0 +1,107 @@
+"""The key of an environment: equal for equal content, so that it is built once and found again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from paceline.environments.base import Base
+from paceline.environments.environment import Environment
+from paceline.environments.local_paths import LocalPath
+from paceline.environments.requirements import Line, constraints_of, lines_of
+from paceline.errors import EnvironmentSpecError
+
+#: Changes when environments are made in another way.
+_MAKING = 1
+_LENGTH = 20
+_PASSED_OVER = frozenset(
+    {".git", ".hg", "__pycache__", ".venv", "venv", ".tox", ".mypy_cache", ".paceline", "node_modules"}
+)
+#: What an editable install reads when it is made; the code itself is read where it lies, each time.
+_METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
+
+
+def key(environment: Environment, base: Base) -> str:
+    """20 hex digits. Name, version, variables and image of the environment are no part of it.
+
+    Raises:
+        EnvironmentSpecError: a requirement that pip could not parse, or a local path that can't be read.
+    """
+    lines = lines_of(environment)
+    content: dict[str, Any] = {
+        "making": _MAKING,
+        "base": base.identity(),
+        "installed": base.installed() if environment.layered else None,
+        "python_version": environment.python_version,
+        "options": [line.text for line in lines if line.option is not None],
+        "requirements": sorted({_canonical(line) for line in lines if line.option is None}),
+        "constraints": sorted({_canonical(line) for line in constraints_of(environment)}),
+        "conda_packages": sorted({" ".join(spec.split()) for spec in environment.conda_packages}),
+        "conda_channels": environment.conda_channels if environment.uses_conda else (),
+        "locked_pip": sorted(environment.locked_pip),
+        "locked_conda": sorted(environment.locked_conda),
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_LENGTH]
+
+
+def _canonical(line: Line) -> str:
+    """The requirement, in one spelling for all that mean the same."""
+    if line.path is not None:
+        return f"{line.path} {_content(line.path)}"
+    if line.requirement is None:
+        return line.text
+    from packaging.utils import canonicalize_name
+
+    text = str(line.requirement)
+    return f"{canonicalize_name(line.requirement.name)}{text[len(line.requirement.name) :]} {line.tail}".strip()
+
+
+def _content(local: LocalPath) -> str:
+    digest = hashlib.sha256()
+    try:
+        if local.path.is_dir():
+            if local.is_editable:
+                for name in _METADATA:
+                    if (local.path / name).is_file():
+                        _add(digest, local.path / name, name)
+            else:
+                _add_tree(digest, local.path)
+        else:
+            _add(digest, local.path, "")
+    except OSError as error:
+        raise EnvironmentSpecError(
+            f"{str(local.path)!r}, which is to be installed, can't be read: {error.strerror}: {error.filename!r}."
+        ) from error
+    return digest.hexdigest()
+
+
+def _add_tree(digest: Any, top: Path) -> None:
+    for folder, folders, files in os.walk(top, onerror=_raise):
+        # What an install from here leaves behind is none of its source.
+        folders[:] = sorted(
+            name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
+        )
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.endswith(".pyc"):
+                _add(digest, path, os.path.relpath(path, top))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _add(digest: Any, path: Path, name: str) -> None:
+    digest.update(os.fsencode(name) + b"\0")
+    found = os.stat(path) if path.exists() else os.lstat(path)
+    if not stat.S_ISREG(found.st_mode):
+        digest.update(b"special\0")
+        return
+    digest.update(f"{found.st_size}\0".encode())
+    with open(path, "rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)

@@ -1,0 +1,244 @@
+"""The user's own pip configuration, translated for uv: files and `PIP_*` variables, as `pip config list` gives them.
+
+Values may hold credentials: they go to uv through its environment, never over a command line.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote, urlsplit
+
+from paceline.environments.requirements import Line
+
+#: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
+_WITHOUT_EFFECT = frozenset(
+    {
+        *(
+            "break-system-packages",
+            "cache-dir",
+            "compile",
+            "disable-pip-version-check",
+            "exists-action",
+            "format",
+            "log",
+        ),
+        *(
+            "no-clean",
+            "no-color",
+            "no-compile",
+            "no-input",
+            "no-python-version-warning",
+            "no-warn-conflicts",
+            "progress-bar",
+        ),
+        *(
+            "no-warn-script-location",
+            "quiet",
+            "require-virtualenv",
+            "root-user-action",
+            "src",
+            "user",
+            "verbose",
+            "debug",
+        ),
+        *("resume-retries", "upgrade-strategy", "version", "editable", "use-pep517", "dry-run", "report"),
+        # Those would put packages elsewhere; both uv and pip are told where to.
+        *("target", "prefix", "root", "python"),
+    }
+)
+_TRUE = ("1", "true", "yes", "on", "y", "t")
+_FALSE = ("0", "false", "no", "off", "n", "f", "")
+_VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """What pip is configured to, and what a requirements file adds. for_pip: why uv can't do it; empty where it can."""
+
+    values: dict[str, list[str]] = field(default_factory=dict)
+    for_pip: str = ""
+
+    def add(self, lines: Iterable[Line]) -> None:
+        """Lay the options of a requirements file over these, as pip does it."""
+        for line in lines:
+            name, value = (line.option or "").lstrip("-"), _filled_in(line.value)
+            if name == "index-url":
+                self.values |= {"index-url": [value], "extra-index-url": []}
+            elif name in ("extra-index-url", "find-links", "trusted-host", "no-binary", "only-binary", "use-feature"):
+                self.values[name] = [*self.values.get(name, []), value]
+            elif name == "no-index":
+                self.values |= {"no-index": ["1"], "index-url": [], "extra-index-url": []}
+            elif name in ("pre", "require-hashes", "prefer-binary", "build-constraint"):
+                self.values[name] = [value or "1"]
+
+    def uv_variables(self) -> dict[str, str]:
+        """The same for uv; `for_pip` is set where a setting has no counterpart."""
+        found: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
+        for name, values in self.values.items():
+            if values and name not in _WITHOUT_EFFECT:
+                found |= self._translated(name, values)
+        return found
+
+    def secrets(self) -> list[str]:
+        """Passwords and tokens in the values, to be masked wherever they show."""
+        found = []
+        for value in (value for values in self.values.values() for value in values):
+            for part in value.split():
+                try:
+                    user, password = urlsplit(part).username, urlsplit(part).password
+                except ValueError:
+                    continue
+                if password or user:
+                    found += [password or user or "", unquote(password or user or "")]
+        return found
+
+    def _translated(self, name: str, values: list[str]) -> dict[str, str]:
+        value = values[-1]
+        match name:
+            case "index-url":
+                return {"UV_DEFAULT_INDEX": value}
+            case "extra-index-url":
+                # A folder that is not there is an empty index for pip.
+                return {"UV_INDEX": " ".join(each for each in values if _is_there(each))}
+            case "find-links":
+                there = [each for each in values if _is_there(each)]
+                if any("," in each for each in there):
+                    self.for_pip = "find-links has a comma"
+                return {"UV_FIND_LINKS": ",".join(there)} if there else {}
+            case "no-index":
+                return {"UV_NO_INDEX": "1"} if self._flag(name, value) else {}
+            case "trusted-host":
+                return {"UV_INSECURE_HOST": " ".join(values)}
+            case "cert":
+                return {"SSL_CERT_FILE": value}
+            case "client-cert":
+                return {"SSL_CLIENT_CERT": value}
+            case "proxy":
+                return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), value)
+            case "timeout" | "default-timeout":
+                return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))} if _is_number(value) else self._no(name)
+            case "retries":
+                return {"UV_HTTP_RETRIES": value} if value.isdigit() else self._no(name)
+            case "pre":
+                return {"UV_PRERELEASE": "allow"} if self._flag(name, value) else {}
+            case "require-hashes":
+                return {"UV_REQUIRE_HASHES": "1"} if self._flag(name, value) else {}
+            case "no-cache-dir":
+                return {"UV_NO_CACHE": "1"} if self._flag(name, value) else {}
+            case "no-deps":
+                return {} if not self._flag(name, value) else self._no(name)
+            case "constraint" | "build-constraint":
+                if any(" " in each for each in values):
+                    return self._no(name)
+                return {"UV_CONSTRAINT" if name == "constraint" else "UV_BUILD_CONSTRAINT": " ".join(values)}
+            case "only-binary" | "no-binary":
+                return self._binary(name, values)
+            case "keyring-provider":
+                return self._keyring(value)
+            case "use-feature" if set(values) <= {"fast-deps", "truststore"}:
+                return {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1"} if "truststore" in values else {}
+            case _:
+                return self._no(name)
+
+    def _binary(self, name: str, values: list[str]) -> dict[str, str]:
+        packages = [each for value in values for each in re.split(r"[,\s]+", value) if each]
+        everything, some = ("UV_NO_BUILD", "UV_NO_BUILD_PACKAGE")
+        if name == "no-binary":
+            everything, some = ("UV_NO_BINARY", "UV_NO_BINARY_PACKAGE")
+        if packages == [":all:"]:
+            return {everything: "1"}
+        if any(each.startswith(":") for each in packages):
+            return {} if packages[-1] == ":none:" else self._no(name)
+        return {some: " ".join(packages)}
+
+    def _keyring(self, value: str) -> dict[str, str]:
+        if value in ("disabled", "auto"):
+            return {}
+        return {"UV_KEYRING_PROVIDER": "subprocess"} if value == "subprocess" else self._no("keyring-provider")
+
+    def _flag(self, name: str, value: str) -> bool:
+        if value.lower() not in (*_TRUE, *_FALSE):
+            self._no(name)
+        return value.lower() in _TRUE
+
+    def _no(self, name: str) -> dict[str, str]:
+        self.for_pip = self.for_pip or f"pip's setting {name} has no counterpart in uv"
+        return {}
+
+
+def read(environment: Mapping[str, str]) -> Settings:
+    """The settings of `pip install`, by the pip of the interpreter that runs this. Takes some 0.3 s."""
+    if not _may_be_configured(environment):
+        return Settings()
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        env=dict(environment),
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=60,
+        check=False,
+    )
+    if done.returncode != 0:
+        return Settings(for_pip="`pip config list` fails, so only pip can say what is wrong with its configuration")
+    return Settings(values=parse(done.stdout))
+
+
+def parse(listed: str) -> dict[str, list[str]]:
+    """Setting -> values, of what `pip config list` prints: the command's section over global, variables over both."""
+    sections: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.splitlines():
+        left, equals, right = line.partition("=")
+        section, dot, name = left.partition(".")
+        if not equals or not dot or section not in sections:
+            continue
+        try:
+            value = ast.literal_eval(right)
+        except (ValueError, SyntaxError):
+            continue
+        # Lists are written over several lines or with blanks; a path with a blank is not possible in pip's either.
+        values = str(value).split()
+        if values:
+            sections[section][name.replace("_", "-")] = values
+    merged = sections["global"] | sections["install"] | sections[":env:"]
+    if "timeout" not in merged and "default-timeout" in merged:
+        merged["timeout"] = merged.pop("default-timeout")
+    merged.pop("default-timeout", None)
+    merged.pop("config-file", None)
+    return merged
+
+
+def _may_be_configured(environment: Mapping[str, str]) -> bool:
+    """Whether there is anything that pip would read; looking is cheaper than asking pip."""
+    if any(name.startswith("PIP_") for name in environment):
+        return True
+    home = os.path.expanduser("~")
+    folders = [
+        *(os.path.join(each, "pip") for each in (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")),
+        *("/etc", "/Library/Application Support/pip", sys.prefix, os.path.join(home, ".pip")),
+        os.path.join(environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"), "pip"),
+        os.path.join(home, "Library", "Application Support", "pip"),
+    ]
+    return any(os.path.exists(os.path.join(folder, "pip.conf")) for folder in folders)
+
+
+def _is_there(link: str) -> bool:
+    path = unquote(urlsplit(link).path) if link.startswith("file:") else link
+    return ("://" in link and not link.startswith("file:")) or os.path.exists(os.path.expanduser(path))
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text) is not None
+
+
+def _filled_in(text: str) -> str:
+    """`${NAME}` replaced where the variable is set, as pip does it in requirements files."""
+    return _VARIABLE.sub(lambda found: os.environ.get(found[1], found[0]), text)

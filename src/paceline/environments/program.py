@@ -1,0 +1,108 @@
+"""Run a program of a build: its output line by line, no secret in it, and no process left when this one ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from paceline.errors import EnvironmentBuildError
+
+#: Called with each line of a build's output.
+Say: TypeAlias = "Callable[[str], None]"
+
+_PR_SET_PDEATHSIG = 1
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_CREDENTIALS = re.compile(r"(://)[^/@\s:]*(:[^@\s]*)?@")
+
+
+def run(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    say: Say,
+    *,
+    lock_fd: int | None = None,
+    secrets: Iterable[str] = (),
+    stdin: str | None = None,
+) -> tuple[int, list[str]]:
+    """(exit code, lines) of the program, run in the root folder so that nothing of the working directory is seen.
+
+    lock_fd: an open file that the program and its children hold too, so that its lock is free only once all of them ended.
+    secrets: values that are masked in the output beside what URLs hold.
+
+    Raises:
+        EnvironmentBuildError: it could not be started.
+    """
+    on_linux = sys.platform.startswith("linux")
+    libc = ctypes.CDLL(None) if on_linux else None
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        # A build that goes on behind a killed parent would write into what the next one makes.
+        if libc is not None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+
+    mask = masker(secrets)
+    try:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            cwd="/",
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            pass_fds=() if lock_fd is None else (lock_fd,),
+            # It calls two functions of the C library and takes no lock, so other threads are no danger to it.
+            preexec_fn=end_with_parent if on_linux else None,  # noqa: PLW1509
+        )
+    except OSError as error:
+        raise EnvironmentBuildError(f"{command[0]!r} could not be started: {error.strerror}.") from error
+    lines: list[str] = []
+    try:
+        if stdin is not None:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(stdin)
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = mask(_ESCAPES.sub("", raw).rstrip())
+            lines.append(line)
+            if line:
+                say(line)
+        return process.wait(), lines
+    except BaseException:
+        process.terminate()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        raise
+    finally:
+        if process.poll() is None:
+            process.kill()
+        if process.stdout is not None:
+            process.stdout.close()
+        process.wait()
+
+
+def masker(secrets: Iterable[str] = ()) -> Callable[[str], str]:
+    """A function that puts *** in the place of credentials in URLs, and of these values."""
+    hidden = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
+
+    def mask(line: str) -> str:
+        for secret in hidden:
+            line = line.replace(secret, "***")
+        return _CREDENTIALS.sub(r"\1***@", line)
+
+    return mask

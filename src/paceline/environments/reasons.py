@@ -1,0 +1,52 @@
+"""The resolver's or installer's own reason for a failure, out of all that it printed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LONGEST = 600
+_NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
+
+
+def of_uv(lines: Sequence[str]) -> str:
+    """What uv says of its first error, in a sentence or two; older and newer versions draw it in different ways."""
+    for number, line in enumerate(lines):
+        found = re.match(r"\s*(?:error:|×)\s*(.*)", line)
+        if found is None:
+            continue
+        head, causes = found[1], [""]
+        for each in lines[number + 1 :]:
+            if re.match(r"\s*(hint|error):", each):
+                break
+            text = re.sub(r"^\s*(?:[│├╰─▶╭·]+\s*)+", "", each).strip()
+            if cause := re.match(r"\s*(?:[Cc]aused by|cause):\s*(.*)|\s*[├╰]─+▶\s*(.*)", each):
+                causes.append(cause[1] or cause[2] or "")
+            elif text and not _NOISE.match(text):
+                causes[-1] = f"{causes[-1]} {text}".strip()
+        return _short(": ".join(part.rstrip(". ") for part in (head, *causes) if part))
+    return _last(lines)
+
+
+def of_pip(lines: Sequence[str]) -> str:
+    """pip's own ERROR lines; those that a build printed where they say more."""
+    errors = [line.partition("ERROR:")[2].strip() for line in lines if line.strip().startswith("ERROR:")]
+    inner = [
+        line.strip()
+        for line in lines
+        if re.match(r"\s*(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal( error)?:)", line.strip(" │|╰─>×"))
+    ]
+    if errors:
+        told = [each for each in dict.fromkeys(errors) if each]
+        return _short(". ".join(each.rstrip(".") for each in (*told[:3], *inner[-1:])))
+    return _short(inner[-1]) if inner else _last(lines)
+
+
+def _last(lines: Sequence[str]) -> str:
+    told = [line.strip() for line in lines if line.strip()]
+    return _short(told[-1]) if told else "it printed nothing"
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"

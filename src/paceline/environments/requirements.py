@@ -1,0 +1,241 @@
+"""Requirements files read as pip reads them, and refused at once where pip would refuse them later.
+
+Files that a file includes are put in the place of their line, so that one text says it all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.environments.local_paths import LocalPath, local_path
+from paceline.errors import EnvironmentSpecError
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from paceline.environments.environment import Environment
+
+#: Options of a requirements file that take a value, short names included.
+_WITH_VALUE = {
+    "-i": "--index-url",
+    "--pypi-url": "--index-url",
+    "-f": "--find-links",
+    "-r": "--requirement",
+    "-c": "--constraint",
+    "-e": "--editable",
+    **{
+        name: name
+        for name in (
+            *("--index-url", "--extra-index-url", "--find-links", "--requirement", "--constraint", "--editable"),
+            *("--no-binary", "--only-binary", "--trusted-host", "--use-feature", "--build-constraint"),
+        )
+    },
+}
+_FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
+_COMMENT = re.compile(r"(^|\s)#.*$")
+_OWN_OPTIONS = re.compile(r"\s+(--hash|--config-settings?|-C|--global-option)[\s=]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a requirements file that says something.
+
+    option: such as "--index-url", with `value`; None for a requirement. path: of one that names a folder or an archive.
+    requirement: of one that names a package. Both are None for a plain URL. tail: `--hash=...` and the like.
+    """
+
+    where: str
+    value: str
+    option: str | None = None
+    path: LocalPath | None = None
+    requirement: Requirement | None = None
+    tail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The line as pip and uv read it."""
+        if self.option:
+            return f"{self.option} {self.value}".rstrip()
+        return self.path.line() if self.path is not None else f"{self.value} {self.tail}".rstrip()
+
+
+def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
+    """The text of a requirements file with all that it includes, and the constraints that it names.
+
+    Raises:
+        EnvironmentSpecError: a file is missing or not UTF-8, one includes itself, or pip could not parse a line.
+    """
+    lines: list[str] = []
+    constraints: list[str] = []
+    for line, is_constraint in _walk(Path(os.path.abspath(os.path.expanduser(file_path))), (), False):
+        (constraints if is_constraint and not line.option else lines).append(line.text)
+    return "".join(f"{line}\n" for line in lines), tuple(constraints)
+
+
+def lines_of(environment: Environment) -> list[Line]:
+    """The lines of `pip_requirements`, then `pip_packages`.
+
+    Raises:
+        EnvironmentSpecError: pip could not parse one.
+    """
+    found = list(parse(environment.pip_requirements or "", "pip_requirements", None))
+    for package in environment.pip_packages:
+        for line in parse(package, f"pip_packages: {package!r}", None, numbered=False):
+            if line.option is not None and line.option != "--editable":
+                raise EnvironmentSpecError(
+                    f"pip_packages has {package!r}, which is an option. Write options into a requirements file."
+                )
+            found.append(line)
+    for line in found:
+        if line.option in ("--requirement", "--constraint"):
+            raise EnvironmentSpecError(
+                f"{line.where}: {line.text!r} includes another file, and a text has no place to look for it. Read the file "
+                "with Environment.from_pip_requirements(name, path), which includes it."
+            )
+    return found
+
+
+def constraints_of(environment: Environment) -> list[Line]:
+    """The lines of `pip_constraints`.
+
+    Raises:
+        EnvironmentSpecError: pip could not parse one.
+    """
+    return [
+        line
+        for text in environment.pip_constraints
+        for line in parse(text, f"pip_constraints: {text!r}", None, numbered=False)
+    ]
+
+
+def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[Line]:
+    """Line by line what a requirements file says; folder: what its paths are relative to.
+
+    Raises:
+        EnvironmentSpecError: pip could not parse a line; the message names source, line and reason.
+    """
+    for number, line in _logical_lines(text):
+        where = f"{source}, line {number}" if numbered else source
+        yield _parse_line(line, where, folder)
+
+
+def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[tuple[Line, bool]]:
+    if path in above:
+        chain = " -> ".join(str(each) for each in (*above, path))
+        raise EnvironmentSpecError(f"requirements files include each other: {chain}. Take one of the -r lines out.")
+    for line in parse(read_text(path, "requirements file"), str(path), path.parent):
+        if line.option in ("--requirement", "--constraint"):
+            if "://" in line.value:
+                raise EnvironmentSpecError(
+                    f"{line.where}: {line.text!r} is read from the network, and might be another file for each run. "
+                    "Download it, and name the file."
+                )
+            included = Path(os.path.abspath(path.parent / os.path.expanduser(line.value)))
+            if not included.is_file():
+                raise EnvironmentSpecError(
+                    f"{line.where}: there is no file {str(included)!r}, which {line.text!r} includes. Paths are relative to "
+                    "the file that they stand in."
+                )
+            yield from _walk(included, (*above, path), is_constraint or line.option == "--constraint")
+        else:
+            yield line, is_constraint
+
+
+def read_text(path: Path, what: str) -> str:
+    """The text of a file that the user named.
+
+    Raises:
+        EnvironmentSpecError: it is missing, a folder, not to be read, or not UTF-8.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise EnvironmentSpecError(
+            f"the {what} {str(path)!r} can't be read: {error.strerror}. Give the path of a file."
+        ) from error
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise EnvironmentSpecError(
+            f"the {what} {str(path)!r} is not UTF-8: {error.reason} at byte {error.start}. Save it as UTF-8."
+        ) from error
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number of its first line, line), lines that end with a backslash joined, comments and empty ones left out."""
+    joined, first = "", 0
+    for number, line in enumerate([*text.splitlines(), ""], start=1):
+        first = first or number
+        if line.endswith("\\") and not re.match(r"\s*#", line):
+            joined += line[:-1]
+            continue
+        whole = _COMMENT.sub("", joined + line).strip()
+        if whole:
+            yield first, whole
+        joined, first = "", 0
+
+
+def _parse_line(line: str, where: str, folder: Path | None) -> Line:
+    if line.startswith("-"):
+        return _parse_option(line, where, folder)
+    found = _OWN_OPTIONS.search(line)
+    head, tail = (line[: found.start()], line[found.start() :].strip()) if found else (line, "")
+    path = local_path(line, folder)
+    if path is not None:
+        return _local(path, line, where)
+    if re.match(r"(?:[a-z]+\+)?[a-z]+://", head, re.IGNORECASE):
+        return Line(where=where, value=head, tail=tail)
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        return Line(where=where, value=head, requirement=Requirement(head), tail=tail)
+    except InvalidRequirement as error:
+        reason = str(error).splitlines()[0].rstrip(".: ")
+        raise EnvironmentSpecError(
+            f"{where}: {_masked(head)!r} is not a requirement that pip can parse: {reason}. Write it as name==1.2, "
+            'name[extra]>=1,<2, name @ URL or ./folder; a marker goes behind "; ".'
+        ) from error
+
+
+def _parse_option(line: str, where: str, folder: Path | None) -> Line:
+    word, _, value = line.replace("=", " ", 1).partition(" ") if line.startswith("--") else line.partition(" ")
+    if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
+        word, value = word[:2], line[2:]
+    value = value.strip()
+    if word in _FLAGS and not value:
+        return Line(where=where, option=word, value="")
+    option = _WITH_VALUE.get(word)
+    if option is None or not value:
+        raise EnvironmentSpecError(
+            f"{where}: {_masked(line)!r} is not an option of a requirements file. There are "
+            f"{', '.join(sorted({*_WITH_VALUE.values(), *_FLAGS}))}."
+        )
+    if option == "--editable":
+        path = local_path(f"-e {value}", folder)
+        return _local(path, line, where) if path is not None else Line(where=where, value=f"-e {value}")
+    if option == "--find-links" and "://" not in value:
+        there = Path(os.path.expanduser(value))
+        inside = (folder or Path.cwd()) / there
+        value = os.path.abspath(inside if inside.exists() else there)
+    return Line(where=where, option=option, value=value)
+
+
+def _local(path: LocalPath, line: str, where: str) -> Line:
+    if not path.path.exists():
+        raise EnvironmentSpecError(
+            f"{where}: there is no {str(path.path)!r}, which {line!r} names. Give the path of a folder or an archive."
+        )
+    if path.path.is_dir() and not any((path.path / name).is_file() for name in ("pyproject.toml", "setup.py")):
+        raise EnvironmentSpecError(
+            f"{where}: {str(path.path)!r} has neither pyproject.toml nor setup.py, so pip can't install it."
+        )
+    return Line(where=where, value=str(path), path=path)
+
+
+def _masked(text: str) -> str:
+    return re.sub(r"://[^/@\s]*@", "://***@", text)

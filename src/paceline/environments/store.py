@@ -1,0 +1,294 @@
+"""The environments of a workspace, each under its key, made once however many ask for it.
+
+<folder>/<key>/                      the environment; complete once paceline-environment.json is in it
+<folder>/<key>.lock                  held by whoever builds, shared by whoever uses it; its time is that of last use
+<folder>/<key>.log                   what the last build that failed printed
+<folder>/aliases/<key>               key of the environment that a lock of exact versions was taken from
+<folder>/bases/                      what is known of other interpreters
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from paceline.environments import build
+from paceline.environments.base import Base, base
+from paceline.environments.built import RECORD, Built
+from paceline.environments.environment import Environment
+from paceline.environments.key import key as key_of
+from paceline.environments.program import Say
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+from paceline.runs.files import read_json, write_json, write_whole
+
+
+class EnvironmentStore:
+    """The environments below `folder`, which is `<workspace>/environments`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = Path(os.path.abspath(folder))
+
+    def find(self, environment: Environment, base_python: str) -> Built | None:
+        """The environment if it is built, for this interpreter as base; else None.
+
+        Raises:
+            EnvironmentSpecError: a requirement that can't be parsed, or an interpreter that is not there.
+        """
+        found = self._found(key_of(environment, self._base(base_python)))
+        return None if found is None else found.asked_as(environment)
+
+    def ensure(self, environment: Environment, base_python: str, say: Say) -> Built:
+        """The environment, built if it is not there yet; blocks. Where another process builds it, it is waited for.
+
+        base_python: the interpreter to make it from. say: called with each line of what the build prints.
+
+        Raises:
+            EnvironmentSpecError: it can't be built as it is described; nothing has been done.
+            EnvironmentBuildError: the build failed; the message has the reason, `<key>.log` all that was printed.
+        """
+        base = self._base(base_python)
+        key = key_of(environment, base)
+        found = self._found(key)
+        if found is None:
+            build.check(environment, base)
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with self._locked(key, say) as fd:
+                    found = self._found(key) or self._build(key, environment, base, say, fd)
+            except OSError as error:
+                raise self._failed(key, _os_reason(error)) from error
+        self._touch(found.key)
+        return found.asked_as(environment)
+
+    def all(self) -> list[Built]:
+        """All that are complete, the last used first."""
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return []
+        found = [built for name in names if (built := self._read(name)) is not None]
+        return sorted(found, key=lambda built: (built.last_used_utc, built.key), reverse=True)
+
+    def get(self, key_prefix: str) -> Built:
+        """The one whose key begins so.
+
+        Raises:
+            EnvironmentSpecError: there is none, or there are several.
+        """
+        found = [built for built in self.all() if key_prefix and built.key.startswith(key_prefix)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise EnvironmentSpecError(
+                f"there is no environment {key_prefix!r} in {str(self._folder)!r}. `paceline env list` shows what there is."
+            )
+        raise EnvironmentSpecError(
+            f"{key_prefix!r} is the beginning of {len(found)} environments: {', '.join(built.key for built in found)}. "
+            "Give more of it."
+        )
+
+    @contextlib.contextmanager
+    def hold(self, built: Built) -> Iterator[None]:
+        """While this lasts, `prune` leaves the environment alone; the kernel ends it with the process.
+
+        Raises:
+            EnvironmentBuildError: it has been pruned meanwhile; `ensure` builds it again.
+        """
+        fd = self._open(built.key)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if self._read(built.key) is None:
+                raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
+            self._touch(built.key)
+            yield
+        finally:
+            os.close(fd)
+
+    def prune(self, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[Built]:
+        """Remove those that nobody has used for so long and nobody holds, and what interrupted builds left; what is gone.
+
+        dry_run: remove nothing, only say what would go.
+        """
+        removed = []
+        now = time.time()
+        for built in self.all():
+            if now - self._used(built.key) < unused_for_s:
+                continue
+            with self._free(built.key) as is_free:
+                if is_free and self._read(built.key) is not None and now - self._used(built.key) >= unused_for_s:
+                    removed.append(built)
+                    if not dry_run:
+                        self._remove(built.key)
+        if not dry_run:
+            self._sweep()
+        return removed
+
+    def log_path(self, key: str) -> Path:
+        """Where the output of a failed build of this key lies."""
+        return self._folder / f"{key}.log"
+
+    def _base(self, python: str) -> Base:
+        return base(python, self._folder / "bases")
+
+    def _found(self, key: str) -> Built | None:
+        found = self._read(key)
+        if found is not None:
+            return found
+        try:
+            alias = (self._folder / "aliases" / key).read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        return self._read(alias) if _is_key(alias) else None
+
+    def _read(self, key: str) -> Built | None:
+        """The complete environment of this key. One whose interpreter has gone from under it is none."""
+        if not _is_key(key):
+            return None
+        data: Any = read_json(self._folder / key / RECORD)
+        if not isinstance(data, dict):
+            return None
+        try:
+            built = Built.from_json(data)
+        except (KeyError, TypeError, ValueError):
+            return None  # written by another version
+        # The workspace may have been moved: environments can't be.
+        if built.prefix != self._folder / key or not os.path.exists(built.python):
+            return None
+        return replace(built, last_used_utc=_utc(self._used(key)))
+
+    def _build(self, key: str, environment: Environment, base: Base, say: Say, fd: int) -> Built:
+        prefix = self._folder / key
+        _remove_tree(prefix)
+        log = self.log_path(key)
+        with open(log, "w", encoding="utf-8", buffering=1) as file:
+
+            def tell(line: str) -> None:
+                file.write(f"{line}\n")
+                say(line)
+
+            try:
+                built = build.build(key, environment, base, prefix, tell, fd)
+                write_json(prefix / RECORD, built.to_json(), sync=True)
+            except EnvironmentBuildError as error:
+                _remove_tree(prefix)
+                raise self._failed(key, str(error)) from error
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    _remove_tree(prefix)
+                raise
+        log.unlink(missing_ok=True)
+        self._alias(built, base)
+        return built
+
+    def _alias(self, built: Built, base: Base) -> None:
+        """The same environment asked for by its exact versions is this one."""
+        key = key_of(built.locked, base)
+        if key != built.key:
+            (self._folder / "aliases").mkdir(exist_ok=True)
+            write_whole(self._folder / "aliases" / key, built.key)
+
+    def _failed(self, key: str, reason: str) -> EnvironmentBuildError:
+        log = self.log_path(key)
+        more = f" All that was printed is in {str(log)!r}." if log.exists() else ""
+        return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
+
+    def _open(self, key: str) -> int:
+        """The lock's file, open. It stays when the environment goes: two files of one name would be two locks."""
+        path = self._folder / f"{key}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str, say: Callable[[str], None]) -> Iterator[int]:
+        fd = self._open(key)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("another process builds this environment; waiting for it")
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextlib.contextmanager
+    def _free(self, key: str) -> Iterator[bool]:
+        fd = self._open(key)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield True
+            except BlockingIOError:
+                yield False
+        finally:
+            os.close(fd)
+
+    def _touch(self, key: str) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(self._folder / f"{key}.lock")
+
+    def _used(self, key: str) -> float:
+        try:
+            return os.stat(self._folder / f"{key}.lock").st_mtime
+        except OSError:
+            return 0.0
+
+    def _remove(self, key: str) -> None:
+        # The record first: what is left of a removal that is cut short counts for nothing.
+        (self._folder / key / RECORD).unlink(missing_ok=True)
+        _remove_tree(self._folder / key)
+
+    def _sweep(self) -> None:
+        """Remove what interrupted builds left, and aliases of what is gone."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self._folder):
+                if _is_key(name) and self._read(name) is None:
+                    with self._free(name) as is_free:
+                        if is_free and self._read(name) is None:
+                            self._remove(name)
+        with contextlib.suppress(OSError):
+            for alias in (self._folder / "aliases").iterdir():
+                if self._read(alias.read_text().strip()) is None:
+                    alias.unlink(missing_ok=True)
+
+
+def _is_key(name: str) -> bool:
+    return len(name) == 20 and set(name) <= set("0123456789abcdef")
+
+
+def _os_reason(error: OSError) -> str:
+    return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
+
+
+def _remove_tree(path: Path) -> None:
+    """Remove a folder, read-only ones in it too."""
+
+    def again(function: Callable[..., Any], name: str, _: object) -> None:
+        os.chmod(os.path.dirname(name), stat.S_IRWXU)
+        with contextlib.suppress(FileNotFoundError):
+            if function in (os.open, os.scandir, os.listdir):
+                os.chmod(name, stat.S_IRWXU)
+                shutil.rmtree(name)
+            else:
+                function(name)
+
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    elif path.exists():
+        # The argument's name changed with Python 3.12.
+        handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
+        shutil.rmtree(path, **handler)
+
+
+def _utc(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,101 @@
+"""An empty virtual environment of an interpreter, with or without a view of what that has installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.environments import program
+from paceline.environments.base import Base
+from paceline.environments.program import Say
+from paceline.errors import EnvironmentBuildError
+
+#: After all others in the order in which `site` reads them, so that editable packages of the layer come first.
+LAYER_FILE = "zzz_paceline_base.pth"
+
+#: What would make a build see packages of the caller's shell, or put them elsewhere than it is told to.
+_LEFT_OUT = frozenset(
+    {
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "__PYVENV_LAUNCHER__"),
+        *("PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_USER", "PIP_PYTHON", "PIP_REQUIRE_VIRTUALENV", "PIP_DRY_RUN"),
+        *("PIP_REQUIREMENT", "PIP_EDITABLE", "PIP_REPORT", "PIP_LOG", "PIP_QUIET"),
+        *("UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_BREAK_SYSTEM_PACKAGES", "UV_TARGET", "UV_PREFIX", "UV_VENV_SEED"),
+        *(
+            "UV_WORKING_DIR",
+            "UV_WORKING_DIRECTORY",
+            "UV_PROJECT",
+            "UV_PROJECT_ENVIRONMENT",
+            "UV_OVERRIDE",
+            "UV_EXCLUDE",
+        ),
+        *("UV_MANAGED_PYTHON", "UV_PYTHON_PREFERENCE", "UV_VENV_CLEAR", "UV_RESOLUTION"),
+    }
+)
+
+
+def build_environment() -> dict[str, str]:
+    """The variables of the programs of a build."""
+    kept = {
+        name: value for name, value in os.environ.items() if name not in _LEFT_OUT and not name.startswith("PYTHON")
+    }
+    return kept | {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1", "PIP_NO_INPUT": "1"}
+
+
+def find_uv() -> str | None:
+    """The path of uv; None where there is none."""
+    import shutil
+
+    try:
+        import uv
+
+        return os.fsdecode(uv.find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return shutil.which("uv")
+
+
+def make(
+    prefix: Path,
+    base: Base,
+    uv: str | None,
+    environment: Mapping[str, str],
+    say: Say,
+    lock_fd: int,
+    *,
+    over: bool = False,
+) -> None:
+    """Make the virtual environment at `prefix`, without pip. over: in a folder that has other things in it.
+
+    Raises:
+        EnvironmentBuildError: neither uv nor the interpreter's own venv module could.
+    """
+    lines: list[str] = []
+    if uv is not None:
+        more = ["--allow-existing"] if over else []
+        command = [uv, "venv", "--quiet", "--no-project", "--no-config", *more, "--python", base.python, str(prefix)]
+        code, lines = program.run(command, environment, say, lock_fd=lock_fd)
+        if code == 0:
+            return
+    code, more_lines = program.run(
+        [base.python, "-I", "-m", "venv", "--without-pip", str(prefix)], environment, say, lock_fd=lock_fd
+    )
+    if code != 0:
+        told = [line.strip() for line in (*lines, *more_lines) if line.strip()]
+        reason = told[-1] if told else f"exit code {code}"
+        raise EnvironmentBuildError(f"no virtual environment could be made of {base.python!r}: {reason}.")
+
+
+def site_packages(prefix: Path) -> Path:
+    """The folder into which packages are installed."""
+    found = sorted(prefix.glob("lib/*/site-packages"))
+    if not found:
+        raise EnvironmentBuildError(
+            f"{str(prefix)!r} has no site-packages: the interpreter makes environments of another kind."
+        )
+    return found[0]
+
+
+def show(folders: Sequence[Path], prefix: Path) -> None:
+    """Let the environment see these folders of packages behind its own, with what their .pth files add."""
+    lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
+    (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

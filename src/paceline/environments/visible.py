@@ -1,0 +1,179 @@
+"""What distributions lie in some folders, and what of a list of requirements they leave open."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterable, Sequence
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
+    from paceline.environments.base import Base
+
+
+class Visible:
+    """The distributions of these folders; of two of one name the first counts, as for `import`.
+
+    base: whose Python decides on markers.
+    """
+
+    def __init__(self, folders: Sequence[Path], base: Base) -> None:
+        from packaging.utils import canonicalize_name
+
+        self._markers = _markers(base)
+        self.found: dict[str, Distribution] = {}
+        for distribution in distributions(path=[str(folder) for folder in folders]):
+            name = distribution.metadata["Name"]
+            if name:
+                self.found.setdefault(canonicalize_name(name), distribution)
+
+    def versions(self) -> set[str]:
+        """ "name==version" of each."""
+        return {f"{name}=={distribution.version}" for name, distribution in self.found.items()}
+
+    def missing(
+        self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
+    ) -> list[Requirement]:
+        """What of these, of their extras and of what they require in turn is not there, or not in the right version.
+
+        Of a requirement that is met but needs something that is missing, only what is missing comes back.
+        urls_too: count a requirement that names a URL as missing, whatever there is.
+        """
+        from packaging.utils import canonicalize_name
+
+        limits: dict[str, list[Requirement]] = {}
+        for limit in constraints:
+            if self._applies(limit, set()):
+                limits.setdefault(canonicalize_name(limit.name), []).append(limit)
+        todo = [(requirement, urls_too) for requirement in requirements if self._applies(requirement, set())]
+        seen: set[tuple[str, str, frozenset[str]]] = set()
+        lacking: dict[str, Requirement] = {}
+        while todo:
+            requirement, asks_for_url = todo.pop()
+            name = canonicalize_name(requirement.name)
+            mark = (name, str(requirement.specifier), frozenset(requirement.extras))
+            if mark in seen and not requirement.url:
+                continue
+            seen.add(mark)
+            distribution = self.found.get(name)
+            if (
+                distribution is None
+                or (requirement.url and asks_for_url)
+                or not all(_meets(distribution, each) for each in (requirement, *limits.get(name, ())))
+            ):
+                lacking[str(requirement)] = requirement
+                continue
+            todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
+        return [lacking[text] for text in sorted(lacking)]
+
+    def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
+        """(distribution, what it requires) for each requirement of these distributions that is not met."""
+        return [
+            (name, requirement)
+            for name in sorted(names)
+            for requirement in self._requires(self.found[name], ())
+            if (there := self.found.get(_canonical(requirement.name))) is None or not _meets(there, requirement)
+        ]
+
+    def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
+        """Requirements by which exactly these ("name==version") are installed again, from wherever they came."""
+        return tuple(sorted(_lock(name, self.found[name]) for name in (text.split("==")[0] for text in versions)))
+
+    def _requires(self, distribution: Distribution, extras: Iterable[str]) -> list[Requirement]:
+        from packaging.requirements import InvalidRequirement, Requirement
+
+        found = []
+        for text in distribution.requires or ():
+            try:
+                requirement = Requirement(text)
+            except InvalidRequirement:
+                continue  # old metadata; pip can't read it either
+            if self._applies(requirement, set(extras)):
+                found.append(requirement)
+        return found
+
+    def _applies(self, requirement: Requirement, extras: set[str]) -> bool:
+        from packaging.markers import UndefinedEnvironmentName
+
+        if requirement.marker is None:
+            return True
+        try:
+            return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
+        except UndefinedEnvironmentName:
+            return True
+
+
+def name_of_project(folder: Path) -> str | None:
+    """The name of the distribution that a source folder makes; None where only building it could tell."""
+    import configparser
+
+    try:
+        # From Python 3.11 on; before, only building tells.
+        tomllib = importlib.import_module("tomllib")
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
+        if isinstance(project.get("name"), str):
+            return _canonical(project["name"])
+    except (ImportError, OSError, ValueError, AttributeError):
+        pass
+    parser = configparser.ConfigParser(interpolation=None)
+    try:
+        parser.read(folder / "setup.cfg", encoding="utf-8")
+    except (OSError, ValueError, configparser.Error):
+        return None
+    name = parser.get("metadata", "name", fallback=None)
+    return _canonical(name) if name else None
+
+
+def _canonical(name: str) -> str:
+    from packaging.utils import canonicalize_name
+
+    return canonicalize_name(name)
+
+
+def _meets(distribution: Distribution, requirement: Requirement) -> bool:
+    from packaging.version import InvalidVersion
+
+    try:
+        return requirement.specifier.contains(distribution.version, prereleases=True)
+    except (InvalidVersion, TypeError):
+        return not str(requirement.specifier)
+
+
+def _markers(base: Base) -> dict[str, str]:
+    """The values that markers are compared with, for the base's Python on this machine."""
+    from packaging.markers import default_environment
+
+    here = default_environment()
+    names = {"cpython": "CPython", "pypy": "PyPy", "graalpy": "GraalVM"}
+    return {
+        **{name: str(value) for name, value in here.items()},
+        "python_version": ".".join(base.version.split(".")[:2]),
+        "python_full_version": base.version,
+        "implementation_name": base.implementation,
+        "platform_python_implementation": names.get(base.implementation, base.implementation),
+    }
+
+
+def _lock(name: str, distribution: Distribution) -> str:
+    text = distribution.read_text("direct_url.json")
+    try:
+        origin: dict[str, Any] = json.loads(text) if text else {}
+    except ValueError:
+        origin = {}
+    url = origin.get("url")
+    if not isinstance(url, str):
+        return f"{name}=={distribution.version}"
+    if "vcs_info" in origin:
+        commit = origin["vcs_info"].get("commit_id", "")
+        tail = f"#subdirectory={origin['subdirectory']}" if origin.get("subdirectory") else ""
+        return f"{name} @ {origin['vcs_info'].get('vcs', 'git')}+{url}@{commit}{tail}"
+    if origin.get("dir_info", {}).get("editable"):
+        from urllib.parse import unquote, urlsplit
+
+        return f"-e {unquote(urlsplit(url).path)}"
+    digest = origin.get("archive_info", {}).get("hashes", {}).get("sha256")
+    return f"{name} @ {url}#sha256={digest}" if digest and "#" not in url else f"{name} @ {url}"

@@ -1,0 +1,59 @@
+"""`python -m paceline.node prepare|store RUN_DIR NODE_RANK`.
+
+Says on standard output what it does, live; leaves its result, or why there is none, in one JSON file in the run's folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, PacelineError
+from paceline.node import output
+from paceline.node.prepare import prepare
+from paceline.node.store import store_outputs
+from paceline.runs import store
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+
+
+def main(argv: list[str]) -> int:
+    verb, folder, node_rank = argv[0], RunFolder(Path(argv[1])), int(argv[2])
+    record = store.stored(folder)
+    assert record.job is not None, "only submitted runs have nodes"
+    work, path = {
+        "prepare": (prepare, folder.prepared(node_rank)),
+        "store": (store_outputs, folder.stored(node_rank)),
+    }[verb]
+    try:
+        result: dict[str, Any] = work(record.job, folder, node_rank)
+    except Exception as error:
+        result = {"failure": _failure(error)}
+    finally:
+        output.close()
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, result)
+    return 1 if "failure" in result else 0
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Cause and message, for the failure report."""
+    if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
+        return {"cause": "environment", "message": str(error)}
+    if isinstance(error, PacelineError):
+        return {"cause": "data", "message": str(error)}
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({error.filename!r})" if error.filename else ""
+        return {"cause": "disk", "message": f"The disk is full{where}. Free some space and submit again."}
+    traceback.print_exc()
+    return {
+        "cause": "internal",
+        "message": f"An error of Paceline's own: {type(error).__name__}: {error}. Please report it with this log.",
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

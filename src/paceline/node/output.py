@@ -1,0 +1,56 @@
+"""What is said while a node prepares: lines, and a bar of bytes that is drawn over itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+_WIDTH = 24
+#: Seconds between two states of the bar.
+_EVERY_S = 0.2
+
+_drawn = False
+_drawn_at = 0.0
+
+
+def say(text: str) -> None:
+    """One line, or as many as the text has."""
+    close()
+    print(text, flush=True)
+
+
+class Bar:
+    """The progress of one transfer; called with bytes and files, done and in all."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __call__(self, done_bytes: int, total_bytes: int, done_files: int, total_files: int) -> None:
+        global _drawn, _drawn_at
+        now = time.monotonic()
+        if now - _drawn_at < _EVERY_S:
+            return
+        _drawn, _drawn_at = True, now
+        print(f"\r{bar_text(self._what, done_bytes, total_bytes, done_files, total_files)}", end="", flush=True)
+
+
+def bar_text(what: str, done_bytes: int, total_bytes: int, done_files: int, total_files: int) -> str:
+    """ "train  [######----]  60 %  120 of 200 MB, 12 of 20 files"."""
+    share = done_bytes / total_bytes if total_bytes else 1.0
+    filled = min(_WIDTH, int(share * _WIDTH))
+    unit, name = next(
+        ((size, name) for size, name in ((10**9, "GB"), (10**6, "MB")) if total_bytes >= size), (10**3, "kB")
+    )
+    return (
+        f"{what}  [{'#' * filled}{'-' * (_WIDTH - filled)}] {min(share, 1.0):4.0%}  "
+        f"{done_bytes / unit:.1f} of {total_bytes / unit:.1f} {name}, {done_files} of {total_files} files"
+    )
+
+
+def close() -> None:
+    """End the bar's line, if one is drawn."""
+    global _drawn
+    if _drawn:
+        _drawn = False
+        sys.stdout.write("\n")
+        sys.stdout.flush()

@@ -1,0 +1,101 @@
+"""Make a node ready: the script's environment, then its data."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from paceline.data.reference import DataReference
+from paceline.environments.environment import Environment
+from paceline.job import Job
+from paceline.node.output import Bar, say
+from paceline.plan import Prepared, places
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+
+
+def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
+    """Everything that the node's workers need, as `Prepared` in JSON; `holds`: what must not be removed meanwhile."""
+    workspace = folder.path.parent.parent
+    built = _environment(job.environment, workspace, folder, node_rank)
+    inputs: dict[str, str] = {}
+    found: list[dict[str, Any]] = []
+    for reference in job.inputs:
+        path, told = _input(reference, job, folder, node_rank)
+        inputs[reference.name] = str(path)
+        found.append(told)
+    prepared = Prepared(
+        **built,
+        inputs=inputs,
+        inputs_by_rank=tuple(reference.name for reference in job.inputs if reference.partition == "rank"),
+    )
+    return {"prepared": prepared.to_json(), "inputs": found}
+
+
+def _environment(environment: Environment, workspace: Path, folder: RunFolder, node_rank: int) -> dict[str, Any]:
+    """The interpreter and what goes with it."""
+    base = environment.python or sys.executable
+    if not environment.needs_build:
+        return {"python": base}
+    from paceline.environments.store import EnvironmentStore
+
+    started = time.monotonic()
+    built = EnvironmentStore(workspace / "environments").ensure(environment, base, say)
+    say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
+    if node_rank == 0:
+        write_json(folder.environment, built.to_json())
+    return {
+        "python": str(built.python),
+        "variables": dict(built.variables),
+        "bin_dir": str(built.bin_dir),
+        "is_isolated": not built.is_layered,
+    }
+
+
+def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int) -> tuple[Path, dict[str, Any]]:
+    """Where the workers find it, and what is kept of it with the run."""
+    from paceline.data.cache import DataCache
+    from paceline.data.fetch import fetch
+    from paceline.data.upload import check_upload
+
+    workspace = folder.path.parent.parent
+    told: dict[str, Any] = reference.to_json()
+    if reference.is_output:
+        if node_rank == 0:
+            check_upload(reference, workspace)
+        path = folder.uploads / reference.name
+        path.mkdir(parents=True, exist_ok=True)
+        return path, told
+    cache = DataCache()
+    ranks = [place.rank for place in places(job) if place.node_rank == node_rank]
+    fetched = fetch(
+        reference,
+        workspace_dir=workspace,
+        cache=cache,
+        view_dir=cache.view_dir(folder.run_id, node_rank),
+        node_rank=node_rank,
+        node_count=job.node_count,
+        ranks=range(ranks[0], ranks[-1] + 1),
+        world_size=job.world_size,
+        say=say,
+        progress=Bar(reference.name),
+    )
+    if fetched.note:
+        say(fetched.note)
+    if reference.fingerprint and reference.partition is None and fetched.fingerprint != reference.fingerprint:
+        say(
+            f"NOTE: the files of {reference.dataset} are no longer those that were there when it was registered; the run "
+            "takes those of today."
+        )
+    told |= {
+        "node_rank": node_rank,
+        "given_as": fetched.mode,
+        "path": str(fetched.path),
+        "files": fetched.files,
+        "bytes": fetched.bytes,
+        "fetched_bytes": fetched.fetched_bytes,
+        "content": fetched.fingerprint,
+    }
+    return Path(fetched.path), told

@@ -1,0 +1,275 @@
+"""Containers without a registry: images made of this machine's own `/usr`, in a store that the tests remove.
+
+The images are empty but for links and, in one, a false interpreter; `/usr` and this Python's folders come in by the
+engine's own configuration, as an administrator may add folders to every container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline import processes
+from paceline.containers import Mount
+from paceline.launchers import environment, get_launcher
+from paceline.library import library_dir
+from paceline.plan import Command, Launch, Node, Prepared, port_count
+from tests.helpers import make_job, write_tree
+
+IMAGE, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
+    f"localhost/paceline-test-{name}:1" for name in ("plain", "entry", "bare", "old")
+)
+_CHANGES = {
+    IMAGE: ["ENV IMAGES_OWN=kept"],
+    ANOTHER_ENTRY: ['ENTRYPOINT ["/usr/bin/false"]'],
+    WITHOUT_PYTHON: ["ENV PATH=/nowhere"],
+    OLD_PYTHON: ["ENV PATH=/old"],
+}
+_OLD = """\
+#!/usr/bin/python3
+import runpy, sys
+sys.version_info = (3, 8, 18, "final", 0)
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+#: What containers need on a machine that lets nobody raise limits, with control groups of version 1.
+_NARROW = {
+    "containers": ['default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]'],
+    "engine": ['runtime = "runc"', 'cgroup_manager = "cgroupfs"'],
+}
+
+
+class Podman:
+    """A podman with a store of its own below `folder`. environment: what its client needs to use that store."""
+
+    kind = "podman"
+    #: Folders of this machine come in by its configuration.
+    mounts: tuple[Mount, ...] = ()
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.environment = {
+            "CONTAINERS_CONF": str(folder / "containers.conf"),
+            "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+        }
+
+    def start(self) -> str | None:
+        """Make the images; None, or why it can't be used."""
+        if shutil.which("podman") is None:
+            return "there is none on PATH"
+        store = {"driver": "vfs", "graphroot": str(self._folder / "root"), "runroot": str(self._folder / "run")}
+        lines = ["[storage]", *(f"{name} = {json.dumps(value)}" for name, value in store.items())]
+        (self._folder / "storage.conf").write_text("\n".join(lines))
+        why: str | None = None
+        for settings in ({}, _NARROW):
+            self._configure(settings)
+            if (why := import_images(self, self._folder)) is None:
+                done = self("run", "--rm", "--pull=never", "--network=host", "--pid=host", IMAGE, "true")
+                if done.returncode == 0:
+                    return None
+                why = done.stderr.strip()
+            self.stop()
+        return why
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return call("podman", words, self.environment)
+
+    def containers(self) -> list[str]:
+        """The names of all that there are, in whatever state."""
+        return self("ps", "--all", "--external", "--format", "{{.Names}}").stdout.split()
+
+    def left_by_runtime(self) -> list[str]:
+        """Containers of this store of which runc or crun still has a state."""
+        places = (Path("/run"), Path(os.environ.get("XDG_RUNTIME_DIR", "/run")))
+        states = [path for place in places for name in ("runc", "crun") for path in (place / name).glob("*/*")]
+        return [
+            str(path) for path in states if path.is_file() and str(self._folder) in path.read_text(errors="replace")
+        ]
+
+    def stop(self) -> None:
+        if shutil.which("podman"):
+            self("rm", "--all", "--force", "--time=0")
+            self("rmi", "--all", "--force")
+
+    def _configure(self, settings: Mapping[str, list[str]]) -> None:
+        volumes = json.dumps([f"{path}:{path}:ro" for path in host_folders()])
+        lines = ["[containers]", f"volumes = {volumes}", *settings.get("containers", ())]
+        # Locks and temporary files of its own too: nothing is shared with the podman of whoever runs the tests.
+        lines += ["[engine]", 'events_logger = "none"', 'lock_type = "file"']
+        lines += [f"tmp_dir = {json.dumps(str(self._folder / 'tmp'))}", *settings.get("engine", ())]
+        (self._folder / "containers.conf").write_text("\n".join(lines) + "\n")
+
+
+class Docker:
+    """A docker daemon of its own, without a bridge; needs root."""
+
+    kind = "docker"
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        # A socket's path has to be short.
+        self._short = Path(tempfile.mkdtemp(prefix="pl-docker-"))
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self.environment = {"DOCKER_HOST": f"unix://{self._short}/s", "PACELINE_CONTAINER_ENGINE": "docker"}
+
+    @property
+    def mounts(self) -> tuple[Mount, ...]:
+        return tuple(Mount(path=Path(path), read_only=True) for path in host_folders())
+
+    def start(self) -> str | None:
+        if shutil.which("dockerd") is None or shutil.which("docker") is None:
+            return "there is no dockerd on PATH"
+        if os.geteuid() != 0:
+            return "its daemon needs root"
+        words = ["--data-root", str(self._folder / "data"), "--exec-root", str(self._short / "x"), "-p"]
+        words += [str(self._short / "pid"), "-H", self.environment["DOCKER_HOST"], "--bridge=none", "--iptables=false"]
+        words += ["--ip6tables=false", "--ip-masq=false", "--storage-driver=vfs", "--default-ulimit=nofile=1024:1024"]
+        with open(self._folder / "log", "wb") as log:
+            self._daemon = subprocess.Popen(
+                ["dockerd", *words],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # A test that kills what is below it must not take the daemon for a worker.
+                env={**os.environ, processes.SUPERVISOR_VARIABLE: "tests"},
+            )
+        deadline = time.monotonic() + 30
+        while self("info", "--format", "{{.ServerVersion}}").returncode != 0:
+            if self._daemon.poll() is not None or time.monotonic() > deadline:
+                return (self._folder / "log").read_text().strip().splitlines()[-1]
+            time.sleep(0.1)
+        return import_images(self, self._folder)
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return call("docker", words, self.environment)
+
+    def containers(self) -> list[str]:
+        return self("ps", "--all", "--format", "{{.Names}}").stdout.split()
+
+    def left_by_runtime(self) -> list[str]:
+        return [str(path) for path in (self._short / "x").glob("runtime-runc/moby/*")]
+
+    def stop(self) -> None:
+        if self._daemon is not None:
+            self._daemon.terminate()
+            self._daemon.wait(30)
+        shutil.rmtree(self._short, ignore_errors=True)
+
+
+def call(program: str, words: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *words],
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def import_images(engine: Podman | Docker, folder: Path) -> str | None:
+    """Make the images; None, or why it can't be done."""
+    tar = rootfs(folder / "rootfs.tar")
+    for image, changes in _CHANGES.items():
+        words = [word for change in changes for word in ("--change", change)]
+        done = engine("import", *words, str(tar), image)
+        if done.returncode != 0:
+            return done.stderr.strip()
+    return None
+
+
+def host_folders() -> list[str]:
+    """Folders of this machine that hold a Python with all it needs."""
+    found = [
+        "/usr",
+        *(path for path in ("/lib", "/lib64", "/bin") if not Path(path).is_symlink() and Path(path).is_dir()),
+    ]
+    for prefix in dict.fromkeys((sys.base_prefix, sys.prefix)):
+        if not any(Path(prefix).is_relative_to(folder) for folder in found):
+            found.append(prefix)
+    return [*found, "/etc/ld.so.cache", "/etc/alternatives"]
+
+
+def rootfs(tar: Path) -> Path:
+    """An archive of a root folder with links into /usr, a /tmp for everybody, and a Python that says it is old."""
+    with tarfile.open(tar, "w") as archive:
+        for name in ("bin", "sbin", "lib", "lib64"):
+            if Path("/", name).is_symlink():
+                entry = tarfile.TarInfo(name)
+                entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(Path("/", name))
+                archive.addfile(entry)
+        for name, mode in (("tmp", 0o1777), ("etc", 0o755), ("root", 0o700), ("old", 0o755)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, mode
+            archive.addfile(entry)
+        for name, text, mode in (("old/python3", _OLD, 0o755), ("etc/passwd", "root:x:0:0::/root:/bin/sh\n", 0o644)):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = len(text), mode
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    return tar
+
+
+def make_launch(folder: Path, script: str, *, python: str = "python3", **values: Any) -> Launch:
+    """A launch of this script in folders that exist. values: the job's."""
+    job = make_job(**values)
+    run_id = f"lab_1700000000_{secrets.token_hex(4)}"
+    run_dir = folder / "ws" / "runs" / run_id
+    for path in ("work", "outputs", "logs", "attempts/1"):
+        (run_dir / path).mkdir(parents=True)
+    write_tree(run_dir / "work", {"train.py": script})
+    (run_dir / "work" / "outputs").symlink_to("../outputs")
+    scratch = (
+        Path("/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp") / f"paceline-test-{os.getpid()}-{run_id[-8:]}"
+    )
+    scratch.mkdir(mode=0o700)
+    return Launch(
+        job=job,
+        run_id=run_id,
+        experiment="lab",
+        workspace_name="ws",
+        run_dir=run_dir,
+        work_dir=run_dir / "work",
+        scratch_dir=scratch,
+        library_dir=library_dir(folder / "ws"),
+        nodes=(Node(node_rank=0, name="local", address="127.0.0.1", cores=2),),
+        prepared=(Prepared(python=python, is_isolated=True),),
+        ports=free_ports(port_count(job)),
+    )
+
+
+def free_ports(count: int) -> tuple[int, ...]:
+    """Ports of this machine that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return tuple(server.getsockname()[1] for server in sockets)
+
+
+def commands(launch: Launch, shell: Mapping[str, str]) -> list[Command]:
+    """What the job's launcher makes of the launch, as the supervisor would wrap it."""
+    made = get_launcher(launch.job.launcher).commands(launch)
+    return [environment.with_paths(command, launch, shell) for command in made]
+
+
+def command_lines() -> Iterator[str]:
+    """Of every process of this machine."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue

@@ -1,0 +1,424 @@
+"""Workers in real containers of a real podman, and of a real docker: what they see, how they end, what is left of them."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import containers, processes
+from paceline.containers import Engine, ImagePython, Mount
+from paceline.errors import LauncherError
+from paceline.plan import Launch
+from paceline.targets import Started
+from paceline.targets.local import LocalTarget
+from tests.engines.conftest import require_engine
+from tests.engines.container_lab import (
+    ANOTHER_ENTRY,
+    IMAGE,
+    OLD_PYTHON,
+    WITHOUT_PYTHON,
+    Docker,
+    Podman,
+    command_lines,
+    commands,
+    make_launch,
+)
+from tests.helpers import wait_until
+
+Machine = Podman | Docker
+
+#: Waits for SIGTERM, and says that it came.
+WAITS = """\
+    import os, signal, sys, time
+    def leave(number, frame):
+        open("outputs/asked", "w").write("SIGTERM")
+        sys.exit(3)
+    signal.signal(signal.SIGTERM, leave)
+    open("outputs/pid", "w").write(str(os.getpid()))
+    while True:
+        time.sleep(0.05)
+    """
+
+
+@pytest.fixture(scope="session", params=[Podman, Docker], ids=["podman", "docker"])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Machine, str | None]]:
+    """An engine with images for the tests, and why it can't be used."""
+    machine = request.param(tmp_path_factory.mktemp(request.param.kind))
+    yield machine, machine.start()
+    machine.stop()
+
+
+@pytest.fixture
+def machine(store: tuple[Machine, str | None], monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine, why_not = store
+    require_engine(f"{machine.kind} ({why_not})" if why_not else machine.kind, why_not is None)
+    for name, value in machine.environment.items():
+        monkeypatch.setenv(name, value)
+    return machine
+
+
+@pytest.fixture
+def engine(machine: Machine) -> Engine:
+    found = containers.find_engine()
+    assert found.kind == machine.kind
+    return found
+
+
+def probe(engine: Engine, machine: Machine, image: str = IMAGE, **values: Any) -> ImagePython | None:
+    """The image's Python, as the tests' images have it."""
+    return containers.probe(engine, image, run_id="lab_1", name=image, **{"mounts": machine.mounts, **values})
+
+
+class Runs:
+    """Starts launches in containers, and ends them. The test's process is their supervisor."""
+
+    def __init__(self, folder: Path, engine: Engine, machine: Machine) -> None:
+        self.engine, self.machine = engine, machine
+        self._folder, self._launches = folder, list[Launch]()
+
+    def launch(self, script: str, **values: Any) -> Launch:
+        launch = make_launch(self._folder / str(len(self._launches)), textwrap.dedent(script), **values)
+        self._launches.append(launch)
+        return launch
+
+    def start(self, launch: Launch, image: str = IMAGE, **options: Any) -> list[Started]:
+        found = containers.check_image(self.engine, image, print)
+        assert found
+        shell = options.setdefault("shell", dict(os.environ))
+        options["mounts"] = [*self.machine.mounts, *options.get("mounts", ())]
+        started = []
+        for command in commands(launch, shell):
+            wrapped = containers.wrap(command, launch, engine=self.engine, image=found, **options)
+            started.append(LocalTarget().start(wrapped, launch.work_dir, shell))
+        return started
+
+    def finish(self, launch: Launch, image: str = IMAGE, **options: Any) -> list[int]:
+        """The exit codes of the launch's commands, once all have ended."""
+        return [wait(started) for started in self.start(launch, image, **options)]
+
+    def end(self) -> None:
+        for launch in self._launches:
+            containers.remove(self.engine, launch.run_id)
+            shutil.rmtree(launch.scratch_dir)
+        processes.kill_descendants(os.getpid())
+        assert self.machine.containers() == []
+
+
+def wait(started: Started) -> int:
+    _, status = os.waitpid(started.pid, 0)
+    return processes.shell_exit_code(status)
+
+
+def log(launch: Launch, rank: int = 0) -> str:
+    return (launch.run_dir / "attempts" / "1" / f"rank_{rank}.log").read_text()
+
+
+def output(launch: Launch, name: str) -> str:
+    return (launch.run_dir / "outputs" / name).read_text()
+
+
+def is_there(launch: Launch, name: str) -> Callable[[], bool]:
+    path = launch.run_dir / "outputs" / name
+    return lambda: path.exists() and path.stat().st_size > 0
+
+
+@pytest.fixture
+def runs(tmp_path: Path, engine: Engine, machine: Machine) -> Iterator[Runs]:
+    subreaper(True)
+    runs = Runs(tmp_path / 'run\'s, "own" ü', engine, machine)
+    yield runs
+    runs.end()
+    subreaper(False)
+
+
+def subreaper(on: bool) -> None:
+    """Let orphans below this process become its children, as under a supervisor; or no longer."""
+    assert ctypes.CDLL(None).prctl(36, int(on), 0, 0, 0) == 0
+
+
+# --- what a worker sees
+
+
+def test_a_worker_has_the_images_system_and_the_runs_folders(runs, tmp_path):
+    data = tmp_path / "views" / "train"
+    data.mkdir(parents=True)
+    (data / "x.txt").write_text("42")
+    launch = runs.launch(
+        """\
+        import getpass, json, os, sys
+        with open("outputs/seen", "w") as file:
+            json.dump({
+                "cwd": os.getcwd(), "argv": sys.argv, "uid": os.getuid(), "user": getpass.getuser(),
+                "environment": dict(os.environ), "data": open(sys.argv[1]).read(), "pid": os.getpid(),
+                "home": os.access(os.environ["HOME"], os.W_OK), "root": sorted(os.listdir("/")),
+            }, file)
+        print("printed")
+        """,
+        arguments=(str(data / "x.txt"), "two words", "ä\n"),
+        environment_variables={"TOKEN": "several\n'words' é", "PATHOLOGY": "1"},
+    )
+
+    assert runs.finish(launch, mounts=[Mount(path=data, read_only=True)], shell={**os.environ, "SHELLS_OWN": "1"}) == [
+        0
+    ]
+
+    seen = json.loads(output(launch, "seen"))
+    assert seen["cwd"] == str(launch.work_dir)
+    assert seen["argv"] == ["train.py", str(data / "x.txt"), "two words", "ä\n"]
+    assert seen["data"] == "42"
+    assert seen["home"]
+    assert seen["uid"] == os.getuid()
+    variables = seen["environment"]
+    assert variables["TOKEN"] == "several\n'words' é"
+    assert variables["IMAGES_OWN"] == "kept"
+    assert variables["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    assert "SHELLS_OWN" not in variables
+    assert not [name for name in variables if name.startswith("_PACELINE")]
+    # The pid is the host's, by which the supervisor knows the worker.
+    start = json.loads((launch.run_dir / "attempts" / "1" / "start_0.json").read_text())
+    assert start["pid"] == seen["pid"]
+    assert log(launch) == "printed\n"
+
+
+def test_files_in_the_runs_folder_belong_to_who_submitted(runs):
+    launch = runs.launch("open('outputs/x', 'w').write('1')")
+    assert runs.finish(launch) == [0]
+    found = (launch.run_dir / "outputs" / "x").stat()
+    assert (found.st_uid, found.st_gid) == (os.getuid(), os.getgid())
+
+
+def test_shm_size_is_the_size_of_shared_memory(runs):
+    script = "import os; f = os.statvfs('/dev/shm'); open('outputs/x', 'w').write(str(f.f_blocks * f.f_frsize))"
+    launch = runs.launch(script)
+    assert runs.finish(launch, shm_size="48m") == [0]
+    assert int(output(launch, "x")) == 48 << 20
+    another = runs.launch(script)
+    assert runs.finish(another) == [0]
+    host = os.statvfs("/dev/shm")
+    assert int(output(another, "x")) == host.f_blocks * host.f_frsize
+
+
+def test_an_images_own_entry_point_is_not_run(runs):
+    launch = runs.launch("print('the script')")
+    assert runs.finish(launch, ANOTHER_ENTRY) == [0]
+    assert log(launch) == "the script\n"
+
+
+def test_no_value_of_a_variable_stands_on_a_command_line(runs):
+    secret = "hunter2-" + os.urandom(8).hex()
+    launch = runs.launch(WAITS, environment_variables={"TOKEN": secret})
+    [started] = runs.start(launch)
+    wait_until(is_there(launch, "pid"), "the script runs")
+    lines = list(command_lines())
+    assert any("TOKEN" in line for line in lines)
+    assert not [line for line in lines if secret in line]
+    os.kill(started.pid, signal.SIGTERM)
+    assert wait(started) == 3
+
+
+# --- several workers
+
+
+def test_two_workers_meet_over_gloo(runs):
+    require_engine("torch", importlib.util.find_spec("torch"))
+    launch = runs.launch(
+        """\
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(total)
+        open(f"outputs/{dist.get_rank()}", "w").write(str(total.item()))
+        dist.destroy_process_group()
+        """,
+        python=sys.executable,
+        process_count_per_node=2,
+        distributed_backend="gloo",
+    )
+    assert runs.finish(launch) == [0, 0], log(launch) + log(launch, 1)
+    assert [output(launch, "0"), output(launch, "1")] == ["3.0", "3.0"]
+
+
+def test_mpirun_and_its_workers_share_one_container(runs):
+    found = probe(runs.engine, runs.machine)
+    require_engine("an Open MPI in /usr", found and found.mpirun)
+    launch = runs.launch(
+        """\
+        import os
+        open("outputs/" + os.environ["RANK"], "w").write(open("/proc/self/cgroup").read() + os.environ["WORLD_SIZE"])
+        """,
+        process_count_per_node=2,
+        distributed_backend="mpi",
+    )
+    assert runs.finish(launch, shm_size="64m") == [0], (launch.run_dir / "logs" / "driver.log").read_text()
+    assert output(launch, "0") == output(launch, "1")
+    assert output(launch, "0").endswith("2")
+    ends = [json.loads((launch.run_dir / "attempts" / "1" / f"end_{rank}.json").read_text()) for rank in (0, 1)]
+    assert [end["exit_code"] for end in ends] == [0, 0]
+
+
+# --- ends
+
+
+@pytest.mark.parametrize("code", [0, 7, 125, 126, 127, 255])
+def test_a_scripts_exit_code_is_its_own(runs, code):
+    launch = runs.launch(f"import sys; sys.exit({code})")
+    assert runs.finish(launch) == [code]
+    # By this it is told apart from an engine that failed.
+    assert (launch.run_dir / "attempts" / "1" / "start_0.json").exists()
+
+
+def test_a_signal_to_the_client_reaches_the_script(runs):
+    launch = runs.launch(WAITS)
+    [started] = runs.start(launch)
+    wait_until(is_there(launch, "pid"), "the script runs")
+    os.kill(started.pid, signal.SIGTERM)
+    assert wait(started) == 3
+    assert output(launch, "asked") == "SIGTERM"
+    wait_until(lambda: not runs.machine.containers(), "the container is gone")
+
+
+def test_a_script_that_is_killed_ends_with_the_signals_code(runs):
+    launch = runs.launch(WAITS)
+    [started] = runs.start(launch)
+    wait_until(is_there(launch, "pid"), "the script runs")
+    os.kill(int(output(launch, "pid")), signal.SIGKILL)
+    assert wait(started) == 137
+
+
+def test_what_a_killed_client_leaves_is_removed(runs):
+    launch = runs.launch(WAITS)
+    [started] = runs.start(launch)
+    wait_until(is_there(launch, "pid"), "the script runs")
+    script = int(output(launch, "pid"))
+    os.kill(started.pid, signal.SIGKILL)
+    assert wait(started) == 137
+    assert processes.is_alive(script)
+    assert runs.machine.containers()
+    assert containers.remove(runs.engine, launch.run_id) == 1
+    assert runs.machine.containers() == []
+    wait_until(lambda: not processes.is_alive(script), "the script is gone")
+    assert containers.remove(runs.engine, launch.run_id) == 0
+
+
+def test_a_containers_processes_are_below_whoever_started_it(runs):
+    """So a supervisor or its guardian that kills what is below it kills them, with what the script left alone."""
+    if runs.engine.kind == "docker":
+        pytest.skip("a docker container's processes are its daemon's")
+    launch = runs.launch(
+        """\
+        import os, subprocess, sys, time
+        lost = "import os, sys; os.setsid(); open('outputs/pid', 'w').write(str(os.getpid())); import time; time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", lost], env={})
+        time.sleep(600)
+        """
+    )
+    [started] = runs.start(launch)
+    wait_until(is_there(launch, "pid"), "the script runs")
+    lost = int(output(launch, "pid"))
+    assert lost in processes.descendants(os.getpid())
+    processes.kill_descendants(os.getpid())
+    assert not processes.is_alive(lost)
+    # Podman's record of it stays until somebody removes it.
+    assert containers.remove(runs.engine, launch.run_id) <= 1
+    assert runs.machine.containers() == []
+
+
+def test_what_a_script_leaves_behind_ends_with_its_container(runs):
+    launch = runs.launch(
+        """\
+        import os, subprocess, sys, time
+        lost = "import os, time; os.setsid(); open('outputs/pid', 'w').write(str(os.getpid())); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", lost], env={})
+        while not os.path.exists("outputs/pid"):
+            time.sleep(0.01)
+        """
+    )
+    assert runs.finish(launch) == [0]
+    containers.remove(runs.engine, launch.run_id)
+    wait_until(lambda: not processes.is_alive(int(output(launch, "pid"))), "the script's child is gone")
+
+
+def test_a_container_killed_while_it_is_made_leaves_nothing(runs):
+    for delay_ms in (15, 50, 80, 110, 150, 220):
+        launch = runs.launch("import time; time.sleep(600)")
+        runs.start(launch)
+        # Any moment will do: what matters is that none of them leaves something.
+        time.sleep(delay_ms / 1000)
+        processes.kill_descendants(os.getpid())
+        containers.remove(runs.engine, launch.run_id)
+        assert runs.machine.containers() == []
+        assert processes.with_variable("PACELINE_RUN_DIR", str(launch.run_dir)) == []
+    assert runs.machine.left_by_runtime() == []
+
+
+# --- refusals, before anything starts
+
+
+def test_the_images_python_is_seen(engine, machine):
+    found = probe(engine, machine)
+    assert found is not None
+    assert found.python.startswith("/usr/")
+    assert found.version >= (3, 10)
+    assert machine.containers() == []
+
+
+def test_an_image_without_python_is_refused_by_name(engine, machine):
+    with pytest.raises(LauncherError, match=r"bare:1' has no program 'python3' .*not found"):
+        probe(engine, machine, WITHOUT_PYTHON)
+    assert machine.containers() == []
+
+
+def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine):
+    with pytest.raises(LauncherError, match=r"old:1': its 'python3' is Python 3\.8\.18, and workers need 3\.10"):
+        probe(engine, machine, OLD_PYTHON)
+
+
+def test_another_interpreter_of_the_image_can_be_named(engine, machine):
+    found = probe(engine, machine, OLD_PYTHON, python="/usr/bin/python3")
+    assert found is not None
+    assert found.version >= (3, 10)
+
+
+def test_a_program_that_is_no_python_is_refused(engine, machine):
+    with pytest.raises(LauncherError, match="its '/usr/bin/cat' does not run as Python 3.10 or later does"):
+        probe(engine, machine, python="/usr/bin/cat")
+
+
+def test_a_missing_folder_is_refused_with_the_engines_reason(engine, machine, tmp_path):
+    with pytest.raises(LauncherError, match=r"could not start a container: .*nowhere"):
+        probe(engine, machine, mounts=[Mount(path=tmp_path / "nowhere")])
+
+
+def test_an_image_that_is_nowhere_is_refused_with_the_engines_reason(engine, machine):
+    said: list[str] = []
+    with pytest.raises(
+        LauncherError, match=r"'127\.0\.0\.1:1/x:2' is not on this machine, and (podman|docker) could not pull"
+    ):
+        containers.check_image(engine, "127.0.0.1:1/x:2", said.append)
+    assert said[0] == f"{engine.kind} pull 127.0.0.1:1/x:2"
+    # The pull's own lines are live.
+    assert "refused" in "\n".join(said)
+
+
+def test_an_image_of_this_machine_alone_is_not_looked_for_elsewhere(engine, machine):
+    with pytest.raises(LauncherError, match="has no such image on this machine"):
+        containers.check_image(engine, "localhost/missing:1", print)
+
+
+def test_a_pull_is_ended_when_it_is_asked_for(engine, machine):
+    asked = iter([False, False, True])
+    assert containers.check_image(engine, "127.0.0.1:1/x:2", print, stop=lambda: next(asked, True)) is None
