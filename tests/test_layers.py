@@ -33,7 +33,8 @@ MAY_IMPORT = {
     "launchers": "errors plugins processes job plan runs data.reference",
     "targets": "errors plugins processes job plan runs",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": "errors processes library job plan runs launchers targets containers environments.store data.cache",
+    "supervisor": "errors processes library job plan runs launchers targets containers"
+    " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": f"{UP_TO_TARGETS} supervisor snapshot submit",
     "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",

@@ -37,7 +37,7 @@ class _Script:
         alone. None is True for PyTorch, TensorFlow and SKLearn, and False for Estimator.
     user_managed: the interpreter is used as it is, and no packages may be named.
     environment_definition: an `Environment`, in place of packages, `python`, image and user_managed.
-    custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm; None is "2g".
+    custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm, such as "2g"; None shares the host's.
     environment_variables: set for every worker, above everything else.
     inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params count too.
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit.
@@ -246,7 +246,9 @@ def interpreter(python: str | None) -> str | None:
         raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
     found = shutil.which(python)
     if found is None:
-        raise JobError(f"python={python!r} can't be run: there is no such program. Give the path of a Python interpreter.")
+        raise JobError(
+            f"python={python!r} can't be run: there is no such program. Give the path of a Python interpreter."
+        )
     # Not resolved: a virtual environment's interpreter is a link, and is that environment by its own path alone.
     return os.path.abspath(found)
 

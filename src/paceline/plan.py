@@ -40,6 +40,8 @@ class Prepared:
     is_isolated: the shell's PYTHONPATH does not count, nor what the user has installed for themselves.
     inputs: name -> folder or file, as the node sees it. inputs_by_rank: names of those that have a folder
         `rank_<rank>` for each worker.
+    container: where the workers run in containers, what is needed to start them: engine, image, mounts.
+    open_mpi: path and version (major, minor) of that image's mpirun; None where it has none.
     """
 
     python: str
@@ -48,13 +50,18 @@ class Prepared:
     is_isolated: bool = False
     inputs: Mapping[str, str] = field(default_factory=dict)
     inputs_by_rank: tuple[str, ...] = ()
+    container: Mapping[str, Any] | None = None
+    open_mpi: tuple[str, tuple[int, int]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Prepared:
-        return cls(**{**data, "inputs_by_rank": tuple(data.get("inputs_by_rank") or ())})
+        values = {**data, "inputs_by_rank": tuple(data.get("inputs_by_rank") or ())}
+        if found := data.get("open_mpi"):
+            values["open_mpi"] = (found[0], (found[1][0], found[1][1]))
+        return cls(**values)
 
     def input_path(self, name: str, rank: int) -> str:
         """Where a worker finds an input."""

@@ -136,7 +136,7 @@ class Workspace:
         """Name -> registered dataset, in its latest version."""
         from paceline.data.dataset import Dataset
 
-        return dict(Dataset.get_all(self))
+        return {**Dataset.get_all(self)}
 
     def get_run(self, run_id: str) -> Run:
         """A run by its id, or by the beginning of it that no other run has.
@@ -321,9 +321,9 @@ def _open_dataset(reference: DataReference, path: str) -> object:
     """What a script gets for an input by name: the path, or a table for one that was asked for directly."""
     if reference.mode != "direct":
         return path
-    from paceline.data.dataset import opened
+    from paceline.data.dataset import Dataset
 
-    return opened(reference, path)
+    return Dataset.from_folder(reference.to_json(), path)
 
 
 Run.make_experiment = staticmethod(_make_experiment)

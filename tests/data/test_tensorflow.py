@@ -38,8 +38,8 @@ def test_resumed_on_other_numbers_of_workers_it_goes_on_in_the_same_order():
     position = 2 * 4 * 3
     after = [numbers(tensorflow_dataset(50, 4, rank, 2, seed=4, start=position)) for rank in range(2)]
     order = GlobalOrder(50, 4)
-    assert sorted(sum(before, [])) == sorted(order[:position])
-    assert sorted(sum(after, [])) == sorted(order[position:])
+    assert sorted(sample for part in before for sample in part) == sorted(order[:position])
+    assert sorted(sample for part in after for sample in part) == sorted(order[position:])
     resumed = DistributedSampler(50, 1, 2, seed=4)
     resumed.load_state_dict({**resumed.state_dict(), "position": position})
     assert after[1] == list(resumed)

@@ -73,7 +73,7 @@ Image = Annotated[
     str | None, typer.Option("--image", metavar="IMAGE", help="Run the workers in a container of this image.")
 ]
 ShmSize = Annotated[
-    str | None, typer.Option("--shm-size", metavar="SIZE", help="Of the container's /dev/shm; default: 2g.")
+    str | None, typer.Option("--shm-size", metavar="SIZE", help="Of the container's /dev/shm; default: the host's.")
 ]
 GpuVisibility = Annotated[
     str,

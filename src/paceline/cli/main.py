@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import cancel, logs, read, run
+from paceline.cli import cancel, env, logs, read, run
 from paceline.errors import PacelineError, RunStateError
 
 EXIT_WRONG_CALL = 2
@@ -28,6 +28,7 @@ run.add_to(app)
 read.add_to(app)
 logs.add_to(app)
 cancel.add_to(app)
+env.add_to(app)
 
 
 def _version(wanted: bool) -> None:

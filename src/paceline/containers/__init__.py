@@ -8,7 +8,8 @@ that addresses, ports, pids, signals and file names mean the same inside and out
 from paceline.containers.command import Mount, wrap
 from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
 from paceline.containers.failure import start_failure
-from paceline.containers.image import check_image, check_image_name
+from paceline.containers.image import check_image, check_image_name, check_shm_size
+from paceline.containers.memory import wrap_all
 from paceline.containers.probe import ImagePython, probe
 from paceline.containers.remove import remove
 
@@ -19,9 +20,11 @@ __all__ = [
     "Mount",
     "check_image",
     "check_image_name",
+    "check_shm_size",
     "find_engine",
     "probe",
     "remove",
     "start_failure",
     "wrap",
+    "wrap_all",
 ]

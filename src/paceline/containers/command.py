@@ -4,8 +4,8 @@ What is shared with the host, and why:
 
     network           MASTER_ADDR, ports and interfaces mean the same inside
     process ids       a worker's report of its pid, signals and Open MPI's local ranks too
-    /dev/shm          without shm_size the host's, shared by all workers of a node: NCCL and data loaders meet there;
-                      with it one of that size for each container (apptainer has the host's in any case)
+    /dev/shm          without shm_size the host's; with it one of that size, which the workers of a node share as well
+                      (memory.py), for NCCL's transport between them. Apptainer has the host's in any case
     user              files in the run's folder belong to who submitted
     run, work, scratch and library folders, data     under the same paths
 
@@ -47,12 +47,15 @@ def wrap(
     engine: Engine,
     image: str,
     shm_size: str | None = None,
+    memory: str | None = None,
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
 ) -> Command:
     """The command that runs `command` in a container of its own. `command` has its PYTHONPATH already (`with_paths`).
 
-    image: what `check_image` returned. mounts: beside the run's own folders: data, the environment's folder.
+    image: what `check_image` returned. shm_size: of a /dev/shm of its own; memory: the container whose /dev/shm it
+    shares (`hold_memory`); with neither it has the host's.
+    mounts: beside the run's own folders: data, the environment's folder.
     shell: the submitting environment; it counts for those variables alone that `command` has a default for.
 
     Raises:
@@ -81,7 +84,7 @@ def wrap(
         mounts=folders,
         variables=tuple(values),
         work_dir=str(launch.work_dir),
-        shm_size=shm_size,
+        ipc=_ipc(shm_size, memory),
         gpus=bool(launch.nodes[command.node_rank].gpus),
     )
     # By these two a run's processes are found, and the client is one.
@@ -99,8 +102,9 @@ def run_argv(
     mounts: Iterable[Mount] = (),
     variables: Sequence[str] = (),
     work_dir: str | None = None,
-    shm_size: str | None = None,
+    ipc: Sequence[str] = ("--ipc=host",),
     gpus: bool = False,
+    detach: bool = False,
 ) -> tuple[str, ...]:
     """The engine's command line that runs `command` in a container; `variables` are names, their values the client's."""
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
@@ -112,8 +116,8 @@ def run_argv(
         return (*words, image, *command)
     # No --init: there is no first process to replace in the host's process ids. No log: the client's output is kept.
     words = [engine.path, "run", "--rm", "--pull=never", "--log-driver=none", "--no-healthcheck", "--name", name]
-    words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host"]
-    words += [f"--shm-size={shm_size}"] if shm_size else ["--ipc=host"]
+    words += ["--detach"] if detach else []
+    words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host", *ipc]
     # Folders of the user's home keep their SELinux labels: relabelling them (`:z`) would lock other programs out.
     words += ["--security-opt", "label=disable", *_user(engine)]
     words += _gpu_words(engine) if gpus else []
@@ -143,6 +147,12 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
         if above is None or above != by_path[path]:
             kept[path] = by_path[path]
     return [Mount(path=path, read_only=read_only) for path, read_only in kept.items()]
+
+
+def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
+    if memory is not None:
+        return (f"--ipc=container:{memory}",)
+    return ("--ipc=private", f"--shm-size={shm_size}") if shm_size else ("--ipc=host",)
 
 
 def _mount_word(mount: Mount) -> str:

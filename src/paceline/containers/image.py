@@ -11,6 +11,7 @@ from paceline.containers.engine import Engine
 from paceline.errors import LauncherError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(?:b|[kmgt](?:i?b)?)?", re.I)
 #: A first part of a name that is a registry, not a folder on Docker's: it has a dot or a port, or is localhost.
 _REGISTRY = re.compile(r"(localhost|[^/]*[.:][^/]*)/")
 
@@ -27,6 +28,17 @@ def check_image_name(image: str) -> None:
         f"custom_docker_image={image!r} is not the name of an image. "
         "Write it as [registry/]name[:tag], such as 'docker.io/pytorch/pytorch:2.4.0-cuda12.4-cudnn9-runtime'."
     )
+
+
+def check_shm_size(shm_size: str) -> None:
+    """Refuse what no engine takes for a size; needs no engine.
+
+    Raises:
+        LauncherError: it is not a number with a unit of b, k, m or g, or it is 0.
+    """
+    found = _SIZE.fullmatch(shm_size)
+    if found is None or float(found[1]) == 0:
+        raise LauncherError(f"shm_size={shm_size!r} is not a size. Write a number and a unit, such as '512m' or '8g'.")
 
 
 def check_image(

@@ -2,13 +2,14 @@
 
     python3 -I -S .../paceline/containers/inside.py [--path DIR] [--home DIR ...] -- command [argument ...]
     python3 -I -S .../paceline/containers/inside.py --probe
+    python3 -I -S .../paceline/containers/inside.py --hold
 
 Variables come under names with a prefix, `_PACELINE_SET_<name>` and `_PACELINE_DEFAULT_<name>` (where the image has none
 of its own): under their own names they would have to stand in the environment of the engine's client, and a PATH,
 HOME or DOCKER_HOST that is meant for the script would be the client's.
 
 --path: put first on PATH. --home: where to make HOME, tried in turn, if the image's can't be written to.
---probe: print as JSON which Python this is, and which mpirun the image has.
+--probe: print as JSON which Python this is, and which mpirun the image has. --hold: do nothing until it is ended.
 
 Written for any Python 3, so that one that is too old can say so.
 """
@@ -24,6 +25,11 @@ def main(argv: "list[str]") -> None:
     if argv == ["--probe"]:
         probe()
         return
+    if argv == ["--hold"]:
+        import signal
+
+        while True:
+            signal.pause()
     end = argv.index("--")
     options, command = argv[:end], argv[end + 1 :]
     pairs = list(zip(options[::2], options[1::2]))  # noqa: B905 - strict= is of 3.10

@@ -15,7 +15,7 @@ import re
 import stat
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
+from urllib.parse import parse_qsl, quote, quote_plus
 
 from paceline.errors import DataError
 
@@ -117,17 +117,13 @@ def hidden_url(url: str) -> str:
     scheme, _, rest = url.partition("://")
     netloc, slash, path = rest.partition("/")
     user, at, host = netloc.rpartition("@")
-    if at and ":" in user:
-        netloc = f"{user.partition(':')[0]}:***@{host}"
+    if at and (":" in user or scheme.startswith("http")):
+        # Before a web host even a user alone may be a token.
+        netloc = f"{user.partition(':')[0] if ':' in user else '***'}:***@{host}"
     path, mark, query = path.partition("?")
     if mark and any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         query = "***"
     return f"{scheme}://{netloc}{slash}{path}{mark}{query}"
-
-
-def user_of(url: str) -> str | None:
-    """The user that stands before the host of a URL."""
-    return urlsplit(url).username
 
 
 def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -135,11 +131,10 @@ def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
     for name, value in options.items():
         if isinstance(value, Mapping):
             found += _secret_names(value, f"{prefix}{name}.")
-        elif isinstance(value, str) and "://" in value and hidden_url(value) != value:
+        elif isinstance(value, str) and "://" in value:
+            found += [f"{prefix}{name}"] if hidden_url(value) != value else []
+        elif value not in (None, "", True, False) and str(value) not in _HARMLESS_VALUES and _is_secret(str(name)):
             found.append(f"{prefix}{name}")
-        elif value not in (None, "") and not isinstance(value, bool) and _is_secret(str(name)):
-            if not (isinstance(value, str) and value in _HARMLESS_VALUES):
-                found.append(f"{prefix}{name}")
     return found
 
 

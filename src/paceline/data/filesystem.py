@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.data.credentials import Secrets, hidden_url, resolve, user_of
+from paceline.data.credentials import Secrets, hidden_url, resolve
 from paceline.data.failures import translated
 from paceline.data.reference import Source
 from paceline.data.store_record import StoreRecord, read_record
@@ -155,6 +155,16 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     return record, inside
 
 
+def check_installed(record: StoreRecord) -> None:
+    """Nothing, if this store can be opened here.
+
+    Raises:
+        DataError: an extra is missing, or the URL is of no known kind.
+    """
+    if record.kind in _ENGINES:
+        check_engine(record.kind, record)
+
+
 def check_engine(kind: str, record: StoreRecord) -> None:
     """Nothing, if what opens stores of this kind is installed.
 
@@ -166,19 +176,6 @@ def check_engine(kind: str, record: StoreRecord) -> None:
         raise DataError(
             f"{record.title} needs {module}, which is not installed. Install it with `pip install 'paceline[{extra}]'`."
         )
-
-
-def user_and_port(record: StoreRecord) -> dict[str, Any]:
-    """What an SSH connection takes from the URL."""
-    from urllib.parse import unquote, urlsplit
-
-    parts = urlsplit(record.url)
-    found: dict[str, Any] = {"host": parts.hostname or ""}
-    if parts.port:
-        found["port"] = parts.port
-    if user := user_of(record.url):
-        found["username"] = unquote(user)
-    return found
 
 
 def working_path(path: str | os.PathLike[str]) -> Path:

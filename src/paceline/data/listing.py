@@ -14,8 +14,8 @@ from typing import Any
 from paceline.data.filesystem import Store, place_of
 from paceline.data.names import check_relative, clean_path, is_pattern, pattern_base, pattern_regex
 from paceline.data.objects import object_store
+from paceline.data.reading import version_of
 from paceline.data.reference import Source
-from paceline.data.sftp import walk_sftp
 from paceline.errors import DataError
 
 _AT_ONCE = 16
@@ -75,13 +75,9 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         raise DataError(f"{what} {path!r} in {store.title}. Look with `paceline data ls` what is there.")
     infos = []
     for entry in entries:
-        below = entry.path[len(base) :].lstrip("/") if base and entry.path != base else entry.path
+        below = entry.path[len(base) + 1 :] if base else entry.path
         if entry.path == base:
             below = base.rpartition("/")[2]
-        elif not entry.path.startswith(f"{base}/" if base else ""):
-            below = entry.path  # a name such as "/x", which the check refuses
-        elif base:
-            below = entry.path[len(base) + 1 :]
         name = check_relative(below.partition("?")[0] if store.kind == "http" else below, store.title)
         infos.append(
             FileInfo(
@@ -95,13 +91,19 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
     return infos
 
 
+def path_in_store(info: FileInfo) -> str:
+    """The file's path in its store; of an unregistered one, which its URL names, what stands behind the host."""
+    if info.datastore is not None:
+        return info.path
+    return info.path.split("/", 3)[3] if "://" in info.path else info.path.lstrip("/")
+
+
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
     """Whether the sources name one file exactly, rather than a folder or a pattern that has just one."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)
-    own = place_of(Source(datastore=infos[0].datastore, path=infos[0].path), workspace_dir)[1]
-    return bool(path) and clean_path(path, record.title) == own
+    return bool(path) and clean_path(path, record.title) == path_in_store(infos[0])
 
 
 def fingerprint(infos: Iterable[FileInfo]) -> str:
@@ -155,7 +157,7 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
     if not top.exists():
         return
     # (folder, the real folders above it): a link back into one of them would never end
-    waiting = [(base, (os.path.realpath(top),))]
+    waiting: list[tuple[str, tuple[str, ...]]] = [(base, (os.path.realpath(top),))]
     while waiting:
         folder, above = waiting.pop()
         with os.scandir(store.local(folder)) as found:
@@ -165,7 +167,7 @@ def _local(store: Store, base: str) -> Iterator[_Entry]:
                     yield _local_entry(path, entry.stat())
                 elif entry.is_dir():
                     real = (*above, os.path.realpath(entry.path)) if entry.is_symlink() else above
-                    if not entry.is_symlink() or real[-1] not in above and not _is_above(real[-1], entry.path):
+                    if not entry.is_symlink() or not (real[-1] in above or _is_above(real[-1], entry.path)):
                         waiting.append((path, real))
 
 
@@ -178,6 +180,8 @@ def _local_entry(path: str, found: os.stat_result) -> _Entry:
 
 
 def _sftp(store: Store, base: str) -> Iterator[_Entry]:
+    from paceline.data.sftp import walk_sftp
+
     full = store.full(base)
     try:
         found = store.fs.ftp.stat(full)
@@ -275,6 +279,5 @@ def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     for name, info in found.items():
         if info.get("type") == "directory":
             continue
-        version = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
-        listed.append((str(name).removeprefix(bucket), int(info.get("size") or 0), str(version)))
+        listed.append((str(name).removeprefix(bucket), int(info.get("size") or 0), version_of(info)))
     return listed

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from fsspec.implementations.sftp import SFTPFileSystem
 
@@ -50,11 +51,9 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
     """The file system of this record; options may name `username`, `port`, `password`, `key_filename`, `known_hosts`."""
-    from paceline.data.filesystem import user_and_port
-
     options.pop("skip_instance_cache", None)
-    timeouts = {name: _CONNECT_TIMEOUT_S for name in ("timeout", "banner_timeout", "auth_timeout")}
-    given = {**timeouts, **user_and_port(record), **options}
+    timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
+    given = {**timeouts, **_from_url(record), **options}
     if "key_filename" in given:
         given["key_filename"] = os.path.expanduser(given["key_filename"])
     # With a password or key named, no others are tried: a server ends the connection after a few.
@@ -67,7 +66,7 @@ def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
 
 def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
     """(path below root, its attributes) of every file; links are followed, but not back into a folder they lie in."""
-    waiting = [("", (fs.ftp.normalize(root),))]
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (fs.ftp.normalize(root),))]
     while waiting:
         folder, above = waiting.pop()
         for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
@@ -84,3 +83,13 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
                     waiting.append((path, (*above, real)))
             elif stat.S_ISREG(found.st_mode or 0):
                 yield path, found
+
+
+def _from_url(record: StoreRecord) -> dict[str, Any]:
+    parts = urlsplit(record.url)
+    found: dict[str, Any] = {"host": parts.hostname or ""}
+    if parts.port:
+        found["port"] = parts.port
+    if parts.username:
+        found["username"] = unquote(parts.username)
+    return found

@@ -39,7 +39,7 @@ def facts():
         "implementation": sys.implementation.name,
         "platform": sysconfig.get_platform(),
         "site_folders": folders,
-        "user_folder": None if isolated or sys.flags.no_user_site and not sys.flags.isolated else user,
+        "user_folder": None if isolated else user,
     }
 """
 
@@ -134,8 +134,8 @@ def _made(values: dict[str, object]) -> Base:
 
 
 def _stamp(path: str) -> str:
-    """Changes when the interpreter, or the configuration of the venv around it, is another."""
-    stamps = []
+    """Changes when the interpreter, the configuration of the venv around it or the user's own folder is another."""
+    stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
         try:
             found = os.stat(each)
@@ -163,6 +163,8 @@ def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
 
 def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if user_base := os.environ.get("PYTHONUSERBASE"):
+        environment["PYTHONUSERBASE"] = user_base
     try:
         done = subprocess.run(
             [path, "-c", _ASK, _FACTS],

@@ -96,7 +96,10 @@ def install(
 
 
 def _flat(error: BaseException) -> str:
-    return " ".join(re.sub(r"[├└─│]+", " ", str(error)).split()).rstrip(". ")
+    """The message on one line, each of its causes once."""
+    text = " ".join(re.sub(r"[├└─│]+", " ", str(error)).split())
+    parts = [part.strip().rstrip(".") for part in text.split("Caused by:")]
+    return ": ".join(dict.fromkeys(parts))
 
 
 def _folder(channel: str) -> Path | None:

@@ -9,9 +9,10 @@ does it all.
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,7 @@ from paceline.environments.pip_settings import Settings
 from paceline.environments.program import Say
 from paceline.environments.requirements import Line, constraints_of, lines_of, parse
 from paceline.environments.venv import build_environment, site_packages
-from paceline.environments.visible import Visible, name_of_project
+from paceline.environments.visible import Visible, bare, canonical, name_of_project
 from paceline.errors import EnvironmentBuildError
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ _REFUSALS = ("unexpected argument", "unexpected '-'", "unsupported", "not suppor
 class Installer:
     """Installs into the environment at `prefix`.
 
-    python: its interpreter. seen: folders of the base that it sees too. notes_dir: where the files lie that say what to
-        install, kept with the environment.
+    python: its interpreter. seen: folders of the base that it sees too. The files that say what to install are kept in
+        the environment's folder `paceline`.
     """
 
     prefix: Path
@@ -48,6 +49,9 @@ class Installer:
     uv: str | None
     say: Say
     lock_fd: int
+    _options: list[Line] = field(default_factory=list)
+    _constraints: list[Line] = field(default_factory=list)
+    _settings: Settings | None = None
 
     def install(self, environment: Environment) -> None:
         """Install what the environment asks for, or what its lock says.
@@ -76,75 +80,71 @@ class Installer:
         return Visible([site_packages(self.prefix)], self.base)
 
     def _layer(self, wanted: list[Line]) -> None:
-        from packaging.requirements import Requirement
-        from packaging.utils import canonicalize_name
-
+        """Install what of these the base does not have."""
         named = [line.requirement for line in wanted if line.requirement is not None]
         others = [line for line in wanted if line.requirement is None]
         limits = [line.requirement for line in self._constraints if line.requirement is not None]
-        tails = {str(line.requirement): line for line in wanted if line.requirement is not None}
+        as_written = {str(bare(line.requirement)): line for line in wanted if line.requirement is not None}
         before = self.visible()
         missing = before.missing(named, limits)
         if not missing and not others:
             self.say("the base has all that is asked for: nothing is installed")
             return
         names = {name for line in others if (name := _name_of(line)) is not None}
-        if len(names) == len(others):
-            excluded = set(before.found) - names
-            for _ in range(_ROUNDS):
-                excluded -= {canonicalize_name(requirement.name) for requirement in missing}
-                asked = [tails.get(str(each)) or _line(each) for each in missing]
-                if not self._run([*asked, *others], excluded=sorted(excluded)):
-                    break  # pip has done it
-                now = self.visible()
-                required = [Requirement(text) for text in self._required(now)]
-                open_now = now.missing(named, limits, urls_too=False) + now.missing(required, urls_too=False)
-                if not open_now:
-                    self._warn(now, before)
-                    return
-                if {str(each) for each in open_now} <= {str(each) for each in missing}:
-                    break
-                missing += [each for each in open_now if str(each) not in {str(known) for known in missing}]
-        self.say("uv does not see what the base has; pip does it")
+        # An excluded package is left out even where it is asked for, so the name of everything that is has to be known.
+        rounds = _ROUNDS if len(names) == len(others) else 0
+        excluded = set(before.found) - names
+        for _ in range(rounds):
+            excluded -= {canonical(requirement.name) for requirement in missing}
+            asked = [as_written.get(str(each)) or _line(each) for each in missing]
+            if not self._run([*asked, *others], excluded=sorted(excluded)):
+                return  # pip has done it
+            now = self.visible()
+            still = now.missing([*named, *now.required_by(self.own().found)], limits, urls_too=False)
+            more = [each for each in still if str(each) not in set(map(str, missing))]
+            if not still:
+                self._warn(now, before)
+                return
+            if not more:
+                break
+            self.say(f"the base does not have {', '.join(map(str, more))}")
+            missing += more
+        self.say("uv does not see what the base has: pip installs")
         self._pip(wanted)
-        self._warn(self.visible(), before)
-
-    def _required(self, now: Visible) -> list[str]:
-        """name[extras] of what lies in the layer: asking for these asks for what they require."""
-        return [
-            f"{name}=={distribution.version}" for name, distribution in self.own().found.items() if name in now.found
-        ]
 
     def _warn(self, now: Visible, before: Visible) -> None:
-        """Say which packages of the base are given another version than they ask for."""
-        changed = set(self.own().found)
-        for name, requirement in now.broken(set(before.found) - changed):
-            there = now.found.get(requirement.name.lower().replace("_", "-"))
-            if there is not None and requirement.name.lower().replace("_", "-") in changed:
-                self.say(f"warning: {name} of the base requires {requirement}, and the layer has {there.version}")
+        """Say which packages of the base now find another version than they ask for, as pip says it."""
+        own = set(self.own().found)
+        for name, requirement in now.broken(set(before.found) - own):
+            if canonical(requirement.name) in own:
+                there = now.found[canonical(requirement.name)].version
+                self.say(f"warning: {name} of the base requires {requirement}, and the layer has {there}")
 
     def _run(self, lines: Sequence[Line], *more: str, excluded: Sequence[str] = ()) -> bool:
-        """Install these lines; True where uv did it, False where pip did."""
-        settings = pip_settings.read(build_environment())
-        settings.add(self._options)
+        """Install these lines; True where uv did it, False where pip did, which sees the base."""
+        settings = self._settings_of_pip()
         variables = settings.uv_variables()
-        secrets = [*settings.secrets(), *_secrets_in(lines)]
         reason = "uv is not installed" if self.uv is None else settings.for_pip or _for_pip(lines)
         if self.uv is None or reason:
             self.say(f"{reason}: pip installs")
             self._pip(lines, *more)
             return False
-        command = [self.uv, "pip", "install", "--no-progress", "--python", str(self.python), *more]
+        command = [self.uv, "pip", "install", "--python", str(self.python), *more]
         command += ["--requirements", str(self._write("requirements.txt", [line.text for line in lines]))]
-        if self._constraints:
+        if self._constraints and not more:
             command += ["--constraints", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         if excluded:
             command += ["--excludes", str(self._write("excludes.txt", excluded))]
-        # What the user has set for uv itself counts.
-        environment = variables | build_environment() | {"UV_NO_PROGRESS": "1"}
-        if "cert" in settings.values:
-            environment["SSL_CERT_FILE"] = settings.values["cert"][-1]
-        code, output = program.run(command, environment, self.say, lock_fd=self.lock_fd, secrets=secrets)
+        command += _refreshed(lines)
+        if settings.no_index:
+            command.append("--no-index")
+        code, output = program.run(
+            command,
+            _for_uv(build_environment(), variables),
+            self.say,
+            lock_fd=self.lock_fd,
+            secrets=[*settings.secrets(), *_secrets_in(lines)],
+        )
         if code == 0:
             return True
         if code == 2 and any(word in line.lower() for line in output for word in _REFUSALS):
@@ -152,6 +152,13 @@ class Installer:
             self._pip(lines, *more)
             return False
         raise EnvironmentBuildError(_sentence(reasons.of_uv(output)))
+
+    def _settings_of_pip(self) -> Settings:
+        """The user's configuration with the options of this environment; pip is asked once."""
+        if self._settings is None:
+            self._settings = pip_settings.read(build_environment())
+            self._settings.add(self._options)
+        return self._settings
 
     def _pip(self, lines: Sequence[Line], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
@@ -164,17 +171,10 @@ class Installer:
             "-r",
             str(file),
         ]
-        if self._constraints:
+        if self._constraints and not more:
             command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
-        settings = Settings()
-        settings.add(self._options)
-        code, output = program.run(
-            command,
-            build_environment(),
-            self.say,
-            lock_fd=self.lock_fd,
-            secrets=[*settings.secrets(), *_secrets_in(lines)],
-        )
+        secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
+        code, output = program.run(command, build_environment(), self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
             raise EnvironmentBuildError(_sentence(reasons.of_pip(output)))
 
@@ -191,19 +191,39 @@ def _line(requirement: Requirement) -> Line:
 
 
 def _name_of(line: Line) -> str | None:
-    """The name of what a path makes, as far as that can be told without building it."""
-    from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+    """The name of what a path or a URL leads to, as far as that can be told without building it."""
+    from urllib.parse import parse_qs, unquote, urlsplit
 
-    if line.path is None:
-        return None
-    if line.path.name:
-        return canonicalize_name(line.path.name)
-    if line.path.path.is_dir():
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    if line.path is not None and line.path.name:
+        return canonical(line.path.name)
+    if line.path is not None and line.path.path.is_dir():
         return name_of_project(line.path.path)
+    if line.path is None:
+        url = urlsplit(line.value)
+        if egg := parse_qs(url.fragment).get("egg"):
+            return canonical(egg[0].partition("[")[0])
+    file_name = line.path.path.name if line.path is not None else unquote(url.path).rpartition("/")[2]
     try:
-        return parse_wheel_filename(line.path.path.name)[0]
+        return parse_wheel_filename(file_name)[0]
     except InvalidWheelFilename:
         return None
+
+
+def _refreshed(lines: Sequence[Line]) -> list[str]:
+    """Options that make uv build source folders again: it goes by the times of pyproject.toml and setup.py alone."""
+    folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
+    names = [_name_of(line) for line in folders]
+    if None in names:
+        return ["--refresh"]
+    return [word for name in names for word in ("--refresh-package", str(name))]
+
+
+def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
+    """What the user has set for uv itself counts; else pip's configuration does, over what both read."""
+    kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
+    return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 
 
 def _for_pip(lines: Sequence[Line]) -> str:
@@ -215,8 +235,6 @@ def _for_pip(lines: Sequence[Line]) -> str:
 
 def _secrets_in(lines: Sequence[Line]) -> list[str]:
     """The values of variables that the lines name: they are secrets more often than not."""
-    import re
-
     names = {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)}
     return [os.environ[name] for name in names if name in os.environ]
 

@@ -85,6 +85,12 @@ class Settings:
                 found |= self._translated(name, values)
         return found
 
+    @property
+    def no_index(self) -> bool:
+        """Whether no index is to be asked, only find-links."""
+        value = (self.values.get("no-index") or ["0"])[-1]
+        return self._flag("no-index", value)
+
     def secrets(self) -> list[str]:
         """Passwords and tokens in the values, to be masked wherever they show."""
         found = []
@@ -112,7 +118,7 @@ class Settings:
                     self.for_pip = "find-links has a comma"
                 return {"UV_FIND_LINKS": ",".join(there)} if there else {}
             case "no-index":
-                return {"UV_NO_INDEX": "1"} if self._flag(name, value) else {}
+                return {}  # uv has an option for it, and no variable
             case "trusted-host":
                 return {"UV_INSECURE_HOST": " ".join(values)}
             case "cert":

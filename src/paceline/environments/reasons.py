@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 _LONGEST = 600
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
@@ -24,13 +25,20 @@ def of_uv(lines: Sequence[str]) -> str:
                 causes.append(cause[1] or cause[2] or "")
             elif text and not _NOISE.match(text):
                 causes[-1] = f"{causes[-1]} {text}".strip()
-        return _short(": ".join(part.rstrip(". ") for part in (head, *causes) if part))
+        # Of a failed resolution the causes say it all.
+        told = [part.rstrip(". ") for part in (head, *causes) if part]
+        return _short(": ".join(told[1:] if len(told) > 1 and told[0].startswith("No solution found") else told))
     return _last(lines)
 
 
 def of_pip(lines: Sequence[str]) -> str:
     """pip's own ERROR lines; those that a build printed where they say more."""
-    errors = [line.partition("ERROR:")[2].strip() for line in lines if line.strip().startswith("ERROR:")]
+    errors = []
+    for number, line in enumerate(lines):
+        if line.strip().startswith("ERROR:"):
+            # Which package it is about may stand in the indented lines below.
+            below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
+            errors.append(" ".join((line.partition("ERROR:")[2].strip(), *below[:4])))
     inner = [
         line.strip()
         for line in lines

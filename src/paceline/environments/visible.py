@@ -22,14 +22,12 @@ class Visible:
     """
 
     def __init__(self, folders: Sequence[Path], base: Base) -> None:
-        from packaging.utils import canonicalize_name
-
         self._markers = _markers(base)
         self.found: dict[str, Distribution] = {}
         for distribution in distributions(path=[str(folder) for folder in folders]):
             name = distribution.metadata["Name"]
             if name:
-                self.found.setdefault(canonicalize_name(name), distribution)
+                self.found.setdefault(canonical(name), distribution)
 
     def versions(self) -> set[str]:
         """ "name==version" of each."""
@@ -40,21 +38,20 @@ class Visible:
     ) -> list[Requirement]:
         """What of these, of their extras and of what they require in turn is not there, or not in the right version.
 
-        Of a requirement that is met but needs something that is missing, only what is missing comes back.
+        Of a requirement that is met but needs something that is missing, only what is missing comes back. Markers have
+        been decided on and are left out.
         urls_too: count a requirement that names a URL as missing, whatever there is.
         """
-        from packaging.utils import canonicalize_name
-
         limits: dict[str, list[Requirement]] = {}
         for limit in constraints:
             if self._applies(limit, set()):
-                limits.setdefault(canonicalize_name(limit.name), []).append(limit)
+                limits.setdefault(canonical(limit.name), []).append(limit)
         todo = [(requirement, urls_too) for requirement in requirements if self._applies(requirement, set())]
         seen: set[tuple[str, str, frozenset[str]]] = set()
         lacking: dict[str, Requirement] = {}
         while todo:
             requirement, asks_for_url = todo.pop()
-            name = canonicalize_name(requirement.name)
+            name = canonical(requirement.name)
             mark = (name, str(requirement.specifier), frozenset(requirement.extras))
             if mark in seen and not requirement.url:
                 continue
@@ -65,10 +62,15 @@ class Visible:
                 or (requirement.url and asks_for_url)
                 or not all(_meets(distribution, each) for each in (requirement, *limits.get(name, ())))
             ):
-                lacking[str(requirement)] = requirement
+                plain = bare(requirement)
+                lacking[str(plain)] = plain
                 continue
             todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
         return [lacking[text] for text in sorted(lacking)]
+
+    def required_by(self, names: Iterable[str]) -> list[Requirement]:
+        """What these distributions require, here and with this Python."""
+        return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:
         """(distribution, what it requires) for each requirement of these distributions that is not met."""
@@ -76,7 +78,7 @@ class Visible:
             (name, requirement)
             for name in sorted(names)
             for requirement in self._requires(self.found[name], ())
-            if (there := self.found.get(_canonical(requirement.name))) is None or not _meets(there, requirement)
+            if (there := self.found.get(canonical(requirement.name))) is None or not _meets(there, requirement)
         ]
 
     def locks(self, versions: Iterable[str]) -> tuple[str, ...]:
@@ -107,6 +109,15 @@ class Visible:
             return True
 
 
+def bare(requirement: Requirement) -> Requirement:
+    """The requirement without its marker: `extra == "x"` would be false anywhere else."""
+    from copy import copy
+
+    plain = copy(requirement)
+    plain.marker = None
+    return plain
+
+
 def name_of_project(folder: Path) -> str | None:
     """The name of the distribution that a source folder makes; None where only building it could tell."""
     import configparser
@@ -116,7 +127,7 @@ def name_of_project(folder: Path) -> str | None:
         tomllib = importlib.import_module("tomllib")
         project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
         if isinstance(project.get("name"), str):
-            return _canonical(project["name"])
+            return canonical(project["name"])
     except (ImportError, OSError, ValueError, AttributeError):
         pass
     parser = configparser.ConfigParser(interpolation=None)
@@ -125,10 +136,11 @@ def name_of_project(folder: Path) -> str | None:
     except (OSError, ValueError, configparser.Error):
         return None
     name = parser.get("metadata", "name", fallback=None)
-    return _canonical(name) if name else None
+    return canonical(name) if name else None
 
 
-def _canonical(name: str) -> str:
+def canonical(name: str) -> str:
+    """The one spelling of a distribution's name."""
     from packaging.utils import canonicalize_name
 
     return canonicalize_name(name)

@@ -43,7 +43,7 @@ class MpiLauncher:
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
-        mpi = find_open_mpi(launch.prepared[0].python)
+        mpi = _of_image(launch) if launch.prepared[0].container else find_open_mpi(launch.prepared[0].python)
         head = launch.places[0]
         return [
             Command(
@@ -58,6 +58,18 @@ class MpiLauncher:
                 log=launch.run_dir / "logs" / "driver.log",
             )
         ]
+
+
+def _of_image(launch: Launch) -> OpenMpi:
+    """The Open MPI of the image that the workers run in: the one outside would not find its own files there."""
+    found = launch.prepared[0].open_mpi
+    if found is None or found[1] < (4, 0):
+        what = f"has Open MPI {found[1][0]}.{found[1][1]}" if found else "has no mpirun of Open MPI"
+        raise LauncherError(
+            f"distributed_backend='mpi' in custom_docker_image={launch.job.environment.docker_image!r}, which {what}. "
+            "Choose an image with Open MPI 4 or later, or another backend."
+        )
+    return OpenMpi(*found)
 
 
 def find_open_mpi(python: str) -> OpenMpi:

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
 from paceline.job import Job
+from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
 from paceline.plan import Prepared, places
 from paceline.runs.files import write_json
@@ -19,13 +20,16 @@ from paceline.runs.folder import RunFolder
 def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
     """Everything that the node's workers need, as `Prepared` in JSON; `holds`: what must not be removed meanwhile."""
     workspace = folder.path.parent.parent
-    built = _environment(job.environment, workspace, folder, node_rank)
+    built = {} if job.environment.docker_image else _environment(job.environment, workspace, folder, node_rank)
     inputs: dict[str, str] = {}
     found: list[dict[str, Any]] = []
     for reference in job.inputs:
         path, told = _input(reference, job, folder, node_rank)
         inputs[reference.name] = str(path)
         found.append(told)
+    if job.environment.docker_image:
+        outside = [Path(path) for path in inputs.values() if folder.path not in Path(path).parents]
+        built = prepare_container(job.environment, folder.run_id, outside)
     prepared = Prepared(
         **built,
         inputs=inputs,

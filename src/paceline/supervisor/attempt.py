@@ -28,6 +28,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
 from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.driver_log import say
+from paceline.supervisor.in_containers import why_not_started
 from paceline.supervisor.memory import oom_kills
 from paceline.supervisor.wake import Wake
 from paceline.targets import Started, Target
@@ -254,6 +255,8 @@ class AttemptWatch:
     def _report(self) -> FailureReport | None:
         ends = [self._end_of(place) for place in self._places.values()]
         attempt, run_id = self._launch.attempt, self._launch.run_id
+        if (never := self._not_started(ends)) is not None:
+            return never
         report = worker_report(
             run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before, disk_full=self._disk_full()
         )
@@ -262,6 +265,28 @@ class AttemptWatch:
         missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
         workers = [rank for rank in missing if self._places[rank].role == "worker"]
         return self._launcher_report(workers) if workers else None
+
+    def _not_started(self, ends: list[WorkerEnd]) -> FailureReport | None:
+        """The report of a container that never came to its script."""
+        found: list[tuple[int | None, int | None, tuple[str, ...]]] = [
+            (end.rank, end.exit_code, end.last_lines) for end in ends
+        ]
+        if self._has_launcher and self._launcher_status is not None:
+            driver = tuple(last_lines(self._folder.driver_log, 20))
+            found = [(None, processes.shell_exit_code(self._launcher_status), driver)]
+        for rank, code, lines in found:
+            started = self._folder.worker_start(self._launch.attempt, rank or 0).exists()
+            if code and not started and (told := why_not_started(self._launch, code, lines)):
+                return FailureReport(
+                    cause="launcher",
+                    message=told,
+                    exit_code=code,
+                    attempt=self._launch.attempt,
+                    rank=rank,
+                    last_lines=lines,
+                    see=logs_command(self._launch.run_id, rank),
+                )
+        return None
 
     def _disk_full(self) -> bool:
         """Whether the run's disk has no room for so much as a worker's report."""

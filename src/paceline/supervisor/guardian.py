@@ -11,6 +11,7 @@ from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
 from paceline.supervisor import work_dir
 from paceline.supervisor.driver_log import say
+from paceline.supervisor.in_containers import remove_containers
 from paceline.targets import get_target
 
 
@@ -36,6 +37,8 @@ def guard(folder: RunFolder, supervisor: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
+    if record.job is not None:
+        remove_containers(record.job, record.run_id)
     if record.target:
         get_target(record.target).release(folder.path)
     work_dir.clean(folder)

@@ -23,14 +23,18 @@ def views(job: Job, run_id: str) -> Iterator[None]:
     from paceline.data.cache import DataCache
 
     cache = DataCache()
-    with cache.hold_view(run_id):
+    held = cache.hold_view(run_id)
+    try:
         yield
-    cache.drop_views(run_id)
+    finally:
+        cache.drop_views(run_id)
+        os.close(held)
 
 
 def hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
     """While it lasts, `paceline env prune` leaves the run's environment alone."""
-    from paceline.environments.store import Built, EnvironmentStore
+    from paceline.environments.built import Built
+    from paceline.environments.store import EnvironmentStore
 
     built = Built.from_json(read_json(folder.environment))
     return EnvironmentStore(folder.path.parent.parent / "environments").hold(built)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import processes
-from paceline.errors import UserError
+from paceline.errors import EnvironmentBuildError, UserError
 from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.library import library_dir
@@ -29,6 +29,7 @@ from paceline.runs.record import Attempt, RunRecord, utc_now
 from paceline.supervisor import work_dir
 from paceline.supervisor.attempt import AttemptWatch, Outcome
 from paceline.supervisor.driver_log import say
+from paceline.supervisor.in_containers import remove_containers, wrapped
 from paceline.supervisor.inputs import hold_environment, link_inputs, unlink_inputs, views
 from paceline.supervisor.nodes import Done, on_nodes
 from paceline.supervisor.wake import Wake
@@ -94,20 +95,28 @@ class _Supervisor:
             return Done(), (Prepared(python=job.environment.python or sys.executable),) * job.node_count
         # From here on the views of the run's data are somebody's.
         self._held.enter_context(views(job, self._folder.run_id))
-        done = on_nodes(
-            "prepare",
-            range(job.node_count),
+        while True:
+            done = self._on_all_nodes("prepare")
+            if not done.results or not job.environment.needs_build or job.environment.docker_image:
+                break
+            try:
+                self._held.enter_context(hold_environment(self._folder))
+                break
+            except EnvironmentBuildError as error:
+                say(f"{error} It is built again.")  # pruned in the moment between
+        if done.results and any(not reference.is_output for reference in job.inputs):
+            write_json(self._folder.data, {"inputs": [found for one in done.results for found in one["inputs"]]})
+        return done, tuple(Prepared.from_json(one["prepared"]) for one in done.results)
+
+    def _on_all_nodes(self, verb: str) -> Done:
+        return on_nodes(
+            verb,
+            range(self._job.node_count),
             folder=self._folder,
             target=self._target,
             wake=self._wake,
             stop=self._stop_reason,
         )
-        if done.results:
-            if any(not reference.is_output for reference in job.inputs):
-                write_json(self._folder.data, {"inputs": [found for one in done.results for found in one["inputs"]]})
-            if job.environment.needs_build:
-                self._held.enter_context(hold_environment(self._folder))
-        return done, tuple(Prepared.from_json(one["prepared"]) for one in done.results)
 
     def _with_outputs_stored(self, outcome: Outcome) -> Outcome:
         """The outcome once output folders are stored, which is part of it. A canceled run stores nothing."""
@@ -151,7 +160,7 @@ class _Supervisor:
             return Outcome(stopped=reason)
         shell = self._shell()
         commands = [
-            environment.with_paths(command, launch, shell)
+            wrapped(environment.with_paths(command, launch, shell), launch, shell)
             for command in get_launcher(self._job.launcher).commands(launch)
         ]
         self._make_logs(launch)
@@ -165,7 +174,10 @@ class _Supervisor:
         watch = AttemptWatch(
             launch, self._target, self._wake, shell=shell, stop=self._stop_reason, on_running=self._on_running
         )
-        return watch.run(commands)
+        try:
+            return watch.run(commands)
+        finally:
+            remove_containers(self._job, self._record.run_id)
 
     def _launch(
         self, number: int, granted: Granted, prepared: tuple[Prepared, ...], directory: Path, scratch: Path
@@ -249,6 +261,8 @@ class _Supervisor:
         """Leave nothing behind, then write the end."""
         self._to(states.FINALIZING, waiting_for=None)
         processes.kill_descendants(os.getpid())
+        if not self._record.attempts:
+            remove_containers(self._job, self._record.run_id)  # of an image that was being looked at
         self._held.close()
         unlink_inputs(self._job, self._folder)
         work_dir.clean(self._folder)
@@ -275,6 +289,7 @@ class _Supervisor:
     def fail_internally(self, error: BaseException) -> None:
         """An error of ours, or of the disk's: end everything, say so in the record, the traceback in the driver's log."""
         processes.kill_descendants(os.getpid())
+        remove_containers(self._job, self._record.run_id)
         with contextlib.suppress(OSError):  # a full disk
             traceback.print_exc()
         if self._record.scratch_dir:

@@ -13,8 +13,8 @@ Kept to the modules that Python has loaded anyway: every import here is time bef
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
-if sys.path and os.path.abspath(sys.path[0]) == _HERE:
+# Python puts the script's folder there with its links resolved.
+if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
     del sys.path[0]
 
 from paceline.worker import report, script  # noqa: E402 - only found once our own folder is off the path

@@ -1,0 +1,70 @@
+"""How far a transfer is: counted by many threads, told at most ten times a second."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import IO, TypeAlias
+
+#: Called with (bytes done, bytes in all, files done, files in all).
+Progress: TypeAlias = "Callable[[int, int, int, int], None]"
+
+_EVERY_S = 0.1
+_BAR = 24
+
+
+class Meter:
+    """Adds up what has come. total_bytes, total_files: of the whole transfer."""
+
+    def __init__(self, progress: Progress | None, total_bytes: int, total_files: int) -> None:
+        self._progress = progress
+        self._total_bytes, self._total_files = total_bytes, total_files
+        self._bytes = self._files = 0
+        self._told_at = 0.0
+        self._guard = threading.Lock()
+
+    def add(self, size: int, files: int = 0) -> None:
+        """Count bytes, and files that are whole; a negative size takes back what has to come again."""
+        with self._guard:
+            self._bytes += size
+            self._files += files
+            if self._progress is None or time.monotonic() - self._told_at < _EVERY_S:
+                return
+            self._told_at = time.monotonic()
+            self._progress(*self._figures())
+
+    def finish(self) -> None:
+        """Tell the last figures, whenever the last ones were told."""
+        with self._guard:
+            if self._progress is not None:
+                self._progress(*self._figures())
+
+    def _figures(self) -> tuple[int, int, int, int]:
+        return self._bytes, max(self._total_bytes, self._bytes), self._files, self._total_files
+
+
+def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
+    """What draws a bar of bytes on a terminal; None where standard error is none. verb: "downloading"."""
+    out = stream or sys.stderr
+    if not out.isatty():
+        return None
+
+    def draw(done: int, total: int, files: int, all_files: int) -> None:
+        filled = _BAR * done // total if total else _BAR
+        text = f"{verb} {'=' * filled}{'.' * (_BAR - filled)} {size_text(done)} of {size_text(total)}"
+        is_last = files == all_files
+        out.write(f"\r{text}, {files} of {all_files} files\x1b[K" + ("\n" if is_last else ""))
+        out.flush()
+
+    return draw
+
+
+def size_text(size: float) -> str:
+    """Bytes as people say them: "3.2 MB"."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

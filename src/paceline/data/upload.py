@@ -1,0 +1,270 @@
+"""Files of this machine -> a store: what a run leaves, and what a user puts there by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.data.failures import ShortError, cause_of
+from paceline.data.filesystem import Store, place_of
+from paceline.data.listing import list_source
+from paceline.data.names import clean_path
+from paceline.data.progress import Meter, Progress, size_text
+from paceline.data.reference import DataReference, Source
+from paceline.data.store_record import StoreRecord
+from paceline.errors import DataError, TransferError
+
+_AT_ONCE = 8
+_TRIES = 4
+_FIRST_DELAY_S = 0.2
+READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory of one process, which no run shares"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uploaded:
+    """What was stored. files, bytes: of this upload. skipped: relative names that were there and stayed as they were."""
+
+    name: str
+    files: int
+    bytes: int
+    skipped: tuple[str, ...] = ()
+    note: str = ""
+
+
+def check_upload(reference: DataReference, workspace_dir: Path) -> None:
+    """Nothing, if the run's output can be stored there; a small file is written and removed again to see it.
+
+    Raises:
+        DataError: a store that can't be written, or files are there and the output may not overwrite.
+        TransferError: it can't be reached, or refuses.
+    """
+    record, path = _target(reference, workspace_dir)
+    if record.kind in READ_ONLY:
+        raise DataError(
+            f"output {reference.name!r} can't be stored in {record.title}: {READ_ONLY[record.kind]}. Name another datastore."
+        )
+    with Store(record) as store:
+        if not reference.overwrite and (there := _existing(store, path)):
+            raise DataError(
+                f"output {reference.name!r} is to be stored at {path or '/'!r} in {store.title}, where there are {len(there)} "
+                f"files already, such as {min(there)!r}. Name another path, or allow it with as_upload(overwrite=True)."
+            )
+        probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
+        with store.telling(f"writing to {path or '/'!r}"):
+            _put_bytes(store, b"", probe)
+            with contextlib.suppress(Exception):
+                _remove(store, probe)
+
+
+def upload_folder(
+    reference: DataReference,
+    folder: Path,
+    *,
+    workspace_dir: Path,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
+) -> Uploaded:
+    """Store all files below `folder` where the reference says.
+
+    Links to files are followed; pipes, sockets and links that lead nowhere are left out, and named to `say`.
+
+    Raises:
+        DataError: files are there that may not be replaced, or a name that no store takes.
+        TransferError: the store can't be written.
+    """
+    record, path = _target(reference, workspace_dir)
+    files, left_out = files_below(folder)
+    for name in left_out:
+        say(f"output {reference.name!r}: {name!r} is no file, and is left out")
+    with Store(record) as store:
+        if not reference.overwrite and (both := _existing(store, path) & {name for name, _ in files}):
+            raise DataError(
+                f"output {reference.name!r}: {len(both)} files are there already at {path or '/'!r} in {store.title}, such as "
+                f"{min(both)!r}; they were not replaced. The output lies in {str(folder)!r}; as_upload(overwrite=True) "
+                "allows it."
+            )
+        size = put_files(store, path, files, progress)
+    say(
+        f"output {reference.name!r}: {len(files)} files, {size_text(size)}, stored at {path or '/'!r} in {record.title}"
+    )
+    note = f"{len(left_out)} names that are no files were left out" if left_out else ""
+    return Uploaded(name=reference.name, files=len(files), bytes=size, note=note)
+
+
+def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
+    """((relative name, file) of every file, names that are no files), both sorted. Linked folders are followed.
+
+    Raises:
+        DataError: no folder, or a name that is no text.
+    """
+    if not folder.is_dir():
+        raise DataError(f"{str(folder)!r} is no folder. Name the folder whose files are to be stored.")
+    files, others = [], []
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
+    while waiting:
+        inside, above = waiting.pop()
+        for entry in os.scandir(folder / inside):
+            name = f"{inside}/{entry.name}" if inside else entry.name
+            _check_text(name)
+            try:
+                mode = entry.stat().st_mode
+            except OSError:
+                others.append(name)
+                continue
+            if stat.S_ISDIR(mode):
+                real = os.path.realpath(entry.path)
+                if real in above:
+                    others.append(name)
+                else:
+                    waiting.append((name, (*above, real)))
+            elif stat.S_ISREG(mode):
+                files.append((name, Path(entry.path)))
+            else:
+                others.append(name)
+    return sorted(files), sorted(others)
+
+
+def put_files(store: Store, path: str, files: Sequence[tuple[str, Path]], progress: Progress | None = None) -> int:
+    """Store (relative name, file) below a path; how many bytes. A file appears in the store when it is whole.
+
+    Raises:
+        DataError: the store can only be read.
+        TransferError: the first file that can't be stored; the others are given up.
+    """
+    if store.kind == "http":
+        raise DataError(f"nothing can be stored in {store.title}: {READ_ONLY['http']}. Name another datastore.")
+    sizes = [os.stat(file).st_size for _, file in files]
+    meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
+    base = clean_path(path, store.title).rstrip("/")
+    with store.telling("opening it"):
+        if store.kind != "local":
+            assert store.fs is not None
+
+    def put(item: tuple[str, Path]) -> None:
+        name, file = item
+        if not stop.is_set():
+            try:
+                _put_again(store, file, f"{base}/{name}" if base else name, stop)
+            except BaseException:
+                stop.set()
+                raise
+            meter.add(os.stat(file).st_size, files=1)
+
+    # One connection serves an SFTP store; its library mixes up what several threads write.
+    with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE, thread_name_prefix="paceline-store") as pool:
+        for done in [pool.submit(put, item) for item in files]:
+            done.result()
+    meter.finish()
+    return sum(sizes)
+
+
+def _target(reference: DataReference, workspace_dir: Path) -> tuple[StoreRecord, str]:
+    record, path = place_of(reference.sources[0], workspace_dir)
+    return record, clean_path(path, record.title).rstrip("/")
+
+
+def _existing(store: Store, path: str) -> set[str]:
+    """Relative names of the files that are at this path."""
+    try:
+        return {
+            info.relative for info in list_source(store, Source(datastore=store.record.name or "", path=path), path)
+        }
+    except DataError:
+        return set()
+
+
+def _check_text(name: str) -> None:
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"the file name {name!r} is no UTF-8, which no store takes. Rename the file.") from None
+
+
+def _put_again(store: Store, file: Path, path: str, stop: threading.Event) -> None:
+    with store.telling(f"writing {path!r}"):
+        for number in range(_TRIES):
+            try:
+                _put_file(store, file, path)
+                return
+            except Exception as error:
+                if cause_of(error) == "disk":
+                    raise TransferError(
+                        f"writing {path!r} in {store.title} failed: no space is left there. Make room."
+                    ) from error
+                if cause_of(error) != "transient" or number == _TRIES - 1 or stop.is_set():
+                    raise
+                time.sleep(_FIRST_DELAY_S * 2**number)
+
+
+def _put_file(store: Store, file: Path, path: str) -> None:
+    size = os.stat(file).st_size
+    if store.kind == "local":
+        target = store.local(path)
+        with _beside(target) as beside:
+            shutil.copyfile(file, beside)
+            if os.stat(beside).st_size != size:
+                raise ShortError(f"{str(file)!r} changed while it was stored")
+        return
+    full = store.full(path)
+    if store.kind == "sftp":
+        _put_sftp(store.fs, file, full)
+    else:
+        store.fs.put_file(str(file), full)
+    found = store.fs.info(full)
+    if int(found.get("size") or 0) != size:
+        raise ShortError(f"{path!r} has {found.get('size')} bytes there, not {size}")
+
+
+def _put_sftp(fs: Any, file: Path, full: str) -> None:
+    folder, _, name = full.rpartition("/")
+    fs.makedirs(folder or "/", exist_ok=True)
+    beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
+    try:
+        fs.ftp.put(str(file), beside)
+        fs.ftp.posix_rename(beside, full)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            fs.ftp.remove(beside)
+        raise
+
+
+def _put_bytes(store: Store, data: bytes, path: str) -> None:
+    if store.kind == "local":
+        with _beside(store.local(path)) as beside:
+            beside.write_bytes(data)
+        return
+    full = store.full(path)
+    if store.kind == "sftp":
+        store.fs.makedirs(full.rpartition("/")[0] or "/", exist_ok=True)
+    store.fs.pipe_file(full, data)
+
+
+def _remove(store: Store, path: str) -> None:
+    if store.kind == "local":
+        store.local(path).unlink()
+    else:
+        store.fs.rm_file(store.full(path))
+
+
+@contextlib.contextmanager
+def _beside(target: Path):  # type: ignore[no-untyped-def]
+    """A name beside the target to write to; renamed to it at the end, removed if anything goes wrong."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = target.with_name(f".paceline-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        yield beside
+        os.replace(beside, target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,46 @@
+"""A run's containers: its commands wrapped in them, why one did not start, and none of them left in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.containers import Engine, Mount, find_engine, remove, start_failure, wrap
+from paceline.errors import LauncherError
+from paceline.job import Job
+from paceline.plan import Command, Launch
+
+
+def wrapped(command: Command, launch: Launch, shell: dict[str, str]) -> Command:
+    """The command as it is, or in a container where the node was prepared for one."""
+    container = launch.prepared[command.node_rank].container
+    if container is None:
+        return command
+    return wrap(
+        command,
+        launch,
+        engine=Engine.from_json(container["engine"]),
+        image=container["image"],
+        shm_size=launch.job.environment.shm_size,
+        mounts=[Mount(path=Path(path)) for path in container["mounts"]],
+        shell=shell,
+    )
+
+
+def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
+    """The engine's own reason for a worker that never came to its script; None where it was not the engine."""
+    prepared = launch.prepared[0]
+    if prepared.container is None:
+        return None
+    engine = Engine.from_json(prepared.container["engine"])
+    return start_failure(engine, str(launch.job.environment.docker_image), prepared.python, exit_code, lines)
+
+
+def remove_containers(job: Job, run_id: str) -> None:
+    """End what an engine still has of the run; nothing for a run without an image. Never raises."""
+    if job.environment.docker_image is None:
+        return
+    try:
+        remove(find_engine(), run_id)
+    except LauncherError:
+        return  # whoever took the engine away took its containers with it

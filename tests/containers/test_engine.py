@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.containers import Engine, find_engine
+from paceline.errors import LauncherError
+from tests.containers import fakes
+
+
+@pytest.fixture
+def bin_dir(tmp_path):
+    path = tmp_path / "bin"
+    path.mkdir()
+    return path
+
+
+def find(bin_dir, **variables):
+    return find_engine({"PATH": f"{bin_dir}:/nowhere", **variables})
+
+
+def test_podman_comes_before_docker_and_docker_before_apptainer(bin_dir):
+    fakes.program(bin_dir, "apptainer", fakes.APPTAINER)
+    assert find(bin_dir).kind == "apptainer"
+    fakes.program(bin_dir, "docker", fakes.DOCKER)
+    assert find(bin_dir).kind == "docker"
+    podman = fakes.program(bin_dir, "podman", fakes.PODMAN)
+    assert find(bin_dir) == Engine(kind="podman", path=str(podman), version="4.3.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("podman", fakes.ROOTLESS_PODMAN, ("podman", "4.3.1", True)),
+        ("docker", fakes.ROOTLESS_DOCKER, ("docker", "20.10.24", True)),
+        ("docker", fakes.DOCKER, ("docker", "20.10.24", False)),
+        ("singularity", fakes.SINGULARITY, ("singularity", "4.1.0-1.el9", True)),
+        # The package podman-docker puts podman in docker's place.
+        ("docker", fakes.PODMAN, ("podman", "4.3.1", False)),
+    ],
+)
+def test_an_engine_is_what_it_says_it_is(bin_dir, name, text, expected):
+    fakes.program(bin_dir, name, text)
+    found = find(bin_dir)
+    assert (found.kind, found.version, found.is_rootless) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("docker", fakes.NO_DAEMON, r"docker has no daemon that answers it: Cannot connect to the Docker daemon"),
+        ("docker", fakes.OLD_NO_DAEMON, r"docker has no daemon that answers it"),
+        ("docker", fakes.NO_ENGINE, r"docker is no container engine that is known here \(Docker is not installed"),
+        ("podman", fakes.BROKEN_PODMAN, r"podman does not work: Error: runtime 'crun' is not there"),
+        ("podman", fakes.REMOTE_PODMAN, r"podman serves another machine"),
+        ("podman", "exit 3", r"podman is no container engine that is known here \(exit code 3\)"),
+    ],
+)
+def test_what_does_not_answer_is_passed_over_and_named(bin_dir, name, text, reason):
+    fakes.program(bin_dir, name, text)
+    with pytest.raises(LauncherError, match=reason):
+        find(bin_dir)
+    fakes.program(bin_dir, "apptainer", fakes.APPTAINER)
+    assert find(bin_dir).kind == "apptainer"
+
+
+def test_without_any_the_message_says_what_was_looked_for_and_what_to_install(bin_dir):
+    with pytest.raises(LauncherError) as caught:
+        find(bin_dir)
+    told = str(caught.value)
+    assert "there is no podman on PATH; there is no docker on PATH; there is no apptainer on PATH" in told
+    assert "apt-get install podman" in told
+    assert "PACELINE_CONTAINER_ENGINE" in told
+
+
+def test_an_engine_can_be_named(bin_dir, tmp_path):
+    fakes.program(bin_dir, "podman", fakes.PODMAN)
+    elsewhere = fakes.program(tmp_path, "my docker", fakes.DOCKER)
+    assert find(bin_dir, PACELINE_CONTAINER_ENGINE=str(elsewhere)).path == str(elsewhere)
+    fakes.program(bin_dir, "apptainer", fakes.APPTAINER)
+    assert find(bin_dir, PACELINE_CONTAINER_ENGINE="apptainer").kind == "apptainer"
+
+
+def test_a_named_engine_that_does_not_answer_is_not_replaced_by_another(bin_dir):
+    fakes.program(bin_dir, "podman", fakes.PODMAN)
+    docker = fakes.program(bin_dir, "docker", fakes.NO_DAEMON)
+    with pytest.raises(LauncherError, match=f"PACELINE_CONTAINER_ENGINE='docker', but {docker} has no daemon"):
+        find(bin_dir, PACELINE_CONTAINER_ENGINE="docker")
+    with pytest.raises(LauncherError, match="but /nowhere/podman can't be run"):
+        find(bin_dir, PACELINE_CONTAINER_ENGINE="/nowhere/podman")
+    with pytest.raises(LauncherError, match="but there is no nerdctl on PATH"):
+        find(bin_dir, PACELINE_CONTAINER_ENGINE="nerdctl")
+
+
+def test_an_engine_goes_to_json_and_back():
+    engine = Engine(kind="podman", path="/usr/bin/podman", version="4.3.1", is_rootless=True)
+    assert Engine.from_json(engine.to_json()) == engine
+    assert str(engine) == "podman 4.3.1 (rootless)"

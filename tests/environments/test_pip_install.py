@@ -1,0 +1,299 @@
+"""Real installs, by uv and by pip, from wheels that the tests made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from paceline.environments import venv
+from paceline.environments.environment import Environment
+from paceline.errors import EnvironmentBuildError
+from tests.environments.conftest import versions
+from tests.environments.wheels import make_wheel, unpack
+from tests.helpers import write_tree
+
+pytestmark = pytest.mark.usefixtures("index")
+
+PROJECT = """
+[project]
+name = "own"
+version = "0.1"
+[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+"""
+# A build backend of a few lines, so that a source folder can be installed without fetching one.
+BACKEND = '''
+import os, zipfile
+NAME = "own-0.1"
+def _wheel(folder, code):
+    path = os.path.join(folder, NAME + "-py3-none-any.whl")
+    with zipfile.ZipFile(path, "w") as out:
+        for name, text in code.items():
+            out.writestr(name, text)
+        out.writestr(NAME + ".dist-info/METADATA", "Metadata-Version: 2.1\\nName: own\\nVersion: 0.1\\n")
+        out.writestr(NAME + ".dist-info/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        out.writestr(NAME + ".dist-info/RECORD", "")
+    return os.path.basename(path)
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    return _wheel(folder, {"own.py": open("own.py").read()})
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    return _wheel(folder, {"own.pth": os.getcwd() + "\\n"})
+'''
+
+
+@pytest.fixture
+def project(tmp_path):
+    return write_tree(
+        tmp_path / "a project", {"pyproject.toml": PROJECT, "backend.py": BACKEND, "own.py": "VERSION = 'first'\n"}
+    )
+
+
+@pytest.fixture(params=["uv", "pip"])
+def installer(request, monkeypatch):
+    """Each of the two in turn."""
+    if request.param == "pip":
+        monkeypatch.setattr(venv, "find_uv", lambda: None)
+    return request.param
+
+
+def test_a_whole_environment_has_what_is_named_and_what_that_requires_and_nothing_else(ensure, installer):
+    built, _ = ensure(pip_packages=["chained"])
+    assert versions(built, "chained", "small", "heavy", "editable") == {
+        **{"chained": "1.0", "small": "1.1"},
+        **{"heavy": "-", "editable": "-"},
+    }
+    assert built.pip == ("chained==1.0", "small==1.1")
+
+
+def test_no_path_of_the_submitting_environment_is_seen_in_a_whole_one(ensure, base_python, monkeypatch):
+    built, _ = ensure(pip_packages=["small"])
+    shown = subprocess.run(
+        [built.python, "-c", "import sys; print(*sys.path[1:], sep='\\n')"], capture_output=True, text=True, check=True
+    ).stdout.split("\n")
+    base_prefix = os.path.dirname(os.path.dirname(base_python))
+    inside = [path for path in shown if path.startswith((base_prefix, sys.prefix))]
+    assert not inside
+    assert [path for path in shown if "site-packages" in path] == [str(venv.site_packages(built.prefix))]
+
+
+def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, wheels, tmp_path, monkeypatch, installer):
+    write_tree(tmp_path / "shell", {"small.py": "VERSION = 'shell'"})
+    write_tree(
+        tmp_path / "shell" / "small-1.1.dist-info", {"METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.1\n"}
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "shell"))
+    built, _ = ensure(pip_packages=["small"])
+    assert versions(built, "small") == {"small": "1.1"}
+
+
+def test_a_layer_sees_what_the_base_has_and_its_editable_packages(ensure, installer):
+    built, _ = ensure(pip_packages=["beside-heavy"], layered=True)
+    assert versions(built, "beside_heavy", "heavy", "small", "editable") == {
+        **{"beside_heavy": "1.0", "heavy": "2.0"},
+        **{"small": "1.0", "editable": "1.0"},
+    }
+    assert built.pip == ("beside-heavy==1.0",)
+
+
+def test_what_the_base_has_is_not_installed_again(ensure, installer):
+    built, said = ensure(pip_packages=["heavy", "small>=1", "Editable==1.0"], layered=True)
+    assert built.pip == ()
+    assert said == ["the base has all that is asked for: nothing is installed"]
+
+
+def test_a_newer_version_asked_for_by_name_goes_into_the_layer_and_wins(ensure, installer):
+    built, _ = ensure(pip_packages=["heavy>=3"], layered=True)
+    assert built.pip == ("heavy==3.0",)
+    assert versions(built, "heavy", "small") == {"heavy": "3.0", "small": "1.0"}
+
+
+def test_a_newer_version_that_a_package_requires_goes_into_the_layer(ensure, installer):
+    built, _ = ensure(pip_packages=["modern"], layered=True)
+    assert built.pip == ("heavy==3.0", "modern==1.0")
+    assert versions(built, "heavy", "modern") == {"heavy": "3.0", "modern": "1.0"}
+
+
+def test_an_extra_brings_only_what_is_missing_for_it(ensure, base_python, installer):
+    built, _ = ensure(pip_packages=["optional[more]"], layered=True)
+    assert built.pip == ("chained==1.0", "optional==1.0", "small==1.1")
+
+
+def test_an_extra_of_a_package_of_the_base_brings_what_it_needs_and_not_the_package_again(
+    store, wheels, tmp_path, installer
+):
+    prefix = tmp_path / "base"
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", prefix], check=True)
+    unpack(wheels / "optional-1.0-py3-none-any.whl", next(prefix.glob("lib/*/site-packages")))
+    asked = Environment(pip_packages=["optional[more]"], layered=True)
+    built = store.ensure(asked, str(prefix / "bin" / "python"), print)
+    assert built.pip == ("chained==1.0", "small==1.1")
+
+
+def test_a_base_package_that_gets_another_version_than_it_asks_for_is_said(store, wheels, tmp_path):
+    prefix = tmp_path / "base"
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", prefix], check=True)
+    site_packages = next(prefix.glob("lib/*/site-packages"))
+    unpack(make_wheel(tmp_path, "picky", "1.0", ["heavy<3"]), site_packages)
+    unpack(wheels / "heavy-2.0-py3-none-any.whl", site_packages)
+    unpack(wheels / "small-1.0-py3-none-any.whl", site_packages)
+    said = []
+    store.ensure(Environment(pip_packages=["heavy==3.0"], layered=True), str(prefix / "bin" / "python"), said.append)
+    assert "warning: picky of the base requires heavy<3, and the layer has 3.0" in said
+
+
+def test_a_base_that_is_a_venv_with_system_packages_shows_those_too(store, tmp_path, wheels, base_python, monkeypatch):
+    prefix = tmp_path / "base"
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", "--system-site-packages", prefix], check=True)
+    user = tmp_path / "user"
+    monkeypatch.setenv("PYTHONUSERBASE", str(user))
+    site_packages = next(prefix.glob("lib/*/site-packages"))
+    version = site_packages.parent.name
+    unpack(wheels / "heavy-2.0-py3-none-any.whl", user / "lib" / version / "site-packages")
+    unpack(wheels / "small-1.0-py3-none-any.whl", site_packages)
+    built = store.ensure(
+        Environment(pip_packages=["beside-heavy"], layered=True), str(prefix / "bin" / "python"), print
+    )
+    assert built.pip == ("beside-heavy==1.0",)
+    assert versions(built, "heavy", "small") == {"heavy": "2.0", "small": "1.0"}
+
+
+def test_a_constraint_holds_against_the_base_too(ensure, installer):
+    built, _ = ensure(pip_packages=["small"], pip_constraints=["small>=1.1"], layered=True)
+    assert built.pip == ("small==1.1",)
+
+
+def test_a_constraint_asks_for_nothing_by_itself(ensure, installer):
+    built, _ = ensure(pip_packages=["small"], pip_constraints=["small<1.1", "heavy==2.0"])
+    assert built.pip == ("small==1.0",)
+
+
+def test_a_requirement_whose_marker_is_false_is_passed_over(ensure, installer):
+    built, _ = ensure(pip_packages=["small==1.0", "nowhere; sys_platform == 'win32'", "for-windows"])
+    assert built.pip == ("for-windows==1.0", "small==1.0")
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_a_source_folder_with_a_blank_in_its_name_is_installed(ensure, project, installer, layered):
+    built, _ = ensure(pip_packages=[str(project)], layered=layered)
+    assert versions(built, "own") == {"own": "first"}
+    assert built.locked.locked_pip == (f"own @ {project.as_uri()}",)
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_an_editable_folder_is_read_where_it_lies(ensure, project, installer, layered):
+    built, _ = ensure(pip_packages=[f"-e {project}"], layered=layered)
+    (project / "own.py").write_text("VERSION = 'second'\n")
+    assert versions(built, "own") == {"own": "second"}
+    assert built.locked.locked_pip == (f"-e {project}",)
+
+
+def test_a_changed_source_folder_makes_another_environment_and_a_changed_editable_one_does_not(ensure, project):
+    copied, _ = ensure(pip_packages=[str(project)])
+    linked, _ = ensure(pip_packages=[f"-e {project}"])
+    (project / "own.py").write_text("VERSION = 'second-longer'\n")
+    again, _ = ensure(pip_packages=[str(project)])
+    assert again.key != copied.key
+    assert versions(again, "own") == {"own": "second-longer"}
+    assert ensure(pip_packages=[f"-e {project}"])[0].key == linked.key
+
+
+def test_a_wheel_named_by_its_path_is_installed(ensure, tmp_path, installer):
+    wheel = make_wheel(tmp_path / "with blank", "handmade", "4.0", ["small"])
+    built, _ = ensure(pip_packages=[str(wheel)], layered=True)
+    assert built.pip == ("handmade==4.0",)
+    assert versions(built, "handmade") == {"handmade": "4.0"}
+
+
+def test_a_program_of_a_package_runs(ensure, installer):
+    built, _ = ensure(pip_packages=["small==1.1"])
+    done = subprocess.run([built.bin_dir / "small-says"], capture_output=True, text=True, check=True)
+    assert done.stdout == "small says\n"
+
+
+def test_an_option_that_uv_does_not_know_is_left_to_pip(ensure, wheels):
+    built, said = ensure(pip_requirements="--prefer-binary\nsmall\n")
+    assert said[0] == "pip's setting prefer-binary has no counterpart in uv: pip installs"
+    assert built.pip == ("small==1.1",)
+
+
+def test_find_links_of_a_requirements_file_count(ensure, tmp_path, monkeypatch, installer):
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    make_wheel(tmp_path / "more", "only-here", "1.0")
+    (tmp_path / "requirements.txt").write_text("--find-links more\nonly-here\n")
+    asked = Environment.from_pip_requirements(None, tmp_path / "requirements.txt")
+    built, _ = ensure(pip_requirements=asked.pip_requirements)
+    assert built.pip == ("only-here==1.0",)
+
+
+def test_a_find_links_folder_that_is_not_there_does_no_harm(ensure, wheels, monkeypatch, installer):
+    monkeypatch.setenv("PIP_FIND_LINKS", f"/nowhere/at/all {wheels}")
+    built, _ = ensure(pip_packages=["small"])
+    assert built.pip == ("small==1.1",)
+
+
+def test_hashes_are_checked(ensure, wheels, installer):
+    import hashlib
+
+    right = hashlib.sha256((wheels / "small-1.1-py3-none-any.whl").read_bytes()).hexdigest()
+    built, _ = ensure(pip_requirements=f"small==1.1 --hash=sha256:{right}\n")
+    assert built.pip == ("small==1.1",)
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)small.*(hash|mismatch)|(hash|mismatch).*small"):
+        ensure(pip_requirements=f"small==1.1 --hash=sha256:{'0' * 64}\n")
+
+
+def test_a_package_that_there_is_not_is_named_with_the_resolver_s_reason(ensure, installer):
+    with pytest.raises(EnvironmentBuildError, match=r"could not be built: .*nosuchpackage.*All that was printed is in '") as e:
+        ensure(pip_packages=["nosuchpackage==9.9"])
+    assert "Traceback" not in str(e.value)
+
+
+def test_versions_that_contradict_each_other_are_named(ensure, installer):
+    with pytest.raises(EnvironmentBuildError, match=r"chained.*small") as caught:
+        ensure(pip_packages=["chained", "small<1.1"])
+    assert len(str(caught.value)) < 1500
+
+
+def test_a_failing_build_of_a_source_folder_says_what_failed(ensure, project, installer):
+    (project / "backend.py").write_text("def build_wheel(*a, **k):\n    raise RuntimeError('no compiler here')\n")
+    with pytest.raises(EnvironmentBuildError, match="no compiler here"):
+        ensure(pip_packages=[str(project)])
+
+
+def test_a_secret_of_a_find_links_url_shows_nowhere(ensure, store, monkeypatch, installer):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_TIMEOUT", "2")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://somebody:hunter2secret@127.0.0.1:9/simple")
+    said = []
+    with pytest.raises(EnvironmentBuildError) as caught:
+        store.ensure(Environment(pip_packages=["nosuchpackage"]), sys.executable, said.append)
+    everything = "\n".join([*said, str(caught.value)])
+    assert said
+    assert "hunter2secret" not in everything
+    for path in store._folder.rglob("*"):
+        assert not path.is_file() or b"hunter2secret" not in path.read_bytes()
+
+
+def test_a_variable_in_a_requirement_is_filled_in_and_masked(ensure, wheels, tmp_path, monkeypatch, installer):
+    wheel = make_wheel(tmp_path / "secret-folder-name", "handmade", "4.0")
+    monkeypatch.setenv("PLACE", "secret-folder-name")
+    built, said = ensure(pip_packages=[f"handmade @ file://{tmp_path}/${{PLACE}}/{wheel.name}"])
+    assert built.pip == ("handmade==4.0",)
+    assert "secret-folder-name" not in "\n".join(said)
+
+
+def test_the_exact_versions_are_installed_again(ensure, store, wheels, base_python):
+    built, _ = ensure(pip_packages=["chained"])
+    assert built.locked.locked_pip == ("chained==1.0", "small==1.1")
+    older = Environment(pip_packages=["small"], locked_pip=["small==1.0"])
+    assert store.ensure(older, base_python, print).pip == ("small==1.0",)
+
+
+def test_where_the_lock_does_not_fit_any_more_the_reason_is_told(ensure, installer):
+    with pytest.raises(EnvironmentBuildError, match=r"small==7"):
+        ensure(pip_packages=["small"], locked_pip=["small==7"])
