@@ -36,7 +36,7 @@ engines:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[torch,mpi,examples,dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[torch,mpi,conda,s3,sftp,http,tabular,examples,dev]'
 	touch .venv/.ready
 
 clean:

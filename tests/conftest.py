@@ -36,6 +36,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "data-cache"))
     monkeypatch.chdir(tmp_path)
 
 

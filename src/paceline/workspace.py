@@ -321,9 +321,9 @@ def _open_dataset(reference: DataReference, path: str) -> object:
     """What a script gets for an input by name: the path, or a table for one that was asked for directly."""
     if reference.mode != "direct":
         return path
-    from paceline.data.dataset import Dataset
+    from paceline.data.dataset import opened
 
-    return Dataset.from_folder(reference.to_json(), path)
+    return opened(reference, path)
 
 
 Run.make_experiment = staticmethod(_make_experiment)

@@ -224,7 +224,9 @@ def rootfs(tar: Path) -> Path:
     return tar
 
 
-def make_launch(folder: Path, script: str, *, python: str = "python3", **values: Any) -> Launch:
+def make_launch(
+    folder: Path, script: str, *, python: str = "python3", bin_dir: str | None = None, **values: Any
+) -> Launch:
     """A launch of this script in folders that exist. values: the job's."""
     job = make_job(**values)
     run_id = f"lab_1700000000_{secrets.token_hex(4)}"
@@ -247,7 +249,7 @@ def make_launch(folder: Path, script: str, *, python: str = "python3", **values:
         scratch_dir=scratch,
         library_dir=library_dir(folder / "ws"),
         nodes=(Node(node_rank=0, name="local", address="127.0.0.1", cores=2),),
-        prepared=(Prepared(python=python, is_isolated=True),),
+        prepared=(Prepared(python=python, bin_dir=bin_dir, is_isolated=True),),
         ports=free_ports(port_count(job)),
     )
 

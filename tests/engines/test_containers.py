@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,8 @@ from typing import Any
 import pytest
 
 from paceline import containers, processes
-from paceline.containers import Engine, ImagePython, Mount
-from paceline.errors import LauncherError, UserError
+from paceline.containers import Engine, ImagePython, Layer, Mount
+from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.plan import Launch
 from paceline.targets import Started
 from paceline.targets.local import LocalTarget
@@ -72,11 +74,21 @@ def machine(store: tuple[Machine, str | None], monkeypatch: pytest.MonkeyPatch) 
     return machine
 
 
+@pytest.fixture(scope="session")
+def found(store: tuple[Machine, str | None]) -> Engine | None:
+    """The engine as Paceline finds it; asked once, for each look costs a quarter of a second."""
+    machine, why_not = store
+    return None if why_not else containers.find_engine({**os.environ, **machine.environment})
+
+
 @pytest.fixture
-def engine(machine: Machine) -> Engine:
-    found = containers.find_engine()
+def engine(machine: Machine, found: Engine | None) -> Engine:
+    assert found is not None
     assert found.kind == machine.kind
     return found
+
+
+only_podman = pytest.mark.parametrize("store", [Podman], ids=["podman"], indirect=True)
 
 
 def probe(engine: Engine, machine: Machine, image: str = IMAGE, **values: Any) -> ImagePython | None:
@@ -110,8 +122,10 @@ class Runs:
         return [wait(started) for started in self.start(launch, image, **options)]
 
     def end(self) -> None:
+        left = self.machine.containers()
         for launch in self._launches:
-            containers.remove(self.engine, launch.run_id)
+            if any(launch.run_id in name for name in left):
+                containers.remove(self.engine, launch.run_id)
             shutil.rmtree(launch.scratch_dir)
         processes.kill_descendants(os.getpid())
         assert self.machine.containers() == []
@@ -233,6 +247,7 @@ def test_shared_memory_of_a_given_size_is_one_for_all_workers_of_a_node(runs):
     assert runs.machine.containers() == []
 
 
+@only_podman
 def test_a_size_that_the_engine_does_not_take_is_refused(runs):
     launch = runs.launch("", process_count_per_node=2, distributed_backend="gloo")
     with pytest.raises(LauncherError, match=r"shm_size='much': .*could not start a container"):
@@ -260,6 +275,7 @@ def test_no_value_of_a_variable_stands_on_a_command_line(runs):
 # --- several workers
 
 
+@only_podman
 def test_two_workers_meet_over_gloo(runs):
     require_engine("torch", importlib.util.find_spec("torch"))
     launch = runs.launch(
@@ -279,6 +295,7 @@ def test_two_workers_meet_over_gloo(runs):
     assert [output(launch, "0"), output(launch, "1")] == ["3.0", "3.0"]
 
 
+@only_podman
 def test_mpirun_and_its_workers_share_one_container(runs):
     found = probe(runs.engine, runs.machine)
     require_engine("an Open MPI in /usr", found and found.mpirun)
@@ -300,6 +317,7 @@ def test_mpirun_and_its_workers_share_one_container(runs):
 # --- ends
 
 
+@only_podman
 @pytest.mark.parametrize("code", [7, 125, 127])
 def test_a_scripts_exit_code_is_its_own(runs, code):
     launch = runs.launch(f"import sys; sys.exit({code})")
@@ -341,7 +359,7 @@ def test_what_a_killed_client_leaves_is_removed(runs):
     assert containers.remove(runs.engine, launch.run_id) == 0
 
 
-@pytest.mark.parametrize("store", [Podman], ids=["podman"], indirect=True)
+@only_podman
 def test_a_containers_processes_are_below_whoever_started_it(runs):
     """So a supervisor or its guardian that kills what is below it kills them, with what the script left alone."""
     launch = runs.launch(
@@ -408,22 +426,26 @@ def test_an_image_without_python_is_refused_by_name(engine, machine):
     assert machine.containers() == []
 
 
+@only_podman
 def test_an_image_with_an_old_python_is_refused_with_its_version(engine, machine):
     with pytest.raises(LauncherError, match=r"old:1': its 'python3' is Python 3\.8\.18, and workers need 3\.10"):
         probe(engine, machine, OLD_PYTHON)
 
 
+@only_podman
 def test_another_interpreter_of_the_image_can_be_named(engine, machine):
     found = probe(engine, machine, OLD_PYTHON, python="/usr/bin/python3")
     assert found is not None
     assert found.version >= (3, 10)
 
 
+@only_podman
 def test_a_program_that_is_no_python_is_refused(engine, machine):
     with pytest.raises(LauncherError, match=r"its '/usr/bin/cat' does not run as Python 3\.10 or later does"):
         probe(engine, machine, python="/usr/bin/cat")
 
 
+@only_podman
 def test_a_missing_folder_is_refused_with_the_engines_reason(engine, machine, tmp_path):
     with pytest.raises(LauncherError, match=r"could not start a container: .*nowhere"):
         probe(engine, machine, mounts=[Mount(path=tmp_path / "nowhere")])
@@ -440,27 +462,149 @@ def test_an_image_that_is_nowhere_is_refused_with_the_engines_reason(engine, mac
     assert "refused" in "\n".join(said)
 
 
+@only_podman
 def test_an_image_of_this_machine_alone_is_not_looked_for_elsewhere(engine, machine):
     with pytest.raises(LauncherError, match="has no such image on this machine"):
         containers.check_image(engine, "localhost/missing:1", print)
 
 
+@only_podman
 def test_a_pull_is_ended_when_it_is_asked_for(engine, machine):
     asked = iter([False, False, True])
     assert containers.check_image(engine, "127.0.0.1:1/x:2", print, stop=lambda: next(asked, True)) is None
+
+
+# --- packages on top of an image
+
+
+def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str = "") -> Path:
+    """A wheel with one module, that says its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    files = {
+        f"{name}.py": f"VERSION = {version!r}",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return path
+
+
+@pytest.fixture
+def layer(engine: Engine, machine: Machine, tmp_path: Path) -> Callable[..., Layer | None]:
+    """Makes layers of what lies in `tmp_path/index`; nothing is looked for in the network."""
+    image = containers.check_image(engine, IMAGE, print)
+    assert image
+    index = tmp_path / "index"
+
+    def make(*requirements: str, **values: Any) -> Layer | None:
+        index.mkdir(exist_ok=True)
+        given: dict[str, Any] = {
+            "run_id": "lab_1",
+            "python": sys.executable,
+            "mounts": [*machine.mounts, Mount(path=index, read_only=True)],
+            "say": print,
+            "environment": {"HOME": str(tmp_path / "home"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)},
+        }
+        folder = tmp_path / "ws" / "images"
+        return containers.ensure_layer(folder, engine, image, requirements=requirements, **(given | values))
+
+    return make
+
+
+def test_packages_on_top_of_an_image_are_there_beside_its_own(layer, runs, tmp_path):
+    wheel(tmp_path / "index", "other")
+    wheel(tmp_path / "index", requires="Requires-Dist: other\nRequires-Dist: pytest\n")
+    made = layer("tiny")
+    assert made.packages == ("other==1.0", "tiny==1.0")
+    launch = runs.launch(
+        """\
+        import pytest, shutil, sys, tiny
+        open("outputs/x", "w").write(f"{tiny.__file__} {pytest.__file__} {sys.prefix} {shutil.which('python')}")
+        """,
+        python=made.python,
+        bin_dir=made.bin_dir,
+    )
+    assert runs.finish(launch, mounts=[Mount(path=Path(made.prefix), read_only=True)]) == [0], log(launch)
+    tiny, own, prefix, found = output(launch, "x").split()
+    assert tiny.startswith(made.prefix)
+    assert own == pytest.__file__
+    assert prefix == made.prefix
+    assert found == made.python
+
+
+@only_podman
+def test_the_same_packages_are_installed_once(layer, tmp_path):
+    wheel(tmp_path / "index")
+    said: list[str] = []
+    made = layer("tiny", say=said.append)
+    assert said
+    said.clear()
+    assert layer("tiny", say=said.append) == made
+    assert said == []
+    assert layer("tiny==1.0", say=said.append) != made
+
+
+@only_podman
+def test_packages_that_can_not_be_had_are_named_and_nothing_counts(layer, machine, tmp_path):
+    with pytest.raises(EnvironmentBuildError, match=r"No matching distribution found for tiny"):
+        layer("tiny")
+    assert machine.containers() == []
+    wheel(tmp_path / "index")
+    assert layer("tiny").packages == ("tiny==1.0",)
+
+
+@only_podman
+def test_a_killed_installation_counts_for_nothing_and_is_done_again(layer, engine, machine, tmp_path):
+    wheel(tmp_path / "index")
+    looks = iter(range(100))
+    assert layer("tiny", stop=lambda: next(looks) == 2) is None
+    containers.remove(engine, "lab_1")
+    assert machine.containers() == []
+    assert layer("tiny").packages == ("tiny==1.0",)
+
+
+@only_podman
+def test_exact_versions_are_installed_without_what_they_require(layer, tmp_path):
+    wheel(tmp_path / "index", requires="Requires-Dist: missing\n")
+    assert layer("tiny==1.0", is_exact=True).packages == ("tiny==1.0",)
+
+
+@only_podman
+def test_a_password_of_an_index_stands_on_no_command_line(layer, engine, tmp_path):
+    secret = "hunter2-" + os.urandom(8).hex()
+    lines: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        url = f"http://me:{secret}@127.0.0.1:{server.getsockname()[1]}/simple"
+        environment = {"HOME": str(tmp_path / "home"), "PIP_INDEX_URL": url, "PIP_RETRIES": "0"}
+
+        def stop() -> bool:
+            """Once pip has come to the server."""
+            try:
+                server.accept()[0].close()
+            except BlockingIOError:
+                return False
+            lines.extend(command_lines())
+            return True
+
+        assert layer("tiny", environment=environment, stop=stop) is None
+    containers.remove(engine, "lab_1")
+    assert any("PIP_INDEX_URL" in line for line in lines)
+    assert not [line for line in lines if secret in line]
 
 
 # --- whole runs, from an estimator
 
 
 @pytest.fixture
-def own_podman(store: tuple[Machine, str | None], machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    """Podman alone: only its images have Python without folders that a run can't name."""
+def own_podman(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Podman alone: only its images have a Python without folders that a run can't name."""
     monkeypatch.setenv("PACELINE_CONTAINER_ENGINE", "podman")
     return machine
-
-
-only_podman = pytest.mark.parametrize("store", [Podman], ids=["podman"], indirect=True)
 
 
 @only_podman
@@ -488,13 +632,14 @@ def test_the_submitting_shells_python_path_stays_outside(own_podman, lab, monkey
 @only_podman
 def test_workers_of_a_run_share_memory_of_the_size_that_was_asked_for(own_podman, lab):
     run = lab.complete(
-        KEEP + "found = os.statvfs('/dev/shm'); keep(found.f_blocks * found.f_frsize)",
+        KEEP + "found = os.statvfs('/dev/shm'); keep([found.f_blocks * found.f_frsize, os.stat('/dev/shm').st_dev])",
         custom_docker_image=IMAGE,
         shm_size="64m",
         process_count_per_node=2,
         distributed_backend="gloo",
     )
-    assert [seen(run, 0), seen(run, 1)] == [64 << 20] * 2
+    assert seen(run, 0)[0] == 64 << 20
+    assert seen(run, 0) == seen(run, 1)
     assert own_podman.containers() == []
 
 
@@ -535,8 +680,10 @@ def test_no_container_outlives_a_killed_supervisor(own_podman, lab, victim):
     else:
         processes.send(pid, signal.SIGKILL)
     assert wait_for_end(run) == "Failed"
-    assert not processes.is_alive(script)
+    wait_until(lambda: not processes.is_alive(script), "the script is gone")
     wait_until(lambda: own_podman.containers() == [], "no container is left")
+    # What it held of the machine goes back when the next one asks.
+    lab.complete("")
 
 
 @only_podman
@@ -550,15 +697,16 @@ def test_an_image_without_python_fails_the_run_before_its_workers(own_podman, la
 
 
 @only_podman
-def test_an_image_that_goes_away_before_the_workers_start_is_told(own_podman, lab, monkeypatch):
+def test_an_image_that_is_not_there_fails_the_run_before_its_workers(own_podman, lab):
     run = lab.finish("print('never')", custom_docker_image="localhost/missing:1")
     failure = run.record().failure
     assert failure is not None
     assert "podman has no such image on this machine" in failure.message
 
 
-@pytest.mark.parametrize("name", ["--privileged", "", "two words", "x;y", "line\nbreak", "../x"])
-def test_what_is_no_images_name_is_refused_before_anything_starts(lab, monkeypatch, name):
+@only_podman
+@pytest.mark.parametrize("name", ["--privileged", "two words", "x;y", "line\nbreak", "../x"])
+def test_what_is_no_images_name_is_refused_before_anything_starts(lab, own_podman, name):
     with pytest.raises(UserError, match="custom_docker_image"):
         lab.submit("", custom_docker_image=name)
     assert not (lab.workspace_dir / "runs").exists() or not list((lab.workspace_dir / "runs").iterdir())

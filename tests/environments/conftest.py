@@ -23,7 +23,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """small 1.0, 1.1; chained (needs small>=1.1); heavy 2.0, 3.0 (needs small); modern (needs heavy>=3); optional (an extra)."""
     folder = tmp_path_factory.mktemp("wheels")
     make_wheel(folder, "small", "1.0")
-    make_wheel(folder, "small", "1.1", programs={"small-says": "small:say"}, code="def say():\n    print('small says')\n")
+    make_wheel(
+        folder, "small", "1.1", programs={"small-says": "small:say"}, code="def say():\n    print('small says')\n"
+    )
     make_wheel(folder, "chained", "1.0", ["small>=1.1"])
     make_wheel(folder, "heavy", "2.0", ["small"])
     make_wheel(folder, "heavy", "3.0", ["small"])

@@ -27,7 +27,7 @@ build-backend = "backend"
 backend-path = ["."]
 """
 # A build backend of a few lines, so that a source folder can be installed without fetching one.
-BACKEND = '''
+BACKEND = """
 import os, zipfile
 NAME = "own-0.1"
 def _wheel(folder, code):
@@ -43,7 +43,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
     return _wheel(folder, {"own.py": open("own.py").read()})
 def build_editable(folder, config_settings=None, metadata_directory=None):
     return _wheel(folder, {"own.pth": os.getcwd() + "\\n"})
-'''
+"""
 
 
 @pytest.fixture
@@ -81,7 +81,9 @@ def test_no_path_of_the_submitting_environment_is_seen_in_a_whole_one(ensure, ba
     assert [path for path in shown if "site-packages" in path] == [str(venv.site_packages(built.prefix))]
 
 
-def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(ensure, wheels, tmp_path, monkeypatch, installer):
+def test_packages_of_the_shell_s_pythonpath_are_installed_all_the_same(
+    ensure, wheels, tmp_path, monkeypatch, installer
+):
     write_tree(tmp_path / "shell", {"small.py": "VERSION = 'shell'"})
     write_tree(
         tmp_path / "shell" / "small-1.1.dist-info", {"METADATA": "Metadata-Version: 2.1\nName: small\nVersion: 1.1\n"}
@@ -247,7 +249,9 @@ def test_hashes_are_checked(ensure, wheels, installer):
 
 
 def test_a_package_that_there_is_not_is_named_with_the_resolver_s_reason(ensure, installer):
-    with pytest.raises(EnvironmentBuildError, match=r"could not be built: .*nosuchpackage.*All that was printed is in '") as e:
+    with pytest.raises(
+        EnvironmentBuildError, match=r"could not be built: .*nosuchpackage.*All that was printed is in '"
+    ) as e:
         ensure(pip_packages=["nosuchpackage==9.9"])
     assert "Traceback" not in str(e.value)
 

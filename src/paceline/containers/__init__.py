@@ -9,6 +9,7 @@ from paceline.containers.command import Mount, wrap
 from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
 from paceline.containers.failure import start_failure
 from paceline.containers.image import check_image, check_image_name, check_shm_size
+from paceline.containers.layer import Layer, ensure_layer
 from paceline.containers.memory import wrap_all
 from paceline.containers.probe import ImagePython, probe
 from paceline.containers.remove import remove
@@ -17,10 +18,12 @@ __all__ = [
     "ENGINE_VARIABLE",
     "Engine",
     "ImagePython",
+    "Layer",
     "Mount",
     "check_image",
     "check_image_name",
     "check_shm_size",
+    "ensure_layer",
     "find_engine",
     "probe",
     "remove",

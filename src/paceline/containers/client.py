@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from paceline.errors import LauncherError
 
@@ -23,6 +23,7 @@ def call(
     say: Callable[[str], None] | None = None,
     stop: Callable[[], object] | None = None,
     timeout_s: float | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]] | None:
     """Exit code and last lines of output, standard error's among them; None where `stop()` said to end, and it is ended.
 
@@ -33,7 +34,12 @@ def call(
     """
     try:
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
         )
     except OSError as error:
         raise LauncherError(f"{argv[0]!r} could not be started: {error.strerror or error}.") from error

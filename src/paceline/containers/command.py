@@ -89,7 +89,7 @@ def wrap(
     )
     # By these two a run's processes are found, and the client is one.
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
-    return replace(command, argv=argv, environment=marks | _for_client(engine, values), defaults={})
+    return replace(command, argv=argv, environment=marks | for_client(engine, values), defaults={})
 
 
 def run_argv(
@@ -126,6 +126,13 @@ def run_argv(
     words += [word for variable in variables for word in ("--env", variable)]
     # An image's own entry point would take the command for its arguments.
     return (*words, f"--entrypoint={program}", "--", image, *arguments)
+
+
+def for_client(engine: Engine, values: Mapping[str, str]) -> dict[str, str]:
+    """The client's own variables by which the container gets these."""
+    if engine.keeps_containers:
+        return dict(values)
+    return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
 def library_mounts(library_dir: Path) -> list[Mount]:
@@ -192,13 +199,6 @@ def _who() -> dict[str, str]:
     except KeyError:
         name = str(os.getuid())
     return {"USER": name, "LOGNAME": name}
-
-
-def _for_client(engine: Engine, values: Mapping[str, str]) -> dict[str, str]:
-    """The client's own variables by which the container gets these."""
-    if engine.keeps_containers:
-        return dict(values)
-    return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
 def _user(engine: Engine) -> list[str]:

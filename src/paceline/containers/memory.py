@@ -85,6 +85,9 @@ def _hold(
         return None
     code, lines = done
     if code != 0:
-        told = start_failure(engine, launch.job.environment.docker_image or image, python, code, lines) or f"{engine.kind} ended with exit code {code}."
+        told = (
+            start_failure(engine, launch.job.environment.docker_image or image, python, code, lines)
+            or f"{engine.kind} ended with exit code {code}."
+        )
         raise LauncherError(f"shm_size={shm_size!r}: {told}")
     return name

@@ -31,15 +31,22 @@ _HARMLESS = frozenset({"key_filename", "anon", "token_type", "use_ssl", "host_ke
 #: Values of secret options that are no secret: gcsfs takes token="anon".
 _HARMLESS_VALUES = frozenset({"anon", "cloud", "google_default", "cache", "browser"})
 
+#: Where the stores' own libraries find secrets.
+_LIBRARY_VARIABLES = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+    *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_CLIENT_SECRET"),
+)
+
 
 class Secrets:
     """Values that must not be seen. Its repr shows none, it can't be pickled, and nothing writes it."""
 
     def __init__(self, values: Mapping[str, str] | None = None) -> None:
         self._values = dict(values or {})
+        self._others: dict[str, str] = {}
 
     def __repr__(self) -> str:
-        return f"Secrets(of {', '.join(sorted(self._values)) or 'nothing'})"
+        return f"Secrets(of {', '.join(sorted({**self._values, **self._others})) or 'nothing'})"
 
     def __reduce__(self) -> str:
         raise TypeError("secrets are not pickled")
@@ -49,12 +56,12 @@ class Secrets:
         return dict(self._values)
 
     def add(self, name: str, value: str) -> None:
-        """Cut this value out of messages too, although it is no option."""
-        self._values[name] = value
+        """Cut this value out of messages too, although it is no option: the store's own library found it."""
+        self._others[name] = value
 
     def scrub(self, text: str) -> str:
         """The text without any of the values, as they are or as they stand in a URL or a repr."""
-        for value in sorted(self._values.values(), key=len, reverse=True):
+        for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
             forms |= {json.dumps(value)[1:-1], *(line.strip() for line in value.splitlines())}
             for form in sorted(forms, key=len, reverse=True):
@@ -71,7 +78,11 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
     Raises:
         DataError: a place that is wrong, holds nothing, or is a file that others may read.
     """
-    return Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
+    secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
+    for name in _LIBRARY_VARIABLES:
+        if value := os.environ.get(name):
+            secrets.add(name, value)
+    return secrets
 
 
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:

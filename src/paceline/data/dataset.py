@@ -15,9 +15,10 @@ from paceline.data.dataset_check import ContentCheck
 from paceline.data.dataset_file import FileDataset
 from paceline.data.dataset_sources import sources_of, workspace_dir_of
 from paceline.data.dataset_table import TabularDataset
+from paceline.data.reference import DataReference
 from paceline.errors import DataError
 
-__all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset"]
+__all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
 
 
 class _Files:
@@ -165,10 +166,11 @@ class Dataset:
         folder = workspace_dir_of(workspace)
         return {name: Dataset.get_by_name(workspace, name) for name in dataset_store.names(folder)}
 
-    @staticmethod
-    def from_folder(reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-        """The dataset of a direct input in a worker, whose files lie at `path`. reference: `DataReference.to_json()`."""
-        return (TabularDataset if reference.get("table") else FileDataset).from_folder(reference, path)
+
+def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
+    """What a script gets in a worker for a direct input whose files lie at `path`: the dataset, with its steps."""
+    data = reference.to_json()
+    return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
 
 
 def _made(folder: Path, record: dataset_store.DatasetRecord) -> FileDataset | TabularDataset:

@@ -94,7 +94,7 @@ def fetch(
     _check_names(reference, infos)
     parts = _parts(reference, infos, node_rank, ranks, node_count, world_size)
     own = [info for part in parts.values() for info in part]
-    with _new_view(view_dir, reference.name) as folder:
+    with _held(cache, view_dir), _new_view(view_dir, reference.name) as folder:
         if is_local and (reference.mode == "mount" or reference.partition is not None):
             for name, part in parts.items():
                 _link_local(folder / name, part, reference.sources, places)
@@ -155,6 +155,19 @@ def _parts(
     if reference.partition == "node":
         return {"": [by_name[name] for name in split[node_rank]]}
     return {f"rank_{rank}": [by_name[name] for name in split[rank]] for rank in ranks}
+
+
+@contextlib.contextmanager
+def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
+    """Nobody takes the view for that of a dead run while it is filled, whether or not the run holds it already."""
+    if cache.views not in view_dir.parents:
+        yield
+        return
+    fd = cache.hold_view(view_dir.relative_to(cache.views).parts[0])
+    try:
+        yield
+    finally:
+        os.close(fd)
 
 
 @contextlib.contextmanager

@@ -104,14 +104,12 @@ class Store:
         if self.kind == "s3":
             config = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _READ_TIMEOUT_S}
             options["config_kwargs"] = {**config, **options.get("config_kwargs", {})}
-            # What is stale would be taken for the store: other programs write to it.
-            options |= {"use_listings_cache": False}
         if self.kind == "http":
             import aiohttp
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             given = options.pop("client_kwargs", {})
-            options |= {"client_kwargs": {"timeout": timeout, **given}, "use_listings_cache": False}
+            options |= {"client_kwargs": {"timeout": timeout, **given}}
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:
                 options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)

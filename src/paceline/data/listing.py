@@ -274,6 +274,8 @@ def _from_obstore(store: Store, base: str) -> list[tuple[str, int, str]] | None:
 
 def _from_fsspec(store: Store, base: str) -> list[tuple[str, int, str]]:
     found = store.fs.find(store.full(base), detail=True, withdirs=False)
+    # A later look at one file must ask the store, not what was listed now.
+    store.fs.invalidate_cache()
     bucket = "" if store.kind == "memory" else f"{store.record.root.partition('/')[0]}/"
     listed = []
     for name, info in found.items():

@@ -41,7 +41,6 @@ def object_store(store: Store) -> Any | None:
         found = {"access_key_id": os.environ[_DIRECT[0]], "secret_access_key": os.environ[_DIRECT[1]]}
         token = os.environ.get("AWS_SESSION_TOKEN")
         provider = lambda: {**found, "token": token, "expires_at": None}  # noqa: E731
-        store.secrets.add("AWS_SECRET_ACCESS_KEY", found["secret_access_key"])
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     else:
         provider, chain_region, chain_endpoint = _botocore_chain(store, options.get("profile"))

@@ -40,7 +40,8 @@ class DataReference:
     partition: "node" or "rank": each gets its own part of the files; None: everybody gets all.
     overwrite: an upload may replace files that are there.
     path_on_compute: a path, relative to the script's working directory, at which the folder appears as well.
-    dataset: "name:version" of the dataset whose files these are. fingerprint: of their content, when it was made.
+    dataset: "name:version" of the dataset whose files these are. fingerprint: of their content, when it was registered.
+    table: how a table is read from the files, as the dataset's own JSON text; None for plain files.
 
     Raises:
         DataError: a value is wrong.
@@ -54,6 +55,7 @@ class DataReference:
     path_on_compute: str | None = None
     dataset: str | None = None
     fingerprint: str | None = None
+    table: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):

@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from operator import length_hint
 from typing import Any
 
 from paceline.data.order import GlobalOrder
@@ -62,7 +64,11 @@ class DistributedSampler:
         self._order = GlobalOrder(self._length, seed, shuffle=shuffle)
         self._tail = {"drop_last": bool(drop_last), "pad": bool(pad)}
         self._next_start = 0
+        self._iteration = object()
         self._used: int | None = None
+        # What is being drawn from, and how many will have been handed out once that is empty.
+        self._drawing: Iterator[int] = iter(())
+        self._drawn_after = 0
         self._done: int | None = None  # the epoch that a loaded state has the end of
         self._is_set = False
         self._to(0, 0)
@@ -88,16 +94,8 @@ class DistributedSampler:
         return len(self._positions(self._next_start))
 
     def __iter__(self) -> Iterator[int]:
-        self._begin(self._next_start)
-        iteration = self._iteration
-        for chunk in self._order.chunks(self._positions(self._start)):
-            for sample in chunk:
-                if iteration is self._iteration:  # an older iterator, still drawn from, must not count
-                    self._handed_out += 1
-                yield sample
-        if iteration is self._iteration and self.epoch != self._done:
-            # A resumed epoch is resumed once; whoever iterates again without set_epoch gets all of it.
-            self._next_start = 0
+        # Not a generator of samples: passing a million of them on would take longer than computing them.
+        return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
         """Count so many more of this rank's own samples as used; call it after each step with the length of its batch.
@@ -174,6 +172,19 @@ class DistributedSampler:
     def _positions(self, start: int) -> range:
         return own_positions(self._length, self.rank, self.world_size, start=start, **self._tail)
 
+    def _pieces(self) -> Iterator[Iterator[int]]:
+        """The samples, piece by piece; the iteration begins when the first is asked for."""
+        self._begin(self._next_start)
+        iteration = self._iteration
+        for chunk in self._order.chunks(self._positions(self._start)):
+            drawing = iter(chunk.tolist())
+            if iteration is self._iteration:  # an older iterator, still drawn from, must not count
+                self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
+            yield drawing
+        if iteration is self._iteration and self.epoch != self._done:
+            # A resumed epoch is resumed once; whoever iterates again without set_epoch gets all of it.
+            self._next_start = 0
+
     def _to(self, epoch: int, position: int) -> None:
         self._order = GlobalOrder(self._length, self.seed, epoch, shuffle=self._order.shuffle)
         self._next_start = position
@@ -182,9 +193,16 @@ class DistributedSampler:
     def _begin(self, start: int) -> None:
         """An iteration that begins at `start`, of which nothing has been handed out or used."""
         self._start = start
-        self._handed_out = 0
+        self._drawing = iter(())
+        self._drawn_after = 0
         self._used = None
         self._iteration = object()
+
+    @property
+    def _handed_out(self) -> int:
+        """How many samples the newest iteration has given."""
+        left: int = length_hint(self._drawing)
+        return self._drawn_after - left
 
     def _check_used(self, used: int, said: str) -> None:
         if not 0 <= used <= self._handed_out:

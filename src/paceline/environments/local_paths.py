@@ -15,6 +15,7 @@ ARCHIVES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".tar")
 
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=|(?=[./~]))")
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*(?P<target>\S.*)")
+_VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
 _TAIL = re.compile(r"(?P<tail>\s+;.*|\s+--[a-z].*)$")
 _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 
@@ -55,6 +56,8 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
     folder: what relative paths are relative to; the working directory where nothing lies there, as pip has it.
     """
     text = requirement.strip()
+    if _VARIABLE.search(text):
+        return None  # filled in when the line is read
     editable = _EDITABLE.match(text)
     text = text[editable.end() :].strip() if editable else text
     name = extras = tail = ""

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 _LONGEST = 600
+_ERROR = re.compile(r"(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal(?: error)?:)")
+#: What pip calls the stages of a build, which say nothing of the reason.
+_STAGES = ("error: metadata-generation-failed", "error: subprocess-exited-with-error", "error: failed-wheel-build")
 _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|Resolved |Prepared |   Building )")
 
 
@@ -32,22 +35,18 @@ def of_uv(lines: Sequence[str]) -> str:
 
 
 def of_pip(lines: Sequence[str]) -> str:
-    """pip's own ERROR lines; those that a build printed where they say more."""
-    errors = []
+    """pip's own ERROR lines, what contradicts what, and the last error that a build printed."""
+    told: list[str] = []
     for number, line in enumerate(lines):
-        if line.strip().startswith("ERROR:"):
-            # Which package it is about may stand in the indented lines below.
-            below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
-            errors.append(" ".join((line.partition("ERROR:")[2].strip(), *below[:4])))
-    inner = [
-        line.strip()
-        for line in lines
-        if re.match(r"\s*(?:[A-Za-z_.]*(?:Error|Exception)\b|error:|fatal( error)?:)", line.strip(" │|╰─>×"))
-    ]
-    if errors:
-        told = [each for each in dict.fromkeys(errors) if each]
-        return _short(". ".join(each.rstrip(".") for each in (*told[:3], *inner[-1:])))
-    return _short(inner[-1]) if inner else _last(lines)
+        # Which package it is about may stand in the indented lines below.
+        below = [each.strip() for each in takewhile(lambda each: each.startswith("    "), lines[number + 1 :])]
+        if line.startswith("The conflict is caused by:"):
+            told.insert(0, "; ".join(below[:4]))
+        elif line.strip().startswith("ERROR:"):
+            told.append(" ".join((line.partition("ERROR:")[2].strip(), *below[:4])))
+    inner = [text for line in lines if _ERROR.match(text := line.strip(" │|╰─>×")) and not text.startswith(_STAGES)]
+    parts = [each.rstrip(".: ") for each in dict.fromkeys((*told[:3], *inner[-1:])) if each]
+    return _short(". ".join(parts)) if parts else _last(lines)
 
 
 def _last(lines: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ What is looked at, ten times a second and whenever a child ends:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -261,10 +262,25 @@ class AttemptWatch:
             run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before, disk_full=self._disk_full()
         )
         if report is not None:
-            return report
+            return self._with_gpu_hint(report)
         missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
         workers = [rank for rank in missing if self._places[rank].role == "worker"]
         return self._launcher_report(workers) if workers else None
+
+    def _with_gpu_hint(self, report: FailureReport) -> FailureReport:
+        """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
+        job = self._launch.job
+        if (
+            not job.use_gpu
+            or job.gpu_visibility != "worker"
+            or "invalid device ordinal" not in (report.exception or "")
+        ):
+            return report
+        return dataclasses.replace(
+            report,
+            message=f"{report.message} Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its "
+            "LOCAL_RANK, say gpu_visibility='node' (--gpu-visibility node).",
+        )
 
     def _not_started(self, ends: list[WorkerEnd]) -> FailureReport | None:
         """The report of a container that never came to its script."""

@@ -23,6 +23,7 @@ def views(job: Job, run_id: str) -> Iterator[None]:
     from paceline.data.cache import DataCache
 
     cache = DataCache()
+    cache.drop_dead_views()  # of runs that were killed
     held = cache.hold_view(run_id)
     try:
         yield

@@ -1,0 +1,211 @@
+"""pip packages on top of an image: an environment made in a container of it, kept outside of it.
+
+<folder>/<key>.json      which of the folders below is complete, and what is in it
+<folder>/<key>.lock      held by whoever builds
+<folder>/<key>/<token>/  the environment; a token for each try
+
+A try has a folder of its own because the container of one that was killed may write on for a moment: into a folder that
+nobody else looks at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from paceline.containers import inside, layer_inside
+from paceline.containers.client import call
+from paceline.containers.command import INSIDE, Mount, for_client, run_argv
+from paceline.containers.engine import Engine
+from paceline.errors import EnvironmentBuildError
+
+_SCRIPT = str(Path(layer_inside.__file__).resolve())
+#: pip's own settings, and the way to the network.
+_PREFIXES = ("PIP_",)
+_NAMES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+_SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """An environment on top of an image; its paths are the same inside and outside.
+
+    packages: "name==version" of what was installed into it.
+    """
+
+    prefix: str
+    python: str
+    bin_dir: str
+    packages: tuple[str, ...] = ()
+
+
+def ensure_layer(
+    folder: Path,
+    engine: Engine,
+    image: str,
+    *,
+    run_id: str,
+    python: str,
+    requirements: Sequence[str],
+    is_exact: bool = False,
+    mounts: Sequence[Mount] = (),
+    say: Callable[[str], None],
+    stop: Callable[[], object] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Layer | None:
+    """The environment with these packages, made if it is not there yet; None where `stop()` said to end.
+
+    folder: `<workspace>/environments/images`; mount it into the workers' containers. python: the image's, as `probe`
+    found it. requirements: lines as in a requirements file. is_exact: they name all there is to install.
+    mounts: files that the lines name. environment: where pip's settings are taken from; None is this process's own.
+    With the user's pip configuration, indexes and caches; credentials go in by variables and mounted files alone.
+
+    Raises:
+        EnvironmentBuildError: pip failed, with its reason; or no container could be started.
+    """
+    key = hashlib.sha256(json.dumps([image, python, list(requirements), is_exact]).encode()).hexdigest()[:20]
+    folder = Path(os.path.abspath(folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if (found := _read(folder, key)) is not None:
+            return found
+        with _locked(folder / f"{key}.lock", say):
+            if (found := _read(folder, key)) is not None:
+                return found
+            shutil.rmtree(folder / key, ignore_errors=True)
+            prefix = folder / key / secrets.token_hex(4)
+            prefix.mkdir(parents=True)
+            (prefix / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+            pip = _pip()
+            options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
+            options += ["--no-deps"] if is_exact else []
+            options += ["--requirement", str(prefix / "requirements.txt")]
+            result = str(prefix / "installed.json")
+            settings = _settings(os.environ if environment is None else environment)
+            argv = run_argv(
+                engine,
+                image,
+                _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(prefix)),
+                run_id=run_id,
+                name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
+                mounts=[
+                    Mount(path=Path(INSIDE).parent.parent, read_only=True),
+                    Mount(path=pip, read_only=True),
+                    Mount(path=prefix),
+                    *settings.mounts,
+                    *mounts,
+                ],
+                variables=tuple(settings.variables),
+            )
+            say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
+            done = call(argv, say=say, stop=stop, environment={**os.environ, **for_client(engine, settings.variables)})
+            if done is None:
+                return None
+            if done[0] != 0:
+                raise EnvironmentBuildError(_reason(done[0], done[1]))
+            made = _made(prefix, result)
+            _write(folder / f"{key}.json", made)
+            return made
+    except OSError as error:
+        where = f": {error.filename!r}" if error.filename else ""
+        raise EnvironmentBuildError(
+            f"the packages could not be installed on top of the image: {error.strerror or error}{where}."
+        ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """variables: under the names by which they cross into the container."""
+
+    variables: Mapping[str, str]
+    mounts: tuple[Mount, ...]
+
+
+def _settings(environment: Mapping[str, str]) -> _Settings:
+    """What pip goes by outside: its variables, configuration files, credentials and cache."""
+    home = Path(environment.get("HOME") or os.path.expanduser("~"))
+    cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+    files = [home / name for name in _SETTINGS] + [Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
+    values = {name: value for name, value in environment.items() if name.startswith(_PREFIXES) or name in _NAMES} | {
+        "HOME": str(home),
+        "PIP_CACHE_DIR": str(cache),
+    }
+    mounts = [Mount(path=path.absolute(), read_only=True) for path in files if path.is_file()]
+    mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
+    return _Settings(variables={inside.SET + name: value for name, value in values.items()}, mounts=tuple(mounts))
+
+
+def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[str, ...]:
+    return (python, "-I", "-S", INSIDE, "--home", scratch, "--", *command)
+
+
+def _pip() -> Path:
+    """The folder of the pip that Paceline depends on."""
+    found = importlib.util.find_spec("pip")
+    if found is None or not found.submodule_search_locations:
+        raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
+    return Path(found.submodule_search_locations[0]).resolve()
+
+
+def _made(prefix: Path, result: str) -> Layer:
+    try:
+        packages = tuple(json.loads(Path(result).read_text(encoding="utf-8"))["packages"])
+    except (ValueError, KeyError) as error:
+        raise EnvironmentBuildError(f"the packages' list {result!r} can't be read: {error}.") from error
+    bin_dir = prefix / "bin"
+    return Layer(prefix=str(prefix), python=str(bin_dir / "python"), bin_dir=str(bin_dir), packages=packages)
+
+
+def _reason(code: int, lines: Sequence[str]) -> str:
+    errors = [
+        line.removeprefix("ERROR:").strip() for line in lines if line.startswith(("ERROR:", "Error:", "paceline:"))
+    ]
+    told = (errors or [line.strip() for line in lines[-1:]] or [f"exit code {code}"])[-1]
+    # pip's last error often only sums up the one before it.
+    if len(errors) > 1 and told.startswith("No matching distribution"):
+        told = f"{told.rstrip('.')}: {errors[-2]}"
+    return f"the packages could not be installed on top of the image: {told.rstrip('.')}."
+
+
+def _read(folder: Path, key: str) -> Layer | None:
+    try:
+        data = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+        found = Layer(**{**data, "packages": tuple(data["packages"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    # The workspace may have been moved, and its environments with it: they can't be.
+    return found if Path(found.prefix).parent == folder / key and os.path.isdir(found.prefix) else None
+
+
+def _write(path: Path, layer: Layer) -> None:
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(beside, "w", encoding="utf-8") as file:
+        json.dump(asdict(layer), file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process installs these packages on top of the image; waiting for it")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

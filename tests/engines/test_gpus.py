@@ -1,0 +1,57 @@
+"""GPUs as far as a machine without one shows them: who sees which device, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.targets.gpus import GPUS_VARIABLE
+from tests.engines.lab import KEEP, Lab, seen
+
+LOOK = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n"
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(GPUS_VARIABLE, "0,1,GPU-5f,3")
+
+
+@pytest.fixture(params=["gloo", "mpi"])
+def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
+    if request.param == "mpi":
+        request.getfixturevalue("any_mpirun")
+    return {"distributed_backend": request.param, "use_gpu": True}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_each_worker_sees_its_own_gpu(lab: Lab, backend: dict[str, Any], nodes: int) -> None:
+    run = lab.complete(LOOK, node_count=nodes, process_count_per_node=4 // nodes, **backend)
+    assert [seen(run, rank) for rank in range(4)] == ["0", "1", "GPU-5f", "3"]
+
+
+def test_each_worker_may_see_those_of_its_node(lab: Lab, backend: dict[str, Any]) -> None:
+    run = lab.complete(LOOK, node_count=2, process_count_per_node=2, gpu_visibility="node", **backend)
+    assert [seen(run, rank) for rank in range(4)] == ["0,1", "0,1", "GPU-5f,3", "GPU-5f,3"]
+
+
+def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> None:
+    lab.write("print()\n")
+    estimator = pl.PyTorch(
+        str(lab.source), entry_script="train.py", use_gpu=True, process_count_per_node=5, distributed_backend="nccl"
+    )
+    with pytest.raises(
+        pl.TargetError, match="use_gpu=True with 5 workers, one GPU each, but target 'local' has 4 GPUs"
+    ):
+        lab.experiment.submit(estimator)
+
+
+def test_a_script_that_takes_the_device_of_its_local_rank_is_told_what_to_say(lab: Lab) -> None:
+    script = "raise RuntimeError('CUDA error: invalid device ordinal')\n"
+    run = lab.finish(script, use_gpu=True)
+    assert run.failure is not None
+    assert "gpu_visibility='node'" in run.failure.message
+    run = lab.finish(script, use_gpu=True, gpu_visibility="node")
+    assert run.failure is not None
+    assert "gpu_visibility" not in run.failure.message

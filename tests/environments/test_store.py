@@ -1,0 +1,352 @@
+"""One build for all that ask, whatever happens to those that build."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.environments import build as building
+from paceline.environments.built import RECORD, Built
+from paceline.environments.environment import Environment
+from paceline.environments.store import EnvironmentStore
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+from tests.environments.conftest import versions
+from tests.helpers import fill_disk, start_python, wait_until
+
+pytestmark = pytest.mark.usefixtures("index")
+
+#: Another process that builds; it prints what is said, then the key.
+BUILD = """
+import json, sys
+from pathlib import Path
+from paceline.environments.environment import Environment
+from paceline.environments.store import EnvironmentStore
+store = EnvironmentStore(Path(sys.argv[1]))
+say = lambda line: print(line, flush=True)
+print("key", store.ensure(Environment.from_json(json.loads(sys.argv[3])), sys.argv[2], say).key, flush=True)
+"""
+SMALL = Environment(pip_packages=["small"])
+
+
+def start_build(store, base_python, environment):
+    return start_python(BUILD, store._folder, base_python, json.dumps(environment.to_json()))
+
+
+def processes_that_name(text: str) -> list[int]:
+    """Processes with this in their command line."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and text.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def test_the_second_time_it_is_found(store, base_python):
+    assert store.find(SMALL, base_python) is None
+    built = store.ensure(SMALL, base_python, print)
+    said: list[str] = []
+    again = store.ensure(SMALL, base_python, said.append)
+    assert (again.key, said) == (built.key, [])
+    assert store.find(SMALL, base_python) == again
+    assert [each.key for each in store.all()] == [built.key]
+
+
+def test_what_is_found_is_the_record_that_json_keeps(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    assert Built.from_json(json.loads(json.dumps(built.to_json()))) == built
+    assert built.size_bytes > 1000
+    assert built.variables == {"VIRTUAL_ENV": str(built.prefix)}
+    assert built.bin_dir == built.python.parent
+    assert built.locked.locked_pip == ("small==1.1",)
+
+
+def test_name_and_variables_are_of_whoever_asks(store, base_python):
+    store.ensure(replace(SMALL, name="first", environment_variables={"A": "1"}), base_python, print)
+    built = store.ensure(replace(SMALL, name="second", environment_variables={"B": "2"}), base_python, print)
+    assert len(store.all()) == 1
+    assert (built.environment.name, built.environment.environment_variables) == ("second", {"B": "2"})
+    assert (built.locked.name, built.locked.environment_variables) == ("second", {"B": "2"})
+
+
+def test_the_lock_of_an_environment_is_the_same_environment(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    found = store.find(built.locked, base_python)
+    assert found is not None
+    assert found.key == built.key
+
+
+def test_a_pruned_environment_is_made_of_the_same_versions_by_its_lock(store, base_python):
+    built = store.ensure(Environment(pip_packages=["small<1.1"]), base_python, print)
+    store.prune()
+    again = store.ensure(replace(built.locked, pip_packages=("small",)), base_python, print)
+    assert again.pip == ("small==1.0",)
+
+
+def test_two_processes_build_it_once(store, base_python, monkeypatch):
+    asked = Environment(pip_packages=["chained"])
+    builders = [start_build(store, base_python, asked) for _ in range(4)]
+    outputs = [builder.communicate(timeout=60)[0] for builder in builders]
+    assert all(builder.returncode == 0 for builder in builders)
+    keys = {output.splitlines()[-1] for output in outputs}
+    assert len(keys) == 1
+    # One line of uv's for the one that built it.
+    assert sum(" + chained==1.0" in output for output in outputs) == 1
+
+
+def test_whoever_waits_says_so(store, base_python, monkeypatch):
+    import fcntl
+
+    store.ensure(SMALL, base_python, print)
+    key = store.all()[0].key
+    store.prune()
+    with open(store._folder / f"{key}.lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = start_build(store, base_python, SMALL)
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == "another process builds this environment; waiting for it\n"
+    assert waiting.communicate(timeout=60)[0].splitlines()[-1] == f"key {key}"
+
+
+def test_a_failed_build_leaves_its_log_and_nothing_that_counts(store, base_python):
+    asked = Environment(pip_packages=["small", "nosuchpackage"])
+    with pytest.raises(EnvironmentBuildError, match="nosuchpackage"):
+        store.ensure(asked, base_python, print)
+    assert store.all() == []
+    (log,) = store._folder.glob("*.log")
+    assert "nosuchpackage" in log.read_text()
+    assert not (store._folder / log.stem).exists()
+
+
+def test_the_log_goes_with_the_next_success(store, base_python, wheels, monkeypatch, tmp_path):
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    with pytest.raises(EnvironmentBuildError):
+        store.ensure(SMALL, base_python, print)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    built = store.ensure(SMALL, base_python, print)
+    assert not store.log_path(built.key).exists()
+
+
+def killed_builds(store, base_python, environment):
+    """Kill a build again and again: when its folder appears, when its interpreter does, when uv is told what to install,
+    and at moments by chance. Yields after each."""
+    chance = random.Random(3)
+    moments = [
+        lambda: any(store._folder.glob("?" * 20)),
+        lambda: any(store._folder.glob(f"{'?' * 20}/bin/python")),
+        lambda: any(store._folder.glob(f"{'?' * 20}/paceline/requirements.txt")),
+        lambda: any(store._folder.glob(f"{'?' * 20}/lib/*/site-packages/small*")),
+        lambda: any(store._folder.glob(f"{'?' * 20}/.{RECORD}.*")),
+        *[lambda seconds=chance.uniform(0.1, 0.9): time.sleep(seconds) or True for _ in range(6)],
+    ]
+    for moment in moments:
+        builder = start_build(store, base_python, environment)
+        deadline = time.monotonic() + 20
+        while not moment() and builder.poll() is None and time.monotonic() < deadline:
+            pass
+        builder.kill()
+        builder.communicate(timeout=30)
+        yield
+
+
+def test_a_build_that_is_killed_at_any_moment_is_done_again_by_the_next(store, base_python):
+    asked = Environment(pip_packages=["chained"])
+    for _ in killed_builds(store, base_python, asked):
+        said: list[str] = []
+        built = store.ensure(asked, base_python, said.append)
+        assert versions(built, "chained", "small") == {"chained": "1.0", "small": "1.1"}
+        assert store.find(asked, base_python) is not None
+        store.prune()
+        assert store.all() == []
+        assert not (store._folder / built.key).exists()
+
+
+def test_programs_of_a_killed_build_end_with_it(store, base_python, tmp_path):
+    hanging = tmp_path / "project that hangs"
+    hanging.mkdir()
+    (hanging / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n[project]\nname = "own"\nversion = "1"\n'
+    )
+    (hanging / "backend.py").write_text(
+        "import os, time\nopen('started', 'w').write(str(os.getpid()))\ndef build_wheel(*a, **k):\n    time.sleep(60)\n"
+        "def get_requires_for_build_wheel(*a):\n    time.sleep(60)\n    return []\n"
+    )
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        (hanging / "started").unlink(missing_ok=True)
+        builder = start_build(store, base_python, Environment(pip_packages=[str(hanging)]))
+        wait_until((hanging / "started").exists, "the build backend has started")
+        builder.send_signal(number)
+        builder.communicate(timeout=30)
+        wait_until(lambda: not processes_that_name(f"{store._folder}/"), "uv has ended")
+        backend = int((hanging / "started").read_text() or 0)
+        if backend:
+            try:
+                os.kill(backend, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def test_a_half_made_environment_is_not_taken_for_whole(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    (built.prefix / RECORD).unlink()
+    assert store.find(SMALL, base_python) is None
+    assert store.all() == []
+    assert versions(store.ensure(SMALL, base_python, print), "small") == {"small": "1.1"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"key": 3}', '"x"'])
+def test_a_record_that_is_not_whole_is_none(store, base_python, text):
+    built = store.ensure(SMALL, base_python, print)
+    (built.prefix / RECORD).write_text(text)
+    assert store.find(SMALL, base_python) is None
+    assert store.all() == []
+
+
+def test_an_environment_whose_interpreter_has_gone_is_built_again(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    built.python.unlink()
+    built.python.symlink_to("/nowhere/python")
+    assert store.find(SMALL, base_python) is None
+    assert versions(store.ensure(SMALL, base_python, print), "small") == {"small": "1.1"}
+
+
+def test_a_workspace_that_was_moved_builds_its_environments_again(store, base_python, tmp_path):
+    store.ensure(SMALL, base_python, print)
+    moved = store._folder.rename(tmp_path / "moved")
+    there = EnvironmentStore(moved)
+    assert there.all() == []
+    built = there.ensure(SMALL, base_python, print)
+    assert built.prefix.parent == moved
+    assert versions(built, "small") == {"small": "1.1"}
+
+
+def test_an_environment_in_use_is_not_pruned(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    with store.hold(built):
+        assert store.prune() == []
+        assert store.find(SMALL, base_python) is not None
+    assert [each.key for each in store.prune()] == [built.key]
+
+
+def test_holding_one_that_was_pruned_meanwhile_is_refused(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    store.prune()
+    with pytest.raises(EnvironmentBuildError, match="has just been pruned"), store.hold(built):
+        pass
+
+
+def test_one_that_was_used_lately_is_kept_if_so_asked(store, base_python):
+    old = store.ensure(SMALL, base_python, print)
+    young = store.ensure(Environment(pip_packages=["heavy"]), base_python, print)
+    a_day_ago = time.time() - 86400
+    os.utime(store._folder / f"{old.key}.lock", (a_day_ago, a_day_ago))
+    assert [each.key for each in store.prune(unused_for_s=3600, dry_run=True)] == [old.key]
+    assert len(store.all()) == 2
+    assert [each.key for each in store.prune(unused_for_s=3600)] == [old.key]
+    assert [each.key for each in store.all()] == [young.key]
+
+
+def test_finding_it_with_ensure_counts_as_use(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    a_day_ago = time.time() - 86400
+    os.utime(store._folder / f"{built.key}.lock", (a_day_ago, a_day_ago))
+    store.ensure(SMALL, base_python, print)
+    assert store.prune(unused_for_s=3600) == []
+
+
+def test_prune_removes_what_interrupted_builds_left_and_their_aliases(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    left = store._folder / ("0" * 20)
+    (left / "bin").mkdir(parents=True)
+    (left / "bin").chmod(0o500)
+    registered = store._folder / "registered" / "mine"
+    registered.mkdir(parents=True)
+    store.prune()
+    assert not left.exists()
+    assert not built.prefix.exists()
+    assert registered.exists()
+    assert list((store._folder / "aliases").iterdir()) == []
+
+
+def test_one_is_got_by_the_beginning_of_its_key(store, base_python):
+    built = store.ensure(SMALL, base_python, print)
+    assert store.get(built.key[:6]).key == built.key
+    with pytest.raises(EnvironmentSpecError, match="there is no environment 'zz'"):
+        store.get("zz")
+    with pytest.raises(EnvironmentSpecError, match="there is no environment ''"):
+        store.get("")
+
+
+def test_a_beginning_of_several_keys_is_refused(store, base_python, monkeypatch):
+    built = store.ensure(SMALL, base_python, print)
+    other = replace(built, key=f"{built.key[:10]}{'0' * 10}")
+    monkeypatch.setattr(store, "all", lambda: [built, other])
+    with pytest.raises(EnvironmentSpecError, match="is the beginning of 2 environments"):
+        store.get(built.key[:6])
+
+
+def test_a_store_that_is_not_there_is_empty(store, base_python):
+    assert store.all() == []
+    assert store.prune() == []
+    assert store.find(SMALL, base_python) is None
+    assert not store._folder.exists() or not list(store._folder.glob("?" * 20))
+
+
+def test_a_full_disk_is_one_clear_error(small_disk, base_python):
+    store = EnvironmentStore(small_disk / "environments")
+    store._folder.mkdir()
+    fill_disk(small_disk)
+    with pytest.raises(EnvironmentBuildError, match="No space left on device") as caught:
+        store.ensure(SMALL, base_python, print)
+    assert "Traceback" not in str(caught.value)
+    assert store.all() == []
+    (small_disk / "filler").unlink()
+    assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
+
+
+def test_a_disk_that_fills_up_while_packages_are_installed_is_one_clear_error(small_disk, base_python, wheels, tmp_path):
+    from tests.environments.wheels import make_wheel
+
+    wheel = make_wheel(tmp_path / "big", "big", "1.0", files={"big_data.txt": "x" * 3_000_000})
+    store = EnvironmentStore(small_disk / "environments")
+    with pytest.raises(EnvironmentBuildError, match="(?i)no space left on device"):
+        store.ensure(Environment(pip_packages=[str(wheel)]), base_python, print)
+    assert store.all() == []
+
+
+def test_what_can_not_be_built_is_refused_before_anything_is_done(store, base_python):
+    with pytest.raises(EnvironmentSpecError, match="python_version='3.7'"):
+        store.ensure(Environment(pip_packages=["small"], python_version="3.7"), base_python, print)
+    with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):
+        store.ensure(SMALL, "/nowhere/python", print)
+    with pytest.raises(EnvironmentSpecError, match="user-managed"):
+        store.ensure(Environment(user_managed=True), base_python, print)
+    assert not any(store._folder.glob("*.log"))
+
+
+def test_an_exception_of_whoever_listens_ends_the_build(store, base_python):
+    def say(line):
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit):
+        store.ensure(SMALL, base_python, say)
+    assert store.all() == []
+    assert processes_that_name(f"{store._folder}/") == []
+    assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
+
+
+def test_the_second_time_nothing_is_run(store, monkeypatch):
+    store.ensure(SMALL, sys.executable, print)
+    monkeypatch.setattr("subprocess.Popen", None)
+    monkeypatch.setattr(building, "build", None)
+    assert store.ensure(SMALL, sys.executable, print).pip == ("small==1.1",)
