@@ -38,7 +38,7 @@ NGINX = """
 daemon off; worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 512; }}
 http {{
-  access_log off; sendfile on; tcp_nopush on; keepalive_requests 1000000; client_max_body_size 0;
+  access_log off; sendfile on; tcp_nodelay on; keepalive_requests 1000000; client_max_body_size 0;
   {temporary}
   proxy_cache_path {folder}/cache keys_zone=s3:20m max_size=1g inactive=1h;
   server {{

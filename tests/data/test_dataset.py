@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data import DataReference, Dataset, FileDataset, Source, TabularDataset
+from paceline.data import DataReference, Dataset, Datastore, FileDataset, Source, TabularDataset
 from paceline.data.dataset import opened
-from paceline.errors import DataError
+from paceline.errors import DataError, TransferError
 from paceline.workspace import Workspace
-from tests.helpers import write_tree
+from tests.helpers import fill_disk, run_python, write_tree
 
 pandas = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -62,6 +62,16 @@ def test_files_of_a_datastore_are_named_by_its_name_and_a_reference(workspace):
     assert Dataset.File.from_files(reference, workspace=workspace).to_path() == ["/a.txt", "/b.bin"]
 
 
+def test_a_datastore_brings_its_workspace(workspace, tmp_path):
+    write_tree(tmp_path, {"lab/train/a.txt": "a", "lab/b.txt": "b"})
+    store = Datastore.register(workspace, "lab", tmp_path / "lab")
+    assert Dataset.File.from_files((store, "train")).to_path() == ["/a.txt"]
+    assert Dataset.File.from_files(store).to_path() == ["/b.txt", "/train/a.txt"]
+    assert [os.path.basename(path) for path in Dataset.File.from_files([(store, "*.txt")]).download("out")] == ["b.txt"]
+    with pytest.raises(DataError, match="several workspaces"):
+        Dataset.File.from_files([(store, "train"), Datastore(Workspace(tmp_path / "other"))])
+
+
 def test_files_are_downloaded_whole(data, tmp_path):
     paths = Dataset.File.from_files("data").download("out")
     assert paths == [str(tmp_path / "out" / name) for name in ("a.csv", "b.csv", "sub/c.csv")]
@@ -89,6 +99,22 @@ def test_nasty_names_are_files_like_any_other(tmp_path):
     dataset = Dataset.File.from_files("data")
     assert dataset.to_path() == [f"/{name}" for name in sorted(names)]
     assert sorted(os.path.basename(path) for path in dataset.download("out")) == sorted(names)
+
+
+def test_links_in_a_circle_and_links_that_lead_nowhere_are_no_files(data):
+    (data / "sub/back").symlink_to(data, target_is_directory=True)
+    (data / "nowhere").symlink_to(data / "missing")
+    os.mkfifo(data / "pipe")
+    dataset = Dataset.File.from_files("data")
+    assert dataset.to_path() == ["/a.csv", "/b.csv", "/sub/c.csv"]
+    assert len(dataset.download("out")) == 3
+
+
+def test_a_full_disk_is_told_and_leaves_no_part_of_a_file(data, small_disk):
+    fill_disk(small_disk)
+    with pytest.raises(TransferError, match=r"a\.csv' can't be copied to .*disk/out/a\.csv': No space left"):
+        Dataset.File.from_files("data").download(small_disk / "out")
+    assert not list(small_disk.glob("out/*"))
 
 
 def test_files_are_taken_in_the_order_of_their_paths(data):
@@ -199,8 +225,6 @@ def test_without_a_word_on_how_it_is_read_a_table_goes_by_the_files_endings(data
 
 
 def test_a_worker_reads_its_table_without_fsspec(data):
-    from tests.helpers import run_python
-
     code = f"""
 import sys
 for name in ("fsspec", "obstore", "aiohttp"):
@@ -321,27 +345,14 @@ def test_a_broken_file_is_named(tmp_path, content, make):
         make("bad").to_pandas_dataframe()
 
 
-class Store:
-    """A datastore as `register_pandas_dataframe` needs one: the workspace's default folder."""
-
-    name, datastore_type = "default", "Local"
-
-    def __init__(self, workspace):
-        self.workspace = workspace
-
-    def upload(self, src_dir, target_path, overwrite=False, show_progress=True):
-        for path in Path(src_dir).iterdir():
-            target = self.workspace.path / "data" / target_path
-            target.mkdir(parents=True, exist_ok=True)
-            (target / path.name).write_bytes(path.read_bytes())
-
-
 def test_a_frame_is_stored_and_registered(workspace):
     frame = pandas.DataFrame({"x": [1, 2], "y": ["a", "b"]}, index=[7, 9])
-    first = Dataset.Tabular.register_pandas_dataframe(frame, (Store(workspace), "frames"), "f", description="two rows")
+    first = Dataset.Tabular.register_pandas_dataframe(
+        frame, (Datastore(workspace), "frames"), "f", description="two rows"
+    )
     assert first.to_pandas_dataframe().to_dict("list") == {"x": [1, 2], "y": ["a", "b"]}
     assert (first.version, first.description) == (1, "two rows")
-    second = Dataset.Tabular.register_pandas_dataframe(frame.assign(x=0), Store(workspace), "f")
+    second = Dataset.Tabular.register_pandas_dataframe(frame.assign(x=0), Datastore(workspace), "f")
     assert second.version == 2
     assert xs(Dataset.get_by_name(workspace, "f", version=1)) == [1, 2]
     assert xs(Dataset.get_by_name(workspace, "f")) == [0, 0]
@@ -349,15 +360,15 @@ def test_a_frame_is_stored_and_registered(workspace):
 
 def test_what_is_no_frame_or_no_target_is_refused(workspace):
     with pytest.raises(DataError, match=r"a dict can't be stored as Parquet"):
-        Dataset.Tabular.register_pandas_dataframe({"x": 1}, Store(workspace), "f")
+        Dataset.Tabular.register_pandas_dataframe({"x": 1}, Datastore(workspace), "f")
     with pytest.raises(DataError, match="target='frames': give a Datastore"):
         Dataset.Tabular.register_pandas_dataframe(pandas.DataFrame(), "frames", "f")
     with pytest.raises(DataError, match=r"dataset name '\.\./f'"):
-        Dataset.Tabular.register_pandas_dataframe(pandas.DataFrame(), Store(workspace), "../f")
+        Dataset.Tabular.register_pandas_dataframe(pandas.DataFrame(), Datastore(workspace), "../f")
 
 
 def test_a_folder_is_uploaded_and_is_a_dataset(workspace, tmp_path):
     write_tree(tmp_path, {"flat/a": "1", "flat/b": "2"})
-    dataset = Dataset.File.upload_directory("flat", (Store(workspace), "up"))
+    dataset = Dataset.File.upload_directory("flat", (Datastore(workspace), "up"))
     assert dataset.to_path() == ["/a", "/b"]
     assert dataset.register(workspace, "up").version == 1

@@ -93,6 +93,13 @@ def test_content_of_the_same_size_that_was_written_again_is_changed(workspace, f
     assert made.check().changed == (str(tmp_path / "data/a.csv"),)
 
 
+def test_files_that_two_sources_name_and_of_which_some_are_taken_are_checked_as_they_were_registered(workspace, files):
+    dataset = Dataset.File.from_files(["data/b.csv", "data", "data/a.csv"]).take(1)
+    made = dataset.register(workspace, "first")
+    assert made.to_path() == ["/a.csv"]
+    assert made.check()
+
+
 def test_a_place_that_is_gone_is_all_removed(workspace, files, tmp_path):
     made = files.register(workspace, "digits")
     (tmp_path / "data").rename(tmp_path / "moved")
@@ -110,10 +117,10 @@ def test_an_unknown_name_or_version_names_those_there_are(workspace, files):
     with pytest.raises(DataError, match="There are: none at all"):
         Dataset.get_by_name(workspace, "digits")
     files.register(workspace, "digits")
-    with pytest.raises(DataError, match="no dataset 'letters'.*There are: 'digits'"):
+    with pytest.raises(DataError, match=r"no dataset 'letters'.*There are: 'digits'"):
         Dataset.get_by_name(workspace, "letters")
     for version in (2, "2", 0, "newest", None, "²"):
-        with pytest.raises(DataError, match="has no version .* It has: 1"):
+        with pytest.raises(DataError, match=r"has no version .* It has: 1"):
             Dataset.get_by_name(workspace, "digits", version=version)
     with pytest.raises(DataError, match="no dataset with the id 'abc'"):
         Dataset.get_by_id(workspace, "abc")
@@ -171,7 +178,7 @@ def test_a_full_disk_is_told_and_leaves_no_version(small_disk, files):
     workspace = Workspace(small_disk / "ws")
     (workspace.path / "datasets").mkdir()
     fill_disk(small_disk)
-    with pytest.raises(DataError, match="'d' can't be written.*No space left"):
+    with pytest.raises(DataError, match=r"'d' can't be written.*No space left"):
         files.register(workspace, "d")
     assert Dataset.get_all(workspace) == {}
 

@@ -141,7 +141,7 @@ def test_in_mid_epoch_a_state_that_nobody_has_counted_is_refused():
     sampler = DistributedSampler(100, 0, 2)
     assert sampler.state_dict()["position"] == 0
     next(iter(sampler))
-    with pytest.raises(DataError, match=r"how many were used is not known. Call sampler\.advance\(len\(batch\)\)"):
+    with pytest.raises(DataError, match=r"how many were used is not known. Call sampler\.advance\(len\(x\)\)"):
         sampler.state_dict()
 
 
@@ -158,6 +158,8 @@ def test_counting_the_samples_of_all_ranks_is_noticed():
         sampler.state_dict(consumed=9)
     with pytest.raises(DataError, match="consumed=-1"):
         sampler.state_dict(consumed=-1)
+    with pytest.raises(DataError, match=r"advance\(1\.5\): a number of samples is an integer"):
+        sampler.advance(1.5)
     sampler.advance(8)
     assert sampler.state_dict()["position"] == 16
 

@@ -19,7 +19,9 @@ from paceline import processes
 from paceline.runs import states
 from paceline.runs.files import read_json
 from tests.engines.lab import KEEP, Lab, processes_below, seen, wait_for_end, wait_for_file, wait_for_status
-from tests.engines.packages import make_source, make_wheel
+from tests.engines.packages import make_source
+from tests.environments.channel import make_channel
+from tests.environments.wheels import make_wheel
 from tests.helpers import wait_until
 
 LOOK = (
@@ -204,7 +206,7 @@ def test_a_rerun_has_the_same_versions_though_there_are_newer_ones(
 ) -> None:
     script = KEEP + "import spam, eggs\nkeep([spam.VERSION, eggs.VERSION])\n"
     wheels = tmp_path / "wheels"
-    make_wheel(wheels, "spam", "1.0", requires=("eggs",))
+    make_wheel(wheels, "spam", "1.0", requires=["eggs"])
     make_wheel(wheels, "eggs", "1.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
@@ -212,7 +214,7 @@ def test_a_rerun_has_the_same_versions_though_there_are_newer_ones(
     run = lab.complete(script, pip_packages=["spam"])
     assert sorted(run.get_environment()["pip"]) == ["eggs==1.0", "spam==1.0"]
 
-    make_wheel(wheels, "spam", "2.0", requires=("eggs",))
+    make_wheel(wheels, "spam", "2.0", requires=["eggs"])
     make_wheel(wheels, "eggs", "2.0")
     shutil.rmtree(lab.workspace_dir / "environments")  # else the old one would be found
     again = json.loads(subprocess.check_output([paceline(), "rerun", run.id, "--json"], text=True))
@@ -222,6 +224,31 @@ def test_a_rerun_has_the_same_versions_though_there_are_newer_ones(
 
 def paceline() -> str:
     return os.path.join(sysconfig.get_path("scripts"), "paceline")
+
+
+def test_conda_packages_make_the_interpreter(
+    lab: Lab, tmp_path: Path, spam: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rattler")
+    monkeypatch.setenv("RATTLER_CACHE_DIR", str(tmp_path / "rattler"))
+    channel = make_channel(tmp_path / "the channel")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "environment.yml").write_text(
+        f"channels: ['{channel.url}']\ndependencies: [python, greet, app, pip: ['{spam}']]\n"
+    )
+    script = KEEP + (
+        "import greet, spam, subprocess\n"
+        "keep([sys.prefix, os.environ['CONDA_PREFIX'], subprocess.getoutput('hello'), subprocess.getoutput('greet')])\n"
+    )
+    run = lab.complete(script, estimator=pl.PyTorch, conda_dependencies_file="environment.yml")
+    prefix = seen(run)[0]
+    assert seen(run) == [prefix, prefix, f"hello again from {prefix}", f"greetings from {prefix}"]
+    assert prefix.startswith(str(lab.workspace_dir))
+
+    missing = lab.finish("print()\n", conda_packages=["python", "broken"], conda_channels=[channel.url])
+    assert missing.failure is not None
+    assert missing.failure.cause == "environment"
+    assert "nowhere-to-be-found" in missing.failure.message
 
 
 def test_an_environment_in_use_is_not_pruned(lab: Lab, spam: str) -> None:

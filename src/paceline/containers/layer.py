@@ -16,11 +16,13 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from paceline.containers import inside, layer_inside
 from paceline.containers.client import call
@@ -29,9 +31,12 @@ from paceline.containers.engine import Engine
 from paceline.errors import EnvironmentBuildError
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
-#: pip's own settings, and the way to the network.
-_PREFIXES = ("PIP_",)
-_NAMES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+#: pip's own settings, the way to the network, and whom to trust there.
+_PREFIX = "PIP_"
+_NAMES = (
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
+)
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 
@@ -66,8 +71,9 @@ def ensure_layer(
 
     folder: `<workspace>/environments/images`; mount it into the workers' containers. python: the image's, as `probe`
     found it. requirements: lines as in a requirements file. is_exact: they name all there is to install.
-    mounts: files that the lines name. environment: where pip's settings are taken from; None is this process's own.
-    With the user's pip configuration, indexes and caches; credentials go in by variables and mounted files alone.
+    environment: where pip's settings are taken from; None is this process's own. The user's pip configuration, indexes,
+    cache and the local files that the lines name count inside too; credentials go in by variables and files alone.
+    mounts: more that is needed.
 
     Raises:
         EnvironmentBuildError: pip failed, with its reason; or no container could be started.
@@ -90,7 +96,7 @@ def ensure_layer(
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(prefix / "requirements.txt")]
             result = str(prefix / "installed.json")
-            settings = _settings(os.environ if environment is None else environment)
+            settings = _settings(os.environ if environment is None else environment, requirements)
             argv = run_argv(
                 engine,
                 image,
@@ -130,20 +136,36 @@ class _Settings:
     mounts: tuple[Mount, ...]
 
 
-def _settings(environment: Mapping[str, str]) -> _Settings:
-    """What pip goes by outside: its variables, configuration files, credentials and cache."""
+def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _Settings:
+    """What pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
-    files = [home / name for name in _SETTINGS] + [Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
-    values = {name: value for name, value in environment.items() if name.startswith(_PREFIXES) or name in _NAMES} | {
-        "HOME": str(home),
-        "PIP_CACHE_DIR": str(cache),
-    }
-    mounts = [Mount(path=path.absolute(), read_only=True) for path in files if path.is_file()]
+    values = {name: value for name, value in environment.items() if name.startswith(_PREFIX) or name in _NAMES}
+    files = [*(home / name for name in _SETTINGS), Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
+    files = [path.absolute() for path in files if path.is_file()]
+    named = [*requirements, *values.values()]
+    for path in files:
+        with contextlib.suppress(OSError):
+            named.append(path.read_text(encoding="utf-8", errors="replace"))
+    mounts = [Mount(path=path, read_only=True) for path in files]
+    mounts += [mount for text in named for mount in named_files(text)]
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
+    values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
     return _Settings(variables={inside.SET + name: value for name, value in values.items()}, mounts=tuple(mounts))
+
+
+def named_files(text: str) -> Iterator[Mount]:
+    """Every file and folder of this machine that the text names by an absolute path or a `file://` URL.
+
+    A project's folder is mounted to be written to: building it leaves files there, as it does outside.
+    """
+    for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
+        path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
+        if path.is_absolute() and path != Path("/") and path.exists():
+            is_project = any((path / name).is_file() for name in ("pyproject.toml", "setup.py"))
+            yield Mount(path=Path(os.path.normpath(path)), read_only=not is_project)
 
 
 def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[str, ...]:

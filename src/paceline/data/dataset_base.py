@@ -82,7 +82,6 @@ class AnyDataset:
                 "Register it there, or name datastores of this workspace."
             )
         dataset_store.check_dataset_name(name)
-        checked = _checked_tags(tags)
         placed = replace(self, workspace_dir=folder)
         files = placed.list_files()
         if not files:
@@ -96,7 +95,7 @@ class AnyDataset:
             reading=self._reading(),
             steps=self.steps,
             description=description,
-            tags=checked,
+            tags={str(tag): str(value) for tag, value in (tags or {}).items()},
             fingerprint=fingerprint(files),
         )
         return placed._of(dataset_store.add(folder, record, files, create_new_version=create_new_version))
@@ -153,12 +152,8 @@ class AnyDataset:
 
     def _with(self: D, step: Step) -> D:
         # What is taken of a registered dataset is another one.
-        return replace(
-            self,
-            steps=(*self.steps, step),
-            **dict.fromkeys(("name", "version", "id", "description", "fingerprint")),
-            tags={},
-        )
+        nameless = replace(self, name=None, version=None, id=None, description=None, tags={}, fingerprint=None)
+        return replace(nameless, steps=(*self.steps, step))
 
     def _of(self: D, record: dataset_store.DatasetRecord) -> D:
         return replace(
@@ -192,15 +187,16 @@ class AnyDataset:
         """The files now; none where a place itself is gone."""
         from paceline.data.listing import list_files
 
-        found: list[FileInfo] = []
+        found: dict[tuple[str, str], FileInfo] = {}
         folder = self._workspace_dir()
         for source in self.sources:
             try:
-                found += list_files([source], folder)
+                for info in list_files([source], folder):
+                    found[info.path, info.datastore or ""] = info
             except DataError:
                 if source.datastore is not None:
                     list_files([Source(datastore=source.datastore)], folder)  # an unknown store is still an error
-        return self._selected(found)
+        return self._selected([found[key] for key in sorted(found)])
 
     def _selected(self, files: list[FileInfo]) -> list[FileInfo]:
         return files
@@ -225,8 +221,3 @@ class AnyDataset:
 
     def _is_local(self) -> bool:
         return all(map(is_local, self.sources))
-
-
-def _checked_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
-    checked = {} if tags is None else {str(tag): str(value) for tag, value in tags.items()}
-    return checked

@@ -102,5 +102,5 @@ def _copy(source: Path, target: Path) -> None:
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(
-            f"{str(target)!r} can't be written: {error.strerror}. Free space, or give another folder."
+            f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Mend that, or give another folder."
         ) from error

@@ -59,8 +59,11 @@ def _below(top: Path) -> list[LocalFile]:
     if not top.is_dir():
         raise DataError(f"there is nothing at {str(top)!r}, where files of a dataset were to be.")
     found = []
-    for folder, _, names in os.walk(top, followlinks=True):
-        for name in names:
-            path = Path(folder, name)
-            found.append(LocalFile(path.relative_to(top).as_posix(), path))
+    for folder, below, names in os.walk(top, followlinks=True):
+        here = f"{os.path.realpath(folder)}/"
+        # A link back into a folder above would never end.
+        below[:] = [name for name in below if not here.startswith(f"{os.path.realpath(Path(folder, name))}/")]
+        for path in (Path(folder, name) for name in names):
+            if path.is_file():  # no socket, no link that leads nowhere
+                found.append(LocalFile(path.relative_to(top).as_posix(), path))
     return sorted(found, key=lambda file: file.relative)

@@ -4,9 +4,9 @@
     loader = DataLoader(dataset, batch_size=32, sampler=sampler, num_workers=4)
     for epoch in range(sampler.epoch, 10):
         sampler.set_epoch(epoch)
-        for batch in loader:
-            train(batch)
-            sampler.advance(len(batch))
+        for x, y in loader:
+            train(x, y)
+            sampler.advance(len(x))
             checkpoint(sampler.state_dict())
 
 What takes it back is `sampler.load_state_dict(state)` before the loop. Needs no torch itself: a DataLoader takes anything that
@@ -98,10 +98,10 @@ class DistributedSampler:
         return chain.from_iterable(self._pieces())
 
     def advance(self, samples: int) -> None:
-        """Count so many more of this rank's own samples as used; call it after each step with the length of its batch.
+        """Count so many more of this rank's own samples as used; call it after each step with its batch's number of samples.
 
         Raises:
-            DataError: more than this iteration has handed out.
+            DataError: no integer, or more than this iteration has handed out.
         """
         used = (self._used or 0) + samples
         self._check_used(used, f"advance({samples})")
@@ -124,9 +124,9 @@ class DistributedSampler:
         if consumed is None:
             raise DataError(
                 f"state_dict() in epoch {self.epoch}: {self._handed_out} samples of this rank have been handed out, but a "
-                "DataLoader draws ahead, so how many were used is not known. Call sampler.advance(len(batch)) after each "
-                "step, or give consumed=, the number of this rank's own samples that this epoch has used since it began "
-                "or was resumed."
+                "DataLoader draws ahead, so how many were used is not known. Call sampler.advance(len(x)) after each step, "
+                "x being its batch's samples, or give consumed=, the number of this rank's own samples that this epoch has "
+                "used since it began or was resumed."
             )
         self._check_used(consumed, f"consumed={consumed}")
         return {
@@ -205,6 +205,8 @@ class DistributedSampler:
         return self._drawn_after - left
 
     def _check_used(self, used: int, said: str) -> None:
+        if not hasattr(used, "__index__"):
+            raise DataError(f"{said}: a number of samples is an integer.")
         if not 0 <= used <= self._handed_out:
             raise DataError(
                 f"{said}: that would be {used} samples used, but rank {self.rank} has been handed {self._handed_out} in "

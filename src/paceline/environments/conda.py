@@ -146,12 +146,32 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
         )
     for record in records:
         print(f"  {record.name.normalized} {record.version} {record.build}", flush=True)
+    for record in records:
+        _check_hash(record)
     print(f"installing {len(records)} packages", flush=True)
     await rattler.install(records, target_prefix=request["prefix"], show_progress=False, client=client)
     return {
         "packages": sorted(f"{record.name.normalized}={record.version}={record.build}" for record in records),
         "urls": sorted(_lock(record) for record in records),
     }
+
+
+def _check_hash(record: Any) -> None:
+    """Refuse an archive on this machine that is not what its hash says; rattler looks at those from the network alone."""
+    import hashlib
+
+    folder = _folder(record.url)
+    if folder is None or not record.sha256 or not folder.is_file():
+        return
+    digest = hashlib.sha256()
+    with open(folder, "rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    if digest.digest() != record.sha256:
+        raise ValueError(
+            f"{record.file_name} is not the package that it is said to be: its hash is {digest.hexdigest()}, not "
+            f"{record.sha256.hex()}"
+        )
 
 
 def _lock(record: Any) -> str:
@@ -179,4 +199,7 @@ def _locked(text: str) -> Any:
 
 
 if __name__ == "__main__":
-    sys.exit(_main())
+    exit_code = _main()
+    sys.stdout.flush()
+    # Threads of the native code may still be at work, and at times crash an interpreter that is being taken down.
+    os._exit(exit_code)
