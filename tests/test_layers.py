@@ -48,7 +48,7 @@ THIRD_PARTY = {
     "typer": "cli",
     "click": "cli",
     "rich": "cli",
-    "tomli": "workspace",
+    "tomli": "workspace environments",
     **dict.fromkeys(("uv", "yaml", "packaging", "rattler"), "environments"),
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy", "tensorflow", "pandas", "pyarrow"), "data"),
@@ -94,7 +94,7 @@ def complaints(module: str, imported: set[str]) -> list[str]:
     for name in sorted(imported):
         top, _, rest = name.partition(".")
         if top != "paceline":
-            if top not in sys.stdlib_module_names and THIRD_PARTY.get(top) != layer:
+            if top not in sys.stdlib_module_names and layer not in THIRD_PARTY.get(top, "").split():
                 wrong.append(f"{module} imports {top}")
         elif layer_of(rest) == layer or layer_of(rest) not in {
             item.name.removesuffix(".py") for item in SOURCE.iterdir()

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.environments.wheels import make_wheel
 
 from paceline import processes
+from paceline.environments.store import EnvironmentStore
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from paceline.runs import metrics, states, store
@@ -30,7 +32,7 @@ from paceline.targets.leases import Demand, Lease, Queue, leases_dir
 KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "50"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
 
-VICTIMS = ("worker", "supervisor", "guardian", "launcher", "submitter")
+VICTIMS = ("worker", "supervisor", "guardian", "launcher", "submitter", "node")
 STATES = (states.NOT_STARTED, states.QUEUED, states.PREPARING, states.STARTING, states.RUNNING, states.FINALIZING)
 
 #: Logs 30 values, says after each how many have been logged, and leaves a child behind in a session of its own.
@@ -39,6 +41,10 @@ import os, subprocess, sys, time
 import paceline
 
 subprocess.Popen(["sleep", "600"], start_new_session=True)
+if "PACELINE_INPUT_data" in os.environ:
+    import spam
+    assert open(os.environ["PACELINE_INPUT_data"] + "/a.txt").read() == "a" * 100000
+    open(os.environ["PACELINE_INPUT_left"] + "/" + os.environ["RANK"], "w").write("left")
 run = paceline.Run.get_context()
 said = os.open(os.path.join(os.environ["PACELINE_RUN_DIR"], "said_" + os.environ["RANK"]), os.O_WRONLY | os.O_CREAT, 0o666)
 for count in range(1, 31):
@@ -53,8 +59,13 @@ SUBMITTER = """
 import sys, time
 import paceline as pl
 backend = sys.argv[2] or None
+needs = {}
+if sys.argv[3]:
+    store = pl.Workspace.from_config().get_default_datastore()
+    needs = dict(pip_packages=[sys.argv[3]], layered=True,
+                 inputs=[store.path("in", "data").as_download(), store.path(f"out/{time.time_ns()}", "left").as_upload()])
 estimator = pl.PyTorch(source_directory=sys.argv[1], entry_script="train.py", node_count=2 if backend else 1,
-                       distributed_backend=backend, grace_period_seconds=2)
+                       distributed_backend=backend, grace_period_seconds=2, **needs)
 run = pl.Experiment(pl.Workspace.from_config(), "chaos").submit(estimator)
 run.wait_for_completion(raise_on_error=False)
 """
@@ -69,6 +80,7 @@ class Kill:
     state: str
     delay_s: float
     queued: bool
+    needs: bool
 
 
 def rounds() -> list[Kill]:
@@ -82,13 +94,19 @@ def rounds() -> list[Kill]:
     return [
         Kill(
             backend=(backend := dice.choice(backends)),
-            victim=dice.choice([victim for victim in VICTIMS if victim != "launcher" or backend == "mpi"]),
-            state=(state := dice.choice(STATES)),
+            needs=(needs := dice.random() < 0.4),
+            victim=(victim := dice.choice([one for one in VICTIMS if is_there(one, backend, needs)])),
+            state=(state := dice.choice((states.PREPARING, states.FINALIZING) if victim == "node" else STATES)),
             delay_s=dice.choice([0.0, dice.uniform(0, 0.02), dice.uniform(0, 0.3)]),
             queued=state == states.QUEUED,
         )
         for _ in range(KILLS)
     ]
+
+
+def is_there(victim: str, backend: str, needs: bool) -> bool:
+    """Whether such a run has such a process: mpirun, or one that prepares a node."""
+    return {"launcher": backend == "mpi", "node": needs}.get(victim, True)
 
 
 @pytest.mark.timeout(60 + 10 * KILLS)
@@ -103,22 +121,29 @@ def test_whatever_is_killed_the_run_ends_as_it_should_and_leaves_nothing(
         (source / f"module_{number}.py").write_text(f"number = {number}\n" * 200)
     workspace = tmp_path / "workspace"
     monkeypatch.setenv("PACELINE_WORKSPACE", str(workspace))
+    data = workspace / "data" / "in" / "a.txt"
+    data.parent.mkdir(parents=True)
+    data.write_text("a" * 100000)
     killed_in: dict[tuple[str, str], int] = {}
     for number, kill in enumerate(rounds()):
         try:
-            was_killed = play(kill, source, workspace)
+            # Another one each time, so that there is something to build.
+            wheel = make_wheel(tmp_path / "wheels", "spam", f"1.{number // 2}") if kill.needs else None
+            was_killed = play(kill, source, workspace, wheel)
         except AssertionError as error:
             raise AssertionError(f"round {number} of PACELINE_CHAOS_SEED={SEED}: {kill}: {error}") from error
         if was_killed:
             killed_in[kill.victim, kill.state] = killed_in.get((kill.victim, kill.state), 0) + 1
+    for built in EnvironmentStore(workspace / "environments").all():
+        assert subprocess.run([built.python, "-c", "import spam, paceline"], check=False).returncode == 0, built
     assert sum(killed_in.values()) >= KILLS // 3, f"too few of the kills met a living process: {killed_in}"
 
 
-def play(kill: Kill, source: Path, workspace: Path) -> bool:
+def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
     """Submit, kill, and check what is left. Whether there was a process to kill."""
     before = set(store.ids(workspace / "runs"))
     blocker = block_the_machine(workspace) if kill.queued else None
-    submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(source), kill.backend])
+    submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(source), kill.backend, str(wheel or "")])
     try:
         folder = new_run(workspace, before, submitter)
         if folder is None:
@@ -197,6 +222,8 @@ def is_one(victim: str, pid: int) -> bool:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    if victim == "node" or b"paceline.node" in words:
+        return victim == "node" and b"paceline.node" in words
     is_launcher = os.path.basename(words[0]) in (b"mpirun", b"prterun", b"orterun")
     return is_launcher if victim == "launcher" else not is_launcher and b"train.py" in words
 
@@ -223,6 +250,7 @@ def check(kill: Kill, killed: bool, folder: RunFolder, record: RunRecord) -> Non
             "supervisor": {"supervisor", "not_started"},
             "submitter": {"not_started"},
             "guardian": {"not_started"},
+            "node": {"prepare"},
         }[kill.victim]
         assert record.failure.cause in expected, f"failed for another reason: {record.failure}"
         assert record.exit_code not in (0, None), "failed with exit code 0"
@@ -245,6 +273,16 @@ def check_logged(folder: RunFolder, *, complete: bool) -> None:
             assert told == 30, f"completed, but rank {rank} logged {told} of 30 values"
 
 
+def check_stored(folder: RunFolder, record: RunRecord) -> None:
+    """What the workers left is in the store, whole."""
+    assert record.job is not None
+    for reference in record.job.inputs:
+        if reference.is_output:
+            target = folder.path.parent.parent / "data" / reference.sources[0].path
+            found = {path.name: path.read_text() for path in target.iterdir()}
+            assert found == {str(rank): "left" for rank in range(record.job.world_size)}
+
+
 def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
@@ -256,6 +294,11 @@ def check_nothing_left(folder: RunFolder, record: RunRecord) -> None:
             break
         time.sleep(0.01)
     assert not left, f"processes {left} outlived the run"
+    if record.status == states.COMPLETED:
+        views = Path(os.environ["PACELINE_DATA_CACHE"]) / "views" / folder.run_id
+        assert not views.exists(), f"{views} outlived the run"
+        assert not list(folder.uploads.glob("*")), "outputs were not stored"
+        check_stored(folder, record)
     scratch = json.loads(folder.record.read_text()).get("scratch_dir")
     assert scratch is None or not Path(scratch).exists(), f"{scratch} outlived the run"
     Queue(leases_dir(), 1, ())._living()  # whoever looks next drops the tickets of the dead

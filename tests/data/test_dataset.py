@@ -203,16 +203,15 @@ def test_a_worker_gets_a_file_dataset_over_the_folder_that_was_fetched(data, wor
     assert (found.name, found.version, found.fingerprint) == ("d", 1, reference.fingerprint)
 
 
-def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(data):
-    table = Dataset.Tabular.from_delimited_files("data").skip(1).keep_columns("x")
-    json_of_reference = {
-        **table.as_named_input("rows").to_json(),
-        "table": json.dumps({"reading": table.reading, "steps": table.steps}),
-        "dataset": "t:3",
-    }
-    found = TabularDataset.from_folder(json_of_reference, data)
+def test_a_worker_gets_a_table_with_its_steps_over_the_folder_that_was_fetched(data, workspace):
+    table = Dataset.Tabular.from_delimited_files("data").skip(1).keep_columns("x").register(workspace, "t")
+    found = opened(table.as_named_input("rows"), data)
+    assert isinstance(found, TabularDataset)
     assert found.to_pandas_dataframe().to_dict("list") == {"x": [2, 3, 4]}
-    assert (found.name, found.version) == ("t", 3)
+    assert (found.name, found.version) == ("t", 1)
+    # The reference goes to the worker as JSON.
+    sent = json.loads(json.dumps(table.as_named_input("rows").to_json()))
+    assert xs(opened(DataReference.from_json(sent), data)) == [2, 3, 4]
 
 
 def test_without_a_word_on_how_it_is_read_a_table_goes_by_the_files_endings(data, tmp_path):

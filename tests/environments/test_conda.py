@@ -110,9 +110,7 @@ def test_the_lock_names_url_and_hash_and_installs_the_same_again(solve, store, b
 
 def test_an_older_version_of_a_lock_is_what_is_installed(solve, store, base_python, channel):
     built, _ = solve(conda_packages=["hello=1.0"])
-    asked = Environment(
-        conda_packages=["hello"], conda_channels=[channel.url], locked_conda=built.locked.locked_conda
-    )
+    asked = Environment(conda_packages=["hello"], conda_channels=[channel.url], locked_conda=built.locked.locked_conda)
     assert store.ensure(asked, base_python, print).conda == ("hello=1.0=0",)
 
 
@@ -200,6 +198,6 @@ def test_a_full_disk_is_one_clear_error(small_disk, base_python, tmp_path, monke
     channel = Channel(tmp_path / "channel")
     channel.add("big", "1.0", {"share/big.bin": os.urandom(3_000_000)})
     store = EnvironmentStore(small_disk / "environments")
-    with pytest.raises(EnvironmentBuildError, match="(?i)no space left on device"):
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)no space left on device"):
         store.ensure(Environment(conda_packages=["big"], conda_channels=[channel.url]), base_python, print)
     assert store.all() == []

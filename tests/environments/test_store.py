@@ -147,7 +147,7 @@ def killed_builds(store, base_python, environment):
         lambda: any(store._folder.glob(f"{'?' * 20}/paceline/requirements.txt")),
         lambda: any(store._folder.glob(f"{'?' * 20}/lib/*/site-packages/small*")),
         lambda: any(store._folder.glob(f"{'?' * 20}/.{RECORD}.*")),
-        *[lambda seconds=chance.uniform(0.1, 0.9): time.sleep(seconds) or True for _ in range(6)],
+        *[lambda: time.sleep(chance.uniform(0.1, 0.9)) or True] * 6,
     ]
     for moment in moments:
         builder = start_build(store, base_python, environment)
@@ -314,18 +314,20 @@ def test_a_full_disk_is_one_clear_error(small_disk, base_python):
     assert store.ensure(SMALL, base_python, print).pip == ("small==1.1",)
 
 
-def test_a_disk_that_fills_up_while_packages_are_installed_is_one_clear_error(small_disk, base_python, wheels, tmp_path):
+def test_a_disk_that_fills_up_while_packages_are_installed_is_one_clear_error(
+    small_disk, base_python, wheels, tmp_path
+):
     from tests.environments.wheels import make_wheel
 
     wheel = make_wheel(tmp_path / "big", "big", "1.0", files={"big_data.txt": "x" * 3_000_000})
     store = EnvironmentStore(small_disk / "environments")
-    with pytest.raises(EnvironmentBuildError, match="(?i)no space left on device"):
+    with pytest.raises(EnvironmentBuildError, match=r"(?i)no space left on device"):
         store.ensure(Environment(pip_packages=[str(wheel)]), base_python, print)
     assert store.all() == []
 
 
 def test_what_can_not_be_built_is_refused_before_anything_is_done(store, base_python):
-    with pytest.raises(EnvironmentSpecError, match="python_version='3.7'"):
+    with pytest.raises(EnvironmentSpecError, match=r"python_version='3\.7'"):
         store.ensure(Environment(pip_packages=["small"], python_version="3.7"), base_python, print)
     with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):
         store.ensure(SMALL, "/nowhere/python", print)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -148,14 +149,13 @@ def build(
             raise EnvironmentSpecError(
                 "there is nothing to build. Give --pip, --requirements, --conda or --conda-file, or a registered name."
             )
+        if name is not None:
+            environment = replace(environment, name=name)
     built = None
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
-        from dataclasses import replace
-
-        # Checked by its constructor before it is written.
-        environment = replace(environment, name=name, version=None).register(workspace)
+        environment = environment.register(workspace)
         _say(f"registered as {name!r}, version {environment.version}")
     if as_json:
         print_json(

@@ -37,6 +37,9 @@ _NAMES = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
+_TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
+_KERNELS = ("/proc", "/sys", "/dev", "/run")
+_IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 
@@ -78,7 +81,8 @@ def ensure_layer(
     Raises:
         EnvironmentBuildError: pip failed, with its reason; or no container could be started.
     """
-    key = hashlib.sha256(json.dumps([image, python, list(requirements), is_exact]).encode()).hexdigest()[:20]
+    asked = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
+    key = hashlib.sha256(asked.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -163,9 +167,31 @@ def named_files(text: str) -> Iterator[Mount]:
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
         path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
-        if path.is_absolute() and path != Path("/") and path.exists():
+        if path.is_absolute() and path.exists() and not _is_the_systems(path):
             is_project = any((path / name).is_file() for name in ("pyproject.toml", "setup.py"))
             yield Mount(path=Path(os.path.normpath(path)), read_only=not is_project)
+
+
+def _is_the_systems(path: Path) -> bool:
+    """Whether the host's would lie over what the image itself runs on."""
+    path = Path(os.path.normpath(path))
+    if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
+        return True
+    return path.is_dir() and any(path.is_relative_to(top) for top in _IMAGES_OWN)
+
+
+def _states(requirements: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Of the local files that the lines name: changed ones are other packages."""
+    found = []
+    for mount in (mount for line in requirements for mount in named_files(line)):
+        paths = [mount.path]
+        if mount.path.is_dir():
+            paths = sorted(Path(top, name) for top, _, names in os.walk(mount.path) for name in names)
+        for path in paths:
+            with contextlib.suppress(OSError):
+                state = path.stat()
+                found.append((str(path), state.st_size, state.st_mtime_ns))
+    return found
 
 
 def _in_container(python: str, command: Sequence[str], scratch: str) -> tuple[str, ...]:

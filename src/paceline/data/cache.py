@@ -92,7 +92,7 @@ class DataCache:
         """Where a file grows."""
         return self._partial / f"{key}.part"
 
-    def link(self, key: str, size: int, target: Path) -> bool:
+    def link(self, key: str, size: int, target: str) -> bool:
         """Give the whole file this name too; False where it is not here, or was written into since it came.
 
         size: -1 for any.
@@ -101,8 +101,7 @@ class DataCache:
         try:
             found = os.lstat(source)
             if not _is_untouched(found, size):
-                with contextlib.suppress(OSError):
-                    source.unlink()
+                self.forget(key)
                 return False
             os.utime(source, ns=(time.time_ns(), _STAMP_NS))
             _link_or_copy(source, target)
@@ -123,13 +122,13 @@ class DataCache:
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         except FileNotFoundError:
-            path.parent.mkdir(exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
 
     def forget(self, key: str) -> None:
         """Remove a file that must come again; whoever has it in a view keeps it."""
         with contextlib.suppress(OSError):
-            self._path(key).unlink()
+            os.unlink(self._path(key))
 
     # --- size
 
@@ -214,8 +213,9 @@ class DataCache:
 
     # --- helpers
 
-    def _path(self, key: str) -> Path:
-        return self._objects / key[:2] / key
+    def _path(self, key: str) -> str:
+        # Not joined by pathlib: it takes as long as the system calls on the file.
+        return f"{self._objects}/{key[:2]}/{key}"
 
     def _all(self) -> Iterator[tuple[Path, os.stat_result]]:
         for folder in _names(self._objects):
@@ -266,7 +266,7 @@ def _is_untouched(found: os.stat_result, size: int) -> bool:
     return stat.S_ISREG(found.st_mode) and found.st_mtime_ns == _STAMP_NS and size in (-1, found.st_size)
 
 
-def _link_or_copy(source: Path, target: Path) -> None:
+def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except FileExistsError:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -131,8 +131,7 @@ class AnyDataset:
         """
         taken: dict[str, Any] = {"name": name, "sources": self._reference_sources(), "mode": "direct"}
         reading = self._reference_reading()
-        # Where references carry it; else a worker goes by the files' endings.
-        if reading is not None and "table" in {item.name for item in fields(DataReference)}:
+        if reading is not None:
             taken["table"] = json.dumps(reading, sort_keys=True)
         if self.name is not None:
             taken["dataset"], taken["fingerprint"] = f"{self.name}:{self.version}", self.fingerprint

@@ -206,15 +206,16 @@ def _download(
     folder: Path, parts: dict[str, list[FileInfo]], workspace_dir: Path, cache: DataCache, meter: Meter
 ) -> int:
     """Fill the folder from the cache, and the cache from the stores; how many bytes came from those."""
-    stores: dict[str | None, list[tuple[FileInfo, Path]]] = {}
-    folders: set[Path] = set()
+    stores: dict[str | None, list[tuple[FileInfo, str]]] = {}
+    folders: set[str] = set()
     for name, part in parts.items():
-        (folder / name).mkdir(exist_ok=True)
+        top = str(folder / name)
+        os.makedirs(top, exist_ok=True)
         for info in part:
-            target = folder / name / info.relative
-            if target.parent not in folders:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                folders.add(target.parent)
+            target = f"{top}/{info.relative}"
+            if (above := target.rpartition("/")[0]) not in folders:
+                os.makedirs(above, exist_ok=True)
+                folders.add(above)
             stores.setdefault(_store_key(info), []).append((info, target))
     fetched = 0
     for wanted in stores.values():
@@ -225,11 +226,11 @@ def _download(
     return fetched
 
 
-def _from_store(store: Store, wanted: list[tuple[FileInfo, Path]], cache: DataCache, meter: Meter) -> int:
+def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCache, meter: Meter) -> int:
     identity, fetched = store.record.identity, 0
     # A file that comes may be pushed out again before it is linked, by a run that needs the room.
     for _ in range(_LINK_TRIES):
-        missing: list[tuple[FileInfo, Path, str]] = []
+        missing: list[tuple[FileInfo, str, str]] = []
         for info, target in wanted:
             key = cache.key(identity, info.path, info.version, info.size)
             # A store that tells no version can't say that what is here is still what is there.
@@ -250,7 +251,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, Path]], cache: DataCa
     )
 
 
-def _job(info: FileInfo, target: Path, key: str, cache: DataCache) -> Job:
+def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> Job:
     def place(partial: Partial) -> None:
         cache.keep(key, partial)
         cache.link(key, info.size, target)

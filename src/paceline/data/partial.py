@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 from pathlib import Path
 
 #: Larger files come in several ranges at once.
@@ -30,15 +31,14 @@ class Partial:
         self.path = path
         self.size = size
         self._fd = fd
-        self._ranges = path.with_suffix(".ranges")
+        self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
         self._guard = threading.Lock()
         self._journal: int | None = None
-        self._has_ranges = size > SINGLE_BYTES
         held = os.fstat(fd).st_size
-        self._done = self._read_ranges() if self._has_ranges and held else []
-        if not self._has_ranges and 0 < held <= size:
+        self._done = self._read_ranges() if held else []
+        if self._ranges is None and 0 < held <= size:
             self._done = [(0, held)]
-        if not self._done:
+        if not self._done and (held or self._ranges is not None):
             self.start_over()
 
     def missing(self) -> list[tuple[int, int]]:
@@ -58,8 +58,7 @@ class Partial:
 
     def start_over(self) -> None:
         """Forget what has come: the file in the store is another one now."""
-        with contextlib.suppress(FileNotFoundError):
-            self._ranges.unlink()
+        self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)
         self._done = []
@@ -77,7 +76,7 @@ class Partial:
             return
         with self._guard:
             self._done.append((start, end))
-            if not self._has_ranges:
+            if self._ranges is None:
                 return
             if self._journal is None:
                 self._journal = os.open(self._ranges, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -87,23 +86,21 @@ class Partial:
         """How many bytes the file has now."""
         return os.fstat(self._fd).st_size
 
-    def finish(self, target: Path, *, mode: int, mtime_ns: int | None) -> None:
+    def finish(self, target: str | Path, *, mode: int, mtime_ns: int | None) -> None:
         """Give the whole file its name. Its times are set where `mtime_ns` is given."""
         os.fchmod(self._fd, mode)
         if mtime_ns is not None:
-            os.utime(self._fd, ns=(_now_ns(), mtime_ns))
+            os.utime(self._fd, ns=(time.time_ns(), mtime_ns))
         # First the ranges: beside another .part they would lie about it.
-        if self._has_ranges:
-            with contextlib.suppress(FileNotFoundError):
-                self._ranges.unlink()
+        self._unlink_ranges()
         os.replace(self.path, target)
         self.close()
 
     def discard(self) -> None:
         """Remove what has come."""
-        for path in (self._ranges, self.path):
-            with contextlib.suppress(OSError):
-                path.unlink()
+        with contextlib.suppress(OSError):
+            self._unlink_ranges()
+            self.path.unlink()
         self.close()
 
     def close(self) -> None:
@@ -118,8 +115,15 @@ class Partial:
             os.close(self._journal)
             self._journal = None
 
+    def _unlink_ranges(self) -> None:
+        if self._ranges is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self._ranges.unlink()
+
     def _read_ranges(self) -> list[tuple[int, int]]:
-        found = []
+        found: list[tuple[int, int]] = []
+        if self._ranges is None:
+            return found
         with contextlib.suppress(OSError):
             # A last line that a kill cut short has no line end.
             for line in self._ranges.read_bytes().split(b"\n")[:-1]:
@@ -177,9 +181,3 @@ def _is_still(fd: int, path: Path) -> bool:
     except OSError:
         return False
     return (named.st_dev, named.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
-
-
-def _now_ns() -> int:
-    import time
-
-    return time.time_ns()

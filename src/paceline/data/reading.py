@@ -42,7 +42,7 @@ def reader_of(store: Store) -> Reader:
     if store.kind == "sftp":
         return _SftpReader(store)
     objects = object_store(store)
-    return _FsspecReader(store) if objects is None else _ObjectReader(store, objects)
+    return _FsspecReader(store) if objects is None else ObjectReader(store, objects)
 
 
 class _Counted:
@@ -62,7 +62,9 @@ class _Counted:
             raise ShortError(f"{self._got} of {self._wanted} bytes of {self._path!r} came, then it ended")
 
 
-class _ObjectReader:
+class ObjectReader:
+    """Reads S3 through obstore. The etag goes with every request, so a changed object is told by the server."""
+
     def __init__(self, store: Store, objects: Any) -> None:
         self._objects = objects
         self._prefix = store.record.root.partition("/")[2]
@@ -70,15 +72,11 @@ class _ObjectReader:
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         import obstore
 
-        key = f"{self._prefix}/{path}" if self._prefix else path
-        options: dict[str, Any] = {} if whole else {"range": (start, end)}
-        if version.startswith(('"', "W/")) or version.isalnum():
-            options["if_match"] = version
-        result = obstore.get(self._objects, key, options=options)
-        if "if_match" in options and result.meta["e_tag"] not in (None, version):
-            raise ChangedError(path)
-        if whole and result.meta["size"] != end:
-            raise ChangedError(path)
+        options = self._options(version)
+        if not whole:
+            options["range"] = (start, end)
+        result = obstore.get(self._objects, self._key(path), options=options)
+        self._check(result.meta, path, version, end if whole else None)
         counted = _Counted(sink, end - start, path)
         if end - start <= _CHUNK:
             counted(memoryview(result.bytes()))  # type: ignore[arg-type]
@@ -86,6 +84,34 @@ class _ObjectReader:
             for piece in result.stream(min_chunk_size=_CHUNK):
                 counted(memoryview(piece))  # type: ignore[arg-type]
         counted.check()
+
+    async def get_whole(self, path: str, size: int, version: str) -> memoryview:
+        """All bytes of a small object.
+
+        Raises:
+            ChangedError, ShortError, others: as `read`.
+        """
+        import obstore
+
+        result = await obstore.get_async(self._objects, self._key(path), options=self._options(version))
+        self._check(result.meta, path, version, size)
+        data = memoryview(await result.bytes_async())
+        if len(data) != size:
+            raise ShortError(f"{len(data)} of {size} bytes of {path!r} came")
+        return data
+
+    def _key(self, path: str) -> str:
+        return f"{self._prefix}/{path}" if self._prefix else path
+
+    def _options(self, version: str) -> dict[str, Any]:
+        # Without an etag the version is a time, which no server compares to the second part.
+        return {"if_match": version} if version.startswith(('"', "W/")) else {}
+
+    def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:
+        if version.startswith(('"', "W/")) and meta["e_tag"] not in (None, version):
+            raise ChangedError(path)
+        if size is not None and meta["size"] != size:
+            raise ChangedError(path)
 
 
 class _HttpReader:

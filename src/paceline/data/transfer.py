@@ -20,7 +20,8 @@ from paceline.data.failures import ChangedError, ShortError, cause_of, translate
 from paceline.data.filesystem import Store
 from paceline.data.partial import SINGLE_BYTES, Partial, claim
 from paceline.data.progress import Meter, size_text
-from paceline.data.reading import Reader, reader_of
+from paceline.data.reading import ObjectReader, Reader, reader_of
+from paceline.data.small import SMALL_BYTES, fetch_small
 from paceline.errors import TransferError
 
 #: Files at once; ranges of large files at once. Guesses that were best of several on a loopback server and two cores.
@@ -80,6 +81,8 @@ class _Work:
     def run(self, jobs: Sequence[Job]) -> int:
         pool = ThreadPoolExecutor(min(_FILES_AT_ONCE, len(jobs)), thread_name_prefix="paceline-fetch")
         try:
+            if isinstance(self._reader, ObjectReader):
+                jobs = self._without_small(pool, self._reader, jobs)
             # Large ones first, so that the end is not one large file alone.
             waiting = [pool.submit(self._do, job) for job in sorted(jobs, key=lambda job: -job.size)]
             _first_error(waiting, self._stop)
@@ -87,6 +90,17 @@ class _Work:
             self._stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
         return self._fetched
+
+    def _without_small(self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[Job]) -> Sequence[Job]:
+        """The jobs that remain when the small ones that go well at once are done."""
+        small = [job for job in jobs if 0 <= job.size <= SMALL_BYTES]
+        left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
+        if small:
+            failed: list[Job] = []
+            # In a thread of its own: the caller may have an event loop running, as notebooks do.
+            self._fetched += pool.submit(fetch_small, reader, small, self._meter, failed).result()
+            left += failed
+        return left
 
     def close(self) -> None:
         self._stop.set()

@@ -86,8 +86,6 @@ def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int
         say=say,
         progress=Bar(reference.name),
     )
-    came = f", {fetched.fetched_bytes / 1e6:.1f} MB of it now" if fetched.mode == "download" else ""
-    say(f"Input {reference.name}: {fetched.files} files, {fetched.bytes / 1e6:.1f} MB{came}, by {fetched.mode}: {fetched.path}")
     if reference.fingerprint and reference.partition is None and fetched.fingerprint != reference.fingerprint:
         say(
             f"NOTE: the files of {reference.dataset} are no longer those that were there when it was registered; the run "

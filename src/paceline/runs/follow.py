@@ -68,12 +68,14 @@ class Show:
         pause = _FAST_S
         while True:
             record = self._watch.look()
+            if self._told is not None and self._told[0] != states.QUEUED:
+                # What was said before a change of state stands before it.
+                self._tell_notes()
             if (record.status, record.waiting_for) != self._told and not record.is_terminal:
                 self._told = (record.status, record.waiting_for)
                 self._state(record)
-            if self._note is not None:
-                for said in self._prepare.new():
-                    self._note(said)
+            if record.is_terminal:
+                self._tell_notes()
             if self._lines is None:
                 self._lines, is_last = (
                     self._follower.new(len(record.attempts), is_over=record.is_terminal),
@@ -93,6 +95,11 @@ class Show:
             # Quick while something happens, seldom in an hour of silence.
             pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
             time.sleep(pause)
+
+    def _tell_notes(self) -> None:
+        if self._note is not None:
+            for said in self._prepare.new():
+                self._note(said)
 
 
 def prefix(line: Line, world_size: int, attempts: int = 1) -> str:

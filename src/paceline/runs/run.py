@@ -174,8 +174,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def input_datasets(self) -> dict[str, Any]:
-        """Name -> what the run found under it. In a worker the path of the folder, or for a tabular dataset that was asked
-        for directly the dataset; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
+        """Name -> what the run found under it. In a worker the path of the folder, or the dataset where one was asked for
+        directly; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
         fingerprint of their content."""
         if self._worker is None:
             return {found["name"]: found for found in self._data("inputs")}

@@ -1,0 +1,192 @@
+"""Command lines of each engine, as text."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.containers import Engine, Mount, wrap
+from paceline.containers.command import INSIDE, distinct
+from paceline.errors import LauncherError
+from paceline.launchers import environment, get_launcher
+from paceline.plan import Prepared
+from tests.helpers import make_job, make_launch
+
+PODMAN = Engine(kind="podman", path="/usr/bin/podman", version="5")
+ROOTLESS = Engine(kind="podman", path="/usr/bin/podman", version="5", is_rootless=True)
+DOCKER = Engine(kind="docker", path="/usr/bin/docker", version="27")
+ROOTLESS_DOCKER = Engine(kind="docker", path="/usr/bin/docker", version="27", is_rootless=True)
+APPTAINER = Engine(kind="apptainer", path="/usr/bin/apptainer", version="1.3", is_rootless=True)
+SINGULARITY = Engine(kind="singularity", path="/usr/bin/singularity", version="4.1", is_rootless=True)
+
+
+@pytest.fixture
+def ordinary_user(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    monkeypatch.setattr(os, "getgid", lambda: 1001)
+    monkeypatch.setattr(os, "getgroups", lambda: [1001, 27, 44])
+
+
+def wrapped(engine=PODMAN, *, gpus=0, prepared=None, image="img", shell=None, options=None, **values):
+    """The first command of a launch, in a container."""
+    launch = make_launch(
+        make_job(**values),
+        gpus=gpus,
+        prepared=(prepared or Prepared(python="python3", is_isolated=True),) * values.get("node_count", 1),
+    )
+    command = get_launcher(launch.job.launcher).commands(launch)[0]
+    command = environment.with_paths(command, launch, shell or {})
+    return wrap(command, launch, engine=engine, image=image, shell=shell, **(options or {}))
+
+
+def test_podmans_command_line_is_this_one():
+    command = wrapped(arguments=("--lr", "1"))
+    run = "/shared/team/.paceline/runs/digits_1700000000_00000001"
+    package = str(Path(INSIDE).parent.parent)
+    shown = " ".join(word for word in command.argv if "--env" not in word and not word.startswith(("_PACE", "PACE")))
+    assert shown == (
+        "/usr/bin/podman run --rm --pull=never --log-driver=none --no-healthcheck "
+        "--name paceline-digits_1700000000_00000001-1-0 --label paceline.run=digits_1700000000_00000001 "
+        "--network=host --pid=host --ipc=host --security-opt label=disable "
+        f"--user={os.getuid()}:{os.getgid()} "
+        "--mount type=bind,source=/dev/shm/paceline-0,target=/dev/shm/paceline-0 "
+        + "".join(f"--mount {text} " for text in sorted_mounts(package, run))
+        + f"--workdir {run}/work --entrypoint=python3 -- img -I -S {INSIDE} --home /tmp --home /var/tmp "
+        "--home /dev/shm/paceline-0 -- python3 /shared/team/.paceline/lib/0/paceline/worker/__main__.py -- "
+        "train.py --lr 1"
+    )
+
+
+def sorted_mounts(package, run):
+    paths = {package: True, "/shared/team/.paceline/lib/0": True, run: False}
+    return [
+        f"type=bind,source={path},target={path}{',readonly' if read_only else ''}"
+        for path, read_only in sorted(paths.items(), key=lambda item: item[0].count("/"))
+    ]
+
+
+@pytest.mark.usefixtures("ordinary_user")
+@pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (PODMAN, ["--user=1000:1001"]),
+        # In its user namespace root is the user; so that it is not seen, the user is mapped to itself.
+        (ROOTLESS, ["--userns=keep-id", "--user=1000:1001"]),
+        (DOCKER, ["--user=1000:1001", "--group-add", "27", "--group-add", "44"]),
+        (ROOTLESS_DOCKER, ["--user=0:0"]),
+    ],
+)
+def test_the_user_is_the_same_inside(engine, words):
+    argv = wrapped(engine).argv
+    start = argv.index("label=disable") + 1
+    assert list(argv[start : argv.index("--mount")]) == words
+
+
+def test_no_value_stands_on_the_command_line_and_the_client_has_them_all():
+    command = wrapped(environment_variables={"TOKEN": "hunter2", "PATH": "/users/own"}, arguments=("x",))
+    assert not [word for word in command.argv if "hunter2" in word or "/users/own" in word]
+    names = [name for flag, name in zip(command.argv, command.argv[1:], strict=False) if flag == "--env"]
+    assert set(names) <= set(command.environment)
+    assert command.environment["_PACELINE_SET_TOKEN"] == "hunter2"
+    assert command.environment["PACELINE_RUN_ID"] == "digits_1700000000_00000001"
+    # What would be the client's own stands under another name.
+    assert "PATH" not in command.environment
+    assert command.environment["_PACELINE_SET_PATH"] == "/users/own"
+
+
+def test_the_shell_stays_outside_but_for_what_it_says_of_our_defaults():
+    command = wrapped(shell={"OMP_NUM_THREADS": "3", "LD_LIBRARY_PATH": "/host", "PATH": "/host/bin"})
+    names = "".join(command.environment)
+    assert "LD_LIBRARY_PATH" not in names
+    assert "SET_PATH" not in names
+    assert command.environment["_PACELINE_SET_OMP_NUM_THREADS"] == "3"
+    assert command.environment["_PACELINE_DEFAULT_PYTHONUNBUFFERED"] == "1"
+    assert command.defaults == {}
+
+
+def test_an_environments_programs_come_before_the_images():
+    argv = wrapped(prepared=Prepared(python="/env/bin/python", bin_dir="/env/bin", is_isolated=True)).argv
+    assert "--entrypoint=/env/bin/python" in argv
+    assert argv[argv.index("--path") + 1] == "/env/bin"
+
+
+def test_shared_memory_is_the_hosts_one_of_a_size_or_another_containers():
+    assert "--ipc=host" in wrapped().argv
+    sized = wrapped(options={"shm_size": "8g"}).argv
+    assert "--shm-size=8g" in sized
+    assert "--ipc=host" not in sized
+    joined = wrapped(options={"shm_size": "8g", "memory": "holder"}).argv
+    assert "--ipc=container:holder" in joined
+    assert "--shm-size=8g" not in joined
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"), [(PODMAN, "--device=nvidia.com/gpu=all"), (DOCKER, "--gpus=all"), (APPTAINER, "--nv")]
+)
+def test_gpus_are_all_there_and_the_variable_chooses(engine, word):
+    command = wrapped(engine, gpus=2, use_gpu=True)
+    assert word in command.argv
+    assert "CUDA_VISIBLE_DEVICES" in "".join(command.environment)
+    assert word not in wrapped(engine).argv
+
+
+def test_apptainers_command_line_is_this_one():
+    command = wrapped(APPTAINER, image="docker://img", environment_variables={"TOKEN": "x"})
+    assert command.argv[:4] == ("/usr/bin/apptainer", "exec", "--cleanenv", "--no-home")
+    end = command.argv.index("docker://img")
+    assert command.argv[end - 2 : end + 2] == ("--pwd", "/shared/team/.paceline/runs/digits_1700000000_00000001/work",
+                                               "docker://img", "python3")  # fmt: skip
+    assert command.argv[end + 1 : end + 7] == ("python3", "-I", "-S", INSIDE, "--home", "/dev/shm/paceline-0")
+    assert command.environment["APPTAINERENV__PACELINE_SET_TOKEN"] == "x"
+    assert command.environment["PACELINE_RUN_ID"]
+    assert wrapped(SINGULARITY).environment["SINGULARITYENV_PACELINE_RUN_ID"]
+
+
+def test_mpirun_and_all_its_workers_are_in_one_container():
+    prepared = Prepared(
+        python="python3",
+        is_isolated=True,
+        container={"engine": PODMAN.to_json(), "image": "img", "mounts": []},
+        open_mpi=("/opt/mpi/bin/mpirun", (4, 1)),
+    )
+    command = wrapped(prepared=prepared, process_count_per_node=4, distributed_backend="mpi")
+    assert command.is_launcher
+    assert command.ranks == (0, 1, 2, 3)
+    words = command.argv[command.argv.index(INSIDE) :]
+    assert words[words.index("--") + 1] == "/opt/mpi/bin/mpirun"
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/a b/ü:c", "type=bind,source=/a b/ü:c,target=/a b/ü:c"),
+        ("/a,b", 'type=bind,"source=/a,b","target=/a,b"'),
+        ('/a"b', 'type=bind,"source=/a""b","target=/a""b"'),
+        ("/a=b", "type=bind,source=/a=b,target=/a=b"),
+    ],
+)
+def test_a_mounted_path_may_hold_anything_but_a_line_break(path, word):
+    assert word in wrapped(options={"mounts": [Mount(path=Path(path))]}).argv
+
+
+@pytest.mark.parametrize("path", ["relative/path", "/line\nbreak"])
+def test_a_path_that_no_engine_takes_is_refused(path):
+    with pytest.raises(LauncherError, match="can't be mounted"):
+        wrapped(options={"mounts": [Mount(path=Path(path))]})
+
+
+def test_a_folder_that_another_one_brings_along_is_not_mounted_again():
+    def mount(path, read_only=False):
+        return Mount(path=Path(path), read_only=read_only)
+
+    assert distinct([mount("/a/b"), mount("/a"), mount("/ab")]) == [mount("/a"), mount("/ab")]
+    # One that may not be written to, within one that may, and the other way round.
+    assert distinct([mount("/a/b", True), mount("/a")]) == [mount("/a"), mount("/a/b", True)]
+    assert distinct([mount("/a/b"), mount("/a", True), mount("/a/b/c", True)]) == [
+        mount("/a", True),
+        mount("/a/b"),
+        mount("/a/b/c", True),
+    ]
+    assert distinct([mount("/a", True), mount("/a")]) == [mount("/a")]

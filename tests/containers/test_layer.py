@@ -1,0 +1,108 @@
+"""What of this machine pip is given in a container. Installing is tested in real containers, in tests/engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.containers import Engine, Mount, ensure_layer
+from paceline.containers.layer import named_files
+from paceline.errors import EnvironmentBuildError
+from tests.containers import fakes
+from tests.helpers import write_tree
+
+#: Does what the container would: leaves the list of packages where it is told to. `$0.runs` counts.
+INSTALLS = """\
+echo run >> "$0.runs"
+while [ $# -gt 0 ]; do
+  case "$1" in */installed.json) echo '{"packages": ["tiny==1.0"]}' > "$1";; esac
+  shift
+done
+"""
+FAILS = """\
+echo "ERROR: Could not find a version that satisfies the requirement nothing (from versions: none)"
+echo "ERROR: No matching distribution found for nothing"
+exit 1
+"""
+
+
+@pytest.fixture
+def ensure(tmp_path):
+    def ensure(text, *lines, **values):
+        engine = Engine(kind="podman", path=str(fakes.program(tmp_path, "podman", text)), version="5")
+        given = {"run_id": "r_1", "python": "python3", "say": print, "environment": {"HOME": str(tmp_path / "home")}}
+        return ensure_layer(tmp_path / "images", engine, "sha", requirements=lines, **(given | values))
+
+    return ensure
+
+
+def runs(tmp_path):
+    return len((tmp_path / "podman.runs").read_text().splitlines())
+
+
+def test_the_same_packages_are_installed_once_and_others_again(ensure, tmp_path):
+    first = ensure(INSTALLS, "tiny")
+    assert first.packages == ("tiny==1.0",)
+    assert ensure(INSTALLS, "tiny") == first
+    assert runs(tmp_path) == 1
+    assert ensure(INSTALLS, "tiny", python="/usr/bin/python3.12") != first
+    assert ensure(INSTALLS, "tiny", is_exact=True) != first
+    assert runs(tmp_path) == 3
+
+
+def test_a_local_file_that_has_changed_is_another_package(ensure, tmp_path):
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    wheel.write_text("one")
+    first = ensure(INSTALLS, str(wheel))
+    wheel.write_text("another")
+    assert ensure(INSTALLS, str(wheel)) != first
+
+
+def test_pips_reason_is_told_and_nothing_counts(ensure, tmp_path):
+    with pytest.raises(EnvironmentBuildError) as caught:
+        ensure(FAILS, "nothing")
+    assert "No matching distribution found for nothing: Could not find a version" in str(caught.value)
+    assert not list((tmp_path / "images").glob("*.json"))
+    assert ensure(INSTALLS, "nothing").packages == ("tiny==1.0",)
+
+
+def test_what_a_try_left_that_did_not_end_is_removed(ensure, tmp_path):
+    first = ensure(INSTALLS, "tiny")
+    left = write_tree(Path(first.prefix).parent / "11111111", {"half": "written"})
+    (tmp_path / "images" / f"{left.parent.name}.json").write_text('{"prefix": "cut sho')
+    assert ensure(INSTALLS, "tiny").prefix != first.prefix
+    assert not left.exists()
+
+
+def test_an_environment_that_was_moved_is_none(ensure, tmp_path):
+    first = ensure(INSTALLS, "tiny")
+    path = tmp_path / "images" / f"{Path(first.prefix).parent.name}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prefix": "/elsewhere/x/y"}))
+    assert ensure(INSTALLS, "tiny").prefix != first.prefix
+
+
+def test_a_full_or_read_only_place_is_one_clear_error(ensure, tmp_path):
+    (tmp_path / "images").write_text("a file in the way")
+    with pytest.raises(
+        EnvironmentBuildError, match=r"could not be installed on top of the image: File exists: '.*images'"
+    ):
+        ensure(INSTALLS, "tiny")
+
+
+def test_files_that_a_line_names_are_mounted_and_projects_to_be_written_to(tmp_path):
+    top = write_tree(tmp_path, {"x y.whl": "", "w/z.whl": "", "p/pyproject.toml": "", "c.txt": ""})
+
+    def seen(text):
+        return list(named_files(text))
+
+    assert seen(f"tiny @ file://{top}/x%20y.whl#sha256=0") == [Mount(path=top / "x y.whl", read_only=True)]
+    assert seen(f"--find-links={top}/w") == [Mount(path=top / "w", read_only=True)]
+    assert seen(f"-e {top}/p") == [Mount(path=top / "p")]
+    assert seen(f"-c {top}/c.txt") == [Mount(path=top / "c.txt", read_only=True)]
+    assert seen("einops>=0.8 https://example.org/usr/x.whl relative/x.whl") == []
+
+
+def test_nothing_of_the_hosts_system_is_laid_over_the_images():
+    assert list(named_files("/ /usr /usr/lib /etc /tmp /proc/self /dev/null /lib /home /var")) == []

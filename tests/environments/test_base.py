@@ -1,0 +1,101 @@
+"""What is known of an interpreter, and what it has installed."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from paceline.environments import base as module
+from paceline.environments.base import base
+from paceline.errors import EnvironmentSpecError
+from tests.helpers import write_program
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(module, "_known", {})
+    monkeypatch.setattr(module, "_own", [])
+
+
+@pytest.fixture
+def other(tmp_path):
+    """The interpreter of an empty venv."""
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", tmp_path / "other"], check=True)
+    return str(tmp_path / "other" / "bin" / "python")
+
+
+def test_this_process_is_not_run_again_and_gives_the_same_answer(tmp_path, monkeypatch):
+    asked = module._ask(sys.executable, "", tmp_path)
+    monkeypatch.setattr("subprocess.run", None)
+    assert base(sys.executable, tmp_path) == asked
+
+
+def test_another_interpreter_is_run_once_whatever_process_asks(tmp_path, other, monkeypatch):
+    found = base(other, tmp_path / "cache")
+    assert (found.python, found.version) == (other, platform.python_version())
+    assert [str(folder) for folder in found.folders] == [str(next((tmp_path / "other").glob("lib/*/site-packages")))]
+    monkeypatch.setattr("subprocess.run", None)
+    assert base(other, tmp_path / "cache") is found
+    module._known.clear()
+    assert base(other, tmp_path / "cache") == found
+
+
+def test_one_that_has_changed_is_asked_again(tmp_path, other):
+    before = base(other, tmp_path / "cache")
+    config = tmp_path / "other" / "pyvenv.cfg"
+    config.write_text(config.read_text().replace("= false", "= true"))
+    after = base(other, tmp_path / "cache")
+    assert len(after.site_folders) > len(before.site_folders)
+    assert (before.user_folder, after.user_folder is None) == (None, False)
+
+
+def test_the_working_directory_and_pythonpath_are_not_read(tmp_path, other, monkeypatch):
+    for name in ("platform", "sysconfig", "json"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('read')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert base(other, tmp_path / "cache").implementation == sys.implementation.name
+
+
+def test_the_user_s_own_packages_are_left_out_where_the_user_says_so(tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    (tmp_path / "user").mkdir()
+    found = replace(base(sys.executable, tmp_path), user_folder=str(tmp_path / "user"))
+    assert found.folders[0] == tmp_path / "user"
+    monkeypatch.setenv("PYTHONNOUSERSITE", "1")
+    assert tmp_path / "user" not in found.folders
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("#!/bin/sh\necho 'no such thing' >&2\nexit 3\n", "does not run as a Python interpreter: no such thing"),
+        ("#!/bin/sh\necho hello\n", "does not run as a Python interpreter"),
+        ("#!/bin/sh\n", "does not run as a Python interpreter"),
+        ("#!/nowhere/sh\n", "does not run as a Python interpreter"),
+    ],
+)
+def test_a_program_that_is_no_python_is_refused(tmp_path, script, message):
+    program = write_program(tmp_path / "a program", script)
+    with pytest.raises(EnvironmentSpecError, match=message):
+        base(str(program), tmp_path / "cache")
+
+
+def test_one_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(EnvironmentSpecError, match="there is no interpreter '/nowhere/python'"):
+        base("/nowhere/python", tmp_path)
+
+
+def test_a_cache_that_is_damaged_or_can_not_be_written_does_no_harm(tmp_path, other):
+    found = base(other, tmp_path / "cache")
+    (kept,) = (tmp_path / "cache").iterdir()
+    for text in ("{", "[]", '{"asked": 1}', kept.read_text().replace('"version"', '"other"')):
+        kept.write_text(text)
+        module._known.clear()
+        assert base(other, tmp_path / "cache") == found
+    (tmp_path / "file").write_text("")
+    module._known.clear()
+    assert base(other, tmp_path / "file") == found

@@ -1,0 +1,142 @@
+"""Equal content, equal key; other content, another."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from paceline.environments.base import Base
+from paceline.environments.environment import Environment
+from paceline.environments.key import key
+from paceline.errors import EnvironmentSpecError
+from tests.helpers import write_tree
+
+BASE = Base(
+    python="/base/bin/python",
+    prefix="/base",
+    version="3.11.7",
+    implementation="cpython",
+    platform="linux-x86_64",
+    site_folders=(),
+    user_folder=None,
+)
+
+
+def key_of(**values):
+    return key(Environment(**values), BASE)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"pip_packages": ["a", "b"]}, {"pip_packages": ["b", "a"]}),
+        ({"pip_packages": ["a", "a"]}, {"pip_packages": ["a"]}),
+        ({"pip_packages": ["Foo_Bar >= 1 , <2"]}, {"pip_packages": ["foo-bar<2,>=1"]}),
+        ({"pip_packages": ["a[y,x]"]}, {"pip_packages": ["a[x,y]"]}),
+        ({"pip_packages": ["a", "b==1"]}, {"pip_requirements": "# both\nb==1\n\na\n"}),
+        (
+            {"pip_packages": ["a"], "pip_constraints": ["b<2", "C"]},
+            {"pip_packages": ["a"], "pip_constraints": ["c", "b<2"]},
+        ),
+        ({"conda_packages": ["a  >=1", "b"]}, {"conda_packages": ["b", "a >=1"]}),
+        (
+            {"pip_packages": ["a"]},
+            {"pip_packages": ["a"], "name": "n", "version": 2, "environment_variables": {"A": "1"}},
+        ),
+        ({"pip_packages": ["a"], "conda_channels": ["x"]}, {"pip_packages": ["a"]}),
+    ],
+)
+def test_what_means_the_same_has_one_key(one, other):
+    assert key_of(**one) == key_of(**other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"pip_packages": ["a"]}, {"pip_packages": ["b"]}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a[x]"]}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a; python_version>'3'"]}),
+        ({"pip_packages": ["a"]}, {"conda_packages": ["a"]}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a"], "layered": True}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a"], "pip_constraints": ["b<2"]}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a"], "locked_pip": ["a==1"]}),
+        ({"pip_packages": ["a"]}, {"pip_packages": ["a"], "pip_requirements": "--pre"}),
+        ({"pip_requirements": "-i https://a\n-i https://b\nx"}, {"pip_requirements": "-i https://b\n-i https://a\nx"}),
+        ({"pip_requirements": "a==1 --hash=sha256:0"}, {"pip_requirements": "a==1 --hash=sha256:1"}),
+        ({"conda_packages": ["a"]}, {"conda_packages": ["a"], "conda_channels": ["x"]}),
+        (
+            {"conda_packages": ["a"], "conda_channels": ["x", "y"]},
+            {"conda_packages": ["a"], "conda_channels": ["y", "x"]},
+        ),
+        ({"conda_packages": ["a"]}, {"conda_packages": ["a"], "python_version": "3.11"}),
+    ],
+)
+def test_what_means_something_else_has_another_key(one, other):
+    assert key_of(**one) != key_of(**other)
+
+
+@pytest.mark.parametrize("field", ["python", "version", "implementation", "platform"])
+def test_another_interpreter_has_another_key(field):
+    asked = Environment(pip_packages=["a"])
+    assert key(asked, replace(BASE, **{field: "other"})) != key(asked, BASE)
+
+
+def test_what_the_base_has_installed_counts_for_a_layer_alone(tmp_path):
+    (tmp_path / "a-1.dist-info").mkdir()
+    base = replace(BASE, site_folders=(str(tmp_path),))
+    layer, whole = Environment(pip_packages=["a"], layered=True), Environment(pip_packages=["a"])
+    before = key(layer, base), key(whole, base)
+    (tmp_path / "a-1.dist-info").rename(tmp_path / "a-2.dist-info")
+    after = key(layer, base), key(whole, base)
+    assert before[0] != after[0]
+    assert before[1] == after[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        ({"pkg/module.py": "2"}, True),
+        ({"pkg/new.py": ""}, True),
+        ({"pkg/.git/HEAD": "x"}, False),
+        ({"pkg/__pycache__/module.pyc": "x"}, False),
+        ({"pkg/build/lib/module.py": "x"}, False),
+        ({"pkg/pkg.egg-info/PKG-INFO": "x"}, False),
+    ],
+)
+def test_the_content_of_a_source_folder_counts_and_what_installing_leaves_does_not(tmp_path, change, counts):
+    write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
+    before = key_of(pip_packages=[str(tmp_path / "pkg")])
+    write_tree(tmp_path, change)
+    assert (key_of(pip_packages=[str(tmp_path / "pkg")]) != before) is counts
+
+
+@pytest.mark.parametrize(("changed", "counts"), [("module.py", False), ("pyproject.toml", True)])
+def test_of_an_editable_folder_only_what_its_install_reads_counts(tmp_path, changed, counts):
+    write_tree(tmp_path, {"pkg/pyproject.toml": "", "pkg/module.py": "1"})
+    before = key_of(pip_packages=[f"-e {tmp_path}/pkg"])
+    (tmp_path / "pkg" / changed).write_text("# 2")
+    assert (key_of(pip_packages=[f"-e {tmp_path}/pkg"]) != before) is counts
+
+
+def test_the_content_of_a_wheel_counts(tmp_path):
+    wheel = tmp_path / "x-1-py3-none-any.whl"
+    wheel.write_bytes(b"1")
+    before = key_of(pip_packages=[str(wheel)])
+    wheel.write_bytes(b"2")
+    assert key_of(pip_packages=[str(wheel)]) != before
+
+
+def test_links_and_pipes_in_a_source_folder_do_not_hang_it(tmp_path):
+    write_tree(tmp_path, {"pkg/pyproject.toml": ""})
+    os.mkfifo(tmp_path / "pkg" / "pipe")
+    (tmp_path / "pkg" / "dangling").symlink_to("/nowhere")
+    (tmp_path / "pkg" / "loop").symlink_to(tmp_path / "pkg")
+    assert key_of(pip_packages=[str(tmp_path / "pkg")])
+
+
+def test_a_path_that_is_not_there_any_more_is_named(tmp_path):
+    asked = Environment(pip_packages=[f"{tmp_path}/gone"])
+    with pytest.raises(EnvironmentSpecError, match=r"there is no '.*/gone'"):
+        key(asked, BASE)

@@ -1,0 +1,58 @@
+"""Requirements that name something on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.environments.local_paths import is_editable, local_path
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "extras", "tail"),
+    [
+        ("/a/b", "/a/b", "", ""),
+        ("/a/b[x,y]", "/a/b", "[x,y]", ""),
+        ("/a/b ; python_version > '3'", "/a/b", "", " ; python_version > '3'"),
+        ("/a/b-1.whl --hash=sha256:00", "/a/b-1.whl", "", " --hash=sha256:00"),
+        ("file:///a%20b/c", "/a b/c", "", ""),
+        ("FILE:///a", "/a", "", ""),
+        ("-e/a", "/a", "", ""),
+        ("--editable=/a", "/a", "", ""),
+        ("/a/[odd]/b", "/a/[odd]/b", "", ""),
+    ],
+)
+def test_a_path_is_taken_apart(text, path, extras, tail):
+    found = local_path(text)
+    assert found is not None
+    assert (found.path, found.extras, found.tail) == (Path(path), extras, tail)
+    assert found.is_editable is is_editable(text)
+    # What is made of it is read as the same again.
+    for again in (str(found), found.line()):
+        assert local_path(again) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("name", "name==1", "name[x]", "name; python_version>'3'", "https://h/a.whl", "git+ssh://git@h/r.git"),
+        *("n @ https://h/a.whl", "-e git+https://h/r.git", "file:///${PLACE}/x.whl", "--pre"),
+    ],
+)
+def test_a_requirement_of_another_kind_is_none(text):
+    assert local_path(text) is None
+
+
+def test_a_line_for_pip_and_uv_has_no_blank_in_its_path():
+    for text, line in (
+        ("/a b/c#d", "file:///a%20b/c%23d"),
+        ("-e /a b", "-e file:///a%20b"),
+        ("/a b[x]", "file:///a%20b[x]"),
+        ("/ä/b", "file:///%C3%A4/b"),
+        ("n @ file:///a%20b", "n @ file:///a%20b"),
+        ("-e /a/b", "-e /a/b"),
+    ):
+        found = local_path(text)
+        assert found is not None
+        assert found.line() == line

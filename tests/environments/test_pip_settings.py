@@ -1,0 +1,134 @@
+"""pip's configuration, translated for uv."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.environments import pip_settings
+from paceline.environments.pip_settings import Settings, parse
+from paceline.environments.requirements import parse as parse_requirements
+from paceline.environments.venv import build_environment
+
+
+def translated(listed, requirements=""):
+    settings = Settings(values=parse(listed))
+    settings.add(line for line in parse_requirements(requirements, "r.txt", None) if line.option)
+    variables = settings.uv_variables()
+    assert variables.pop("UV_INDEX_STRATEGY") == "unsafe-best-match"
+    return variables, settings
+
+
+@pytest.mark.parametrize(
+    ("listed", "variables"),
+    [
+        ("", {}),
+        ("global.index-url='https://a/simple'", {"UV_DEFAULT_INDEX": "https://a/simple"}),
+        ("global.extra-index-url='https://a https://b'", {"UV_INDEX": "https://a https://b"}),
+        ("global.extra-index-url='\\nhttps://a\\nhttps://b'", {"UV_INDEX": "https://a https://b"}),
+        ("global.extra-index-url='https://a file:///nowhere/at/all'", {"UV_INDEX": "https://a"}),
+        ("global.find-links='/ /nowhere/at/all https://b'", {"UV_FIND_LINKS": "/,https://b"}),
+        ("global.find-links='/nowhere/at/all'", {}),
+        ("global.cert='/c.pem'", {"SSL_CERT_FILE": "/c.pem"}),
+        ("global.client-cert='/c.pem'", {"SSL_CLIENT_CERT": "/c.pem"}),
+        ("global.trusted-host='a b:8080'", {"UV_INSECURE_HOST": "a b:8080"}),
+        ("global.timeout='60'", {"UV_HTTP_TIMEOUT": "60"}),
+        (":env:.default-timeout='180'", {"UV_HTTP_TIMEOUT": "180"}),
+        ("global.timeout='0.5'", {"UV_HTTP_TIMEOUT": "1"}),
+        ("global.retries='2'", {"UV_HTTP_RETRIES": "2"}),
+        ("install.pre='true'", {"UV_PRERELEASE": "allow"}),
+        ("install.pre='no'", {}),
+        ("global.no-cache-dir='false'", {}),
+        ("global.require-hashes='1'", {"UV_REQUIRE_HASHES": "1"}),
+        ("global.constraint='/a.txt /b.txt'", {"UV_CONSTRAINT": "/a.txt /b.txt"}),
+        ("global.only-binary=':all:'", {"UV_NO_BUILD": "1"}),
+        ("global.no-binary='a,b'", {"UV_NO_BINARY_PACKAGE": "a b"}),
+        ("global.keyring-provider='subprocess'", {"UV_KEYRING_PROVIDER": "subprocess"}),
+        ("global.index-url='https://a'\ninstall.index-url='https://b'", {"UV_DEFAULT_INDEX": "https://b"}),
+        (":env:.index-url='https://c'\ninstall.index-url='https://b'", {"UV_DEFAULT_INDEX": "https://c"}),
+        ("download.index-url='https://a'\nnot a line\nglobal.index-url=broken(", {}),
+        ("global.target='/elsewhere'\nglobal.user='1'\n:env:.disable-pip-version-check='1'\nglobal.quiet='3'", {}),
+    ],
+)
+def test_a_setting_is_translated(listed, variables):
+    found, settings = translated(listed)
+    assert (found, settings.for_pip) == (variables, "")
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "global.prefer-binary='1'",
+        "global.some-new-setting='x'",
+        "global.keyring-provider='import'",
+        "global.no-deps='1'",
+        "global.pre='perhaps'",
+        "global.timeout='soon'",
+        "global.use-feature='fast-deps other'",
+        "global.only-binary=':all:,a'",
+    ],
+)
+def test_a_setting_that_uv_does_not_have_is_left_to_pip_by_name(listed):
+    _, settings = translated(listed)
+    name = listed.partition(".")[2].partition("=")[0]
+    assert settings.for_pip == f"pip's setting {name} has no counterpart in uv"
+
+
+def test_the_options_of_a_requirements_file_are_laid_over_the_configuration(monkeypatch):
+    monkeypatch.setenv("TOKEN", "t0ken")
+    found, settings = translated(
+        "global.index-url='https://a'\nglobal.extra-index-url='https://b'\nglobal.find-links='https://c'",
+        "--index-url https://u:${TOKEN}@d/simple\n--extra-index-url https://e\n--find-links https://f\n--pre\n",
+    )
+    assert found == {
+        "UV_DEFAULT_INDEX": "https://u:t0ken@d/simple",
+        "UV_INDEX": "https://e",
+        "UV_FIND_LINKS": "https://c,https://f",
+        "UV_PRERELEASE": "allow",
+    }
+    assert "t0ken" in settings.secrets()
+    assert not settings.no_index
+
+
+@pytest.mark.parametrize(
+    ("listed", "file"), [("global.no-index='1'", ""), ("global.index-url='https://a'", "--no-index\n")]
+)
+def test_without_an_index_none_is_asked(listed, file):
+    found, settings = translated(listed, file)
+    assert (found, settings.no_index) == ({}, True)
+
+
+def test_the_secrets_are_passwords_and_lone_users_also_as_they_are_written():
+    settings = Settings(
+        values=parse("global.index-url='https://me:p%40ss@a'\nglobal.extra-index-url='https://t0ken@b https://c'")
+    )
+    assert settings.secrets() == ["p%40ss", "p@ss", "t0ken", "t0ken"]
+
+
+def test_pip_s_own_configuration_is_read(tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://a/simple\nextra-index-url =\n  https://b\n  https://c\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_TRUSTED_HOST", "a")
+    values = pip_settings.read(build_environment()).values
+    assert values["index-url"] == ["https://a/simple"]
+    assert values["extra-index-url"] == ["https://b", "https://c"]
+    assert values["trusted-host"] == ["a"]
+
+
+def test_a_configuration_that_pip_can_not_read_is_left_to_pip(monkeypatch, tmp_path):
+    (tmp_path / "pip.conf").write_text("index-url = no section\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    assert pip_settings.read(build_environment()).for_pip.startswith("`pip config list` fails")
+
+
+def test_where_nothing_is_configured_pip_is_not_asked(monkeypatch, tmp_path):
+    monkeypatch.setattr(pip_settings.os.path, "exists", lambda path: False)
+    monkeypatch.setattr("subprocess.run", None)
+    assert pip_settings.read({"HOME": str(tmp_path)}) == Settings()
+
+
+def test_what_would_put_packages_elsewhere_is_not_handed_on(monkeypatch):
+    for name in ("PIP_TARGET", "PIP_USER", "UV_PYTHON", "UV_SYSTEM_PYTHON", "VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME"):
+        monkeypatch.setenv(name, "x")
+        assert name not in build_environment()

@@ -1,0 +1,102 @@
+"""Environments under a name, in versions."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.environments.environment import Environment
+from paceline.errors import EnvironmentSpecError
+from tests.helpers import start_python
+
+MINE = Environment(name="mine", pip_packages=["einops"])
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return SimpleNamespace(path=tmp_path / "work space")
+
+
+def test_the_same_content_keeps_its_version_and_another_gets_the_next(workspace):
+    assert MINE.register(workspace).version == 1
+    assert MINE.register(workspace).version == 1
+    changed = replace(MINE, pip_packages=("tqdm",))
+    assert changed.register(workspace).version == 2
+    assert MINE.register(workspace).version == 3
+    assert Environment.get(workspace, "mine") == replace(MINE, version=3)
+    assert Environment.get(workspace, "mine", 2) == replace(changed, version=2)
+
+
+def test_all_are_listed_in_their_latest_version(workspace):
+    assert Environment.list(workspace) == {}
+    MINE.register(workspace)
+    replace(MINE, layered=True).register(workspace)
+    replace(MINE, name="another").register(workspace)
+    assert {name: each.version for name, each in Environment.list(workspace).items()} == {"another": 1, "mine": 2}
+
+
+def test_without_a_name_it_can_not_be_registered(workspace):
+    with pytest.raises(EnvironmentSpecError, match="has no name"):
+        Environment(pip_packages=["einops"]).register(workspace)
+
+
+def test_an_unknown_name_or_version_is_told_what_there_is(workspace):
+    MINE.register(workspace)
+    with pytest.raises(EnvironmentSpecError, match=r"no environment 'other' is registered in .*; there are: mine"):
+        Environment.get(workspace, "other")
+    with pytest.raises(EnvironmentSpecError, match="has no version 7; there are: 1"):
+        Environment.get(workspace, "mine", 7)
+    with pytest.raises(EnvironmentSpecError, match="can't be an environment's name"):
+        Environment.get(workspace, "../mine")
+
+
+def test_a_damaged_file_is_named(workspace):
+    MINE.register(workspace)
+    (workspace.path / "environments" / "registered" / "mine" / "1.json").write_text("{")
+    with pytest.raises(EnvironmentSpecError, match=r"mine/1\.json' is not a registered environment any more"):
+        Environment.get(workspace, "mine")
+
+
+def test_many_processes_at_once_get_versions_of_their_own(workspace):
+    code = """
+import sys
+from types import SimpleNamespace
+from paceline.environments.environment import Environment
+for number in range(5):
+    made = Environment(name="mine", pip_packages=[f"p{sys.argv[2]}-{number}"]).register(SimpleNamespace(path=sys.argv[1]))
+    print(made.version)
+"""
+    processes = [start_python(code, workspace.path, number) for number in range(4)]
+    found = [int(line) for process in processes for line in process.communicate(timeout=60)[0].split()]
+    assert sorted(found) == list(range(1, 21))
+    folder = workspace.path / "environments" / "registered" / "mine"
+    assert sorted(os.listdir(folder)) == sorted(f"{number}.json" for number in range(1, 21))
+
+
+def test_a_folder_that_can_not_be_written_is_one_clear_error(workspace):
+    workspace.path.parent.mkdir(exist_ok=True)
+    workspace.path.write_text("a file")
+    with pytest.raises(EnvironmentSpecError, match="could not be registered: Not a directory"):
+        MINE.register(workspace)
+
+
+def test_an_interpreter_that_is_there_is_found_by_its_path_or_its_environment(tmp_path):
+    subprocess.run([sys.executable, "-I", "-m", "venv", "--without-pip", tmp_path / "an env"], check=True)
+    python = tmp_path / "an env" / "bin" / "python"
+    for given in (python, tmp_path / "an env", str(tmp_path / "an env")):
+        found = Environment.from_existing("mine", given)
+        # Not resolved: by its own path alone the interpreter is that environment.
+        assert (found.python, found.user_managed, found.needs_build) == (str(python), True, False)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a folder", "a file"])
+def test_an_interpreter_that_is_not_there_is_refused(tmp_path, name):
+    (tmp_path / "a folder").mkdir()
+    (tmp_path / "a file").write_text("")
+    with pytest.raises(EnvironmentSpecError, match=f"{name}'"):
+        Environment.from_existing("mine", tmp_path / name)

@@ -1,0 +1,156 @@
+"""Requirements files, read as pip reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.environments import requirements
+from paceline.environments.environment import Environment
+from paceline.errors import EnvironmentSpecError
+from tests.helpers import write_tree
+
+
+def read(folder, **files):
+    """What `main.txt` says, of files whose names have no ending."""
+    write_tree(folder, {f"{name}.txt": text for name, text in files.items()})
+    return requirements.read(folder / "main.txt")
+
+
+def test_comments_and_empty_lines_are_dropped_and_lines_joined(tmp_path):
+    text, constraints = read(tmp_path, main="# a\n\nnumpy<3  # why\n\nfoo==1 \\\n  --hash=sha256:00\n")
+    assert text.splitlines() == ["numpy<3", "foo==1 --hash=sha256:00"]
+    assert constraints == ()
+
+
+def test_a_hash_in_a_url_is_no_comment(tmp_path):
+    assert read(tmp_path, main="x @ https://host/x.whl#sha256=00\n")[0] == "x @ https://host/x.whl#sha256=00\n"
+
+
+def test_included_files_stand_in_the_place_of_their_line(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "deep.txt").write_text("-r deeper.txt\nc\n")
+    (tmp_path / "sub" / "deeper.txt").write_text("b")
+    assert read(tmp_path, main="a\n-r sub/deep.txt\n--requirement=other.txt\n", other="d")[0] == "a\nb\nc\nd\n"
+
+
+def test_constraints_are_kept_apart_those_that_a_constraint_file_includes_too(tmp_path):
+    text, constraints = read(tmp_path, main="a\n-c limits.txt\n", limits="b<2\n-r more.txt\n", more="c<3\n")
+    assert (text, constraints) == ("a\n", ("b<2", "c<3"))
+
+
+def test_options_are_kept_under_their_long_names(tmp_path):
+    text, _ = read(
+        tmp_path, main="-i https://a/simple\n--extra-index-url=https://b/simple\n--pre\n-f https://c/links\na\n"
+    )
+    assert text.splitlines() == [
+        "--index-url https://a/simple",
+        "--extra-index-url https://b/simple",
+        "--pre",
+        "--find-links https://c/links",
+        "a",
+    ]
+
+
+def test_paths_are_relative_to_the_file_that_they_stand_in(tmp_path):
+    write_tree(tmp_path, {"sub/pkg/pyproject.toml": "", "sub/dist/w-1-py3-none-any.whl": b"", "sub/links/x": b""})
+    (tmp_path / "sub" / "paths.txt").write_text(
+        "./pkg\n-e ./pkg[dev]\ndist/w-1-py3-none-any.whl ; python_version > '3'\n-f links\n"
+    )
+    sub = tmp_path / "sub"
+    assert read(tmp_path, main="-r sub/paths.txt")[0].splitlines() == [
+        f"{sub}/pkg",
+        f"-e {sub}/pkg[dev]",
+        f"{sub}/dist/w-1-py3-none-any.whl ; python_version > '3'",
+        f"--find-links {sub}/links",
+    ]
+
+
+def test_a_path_that_lies_in_the_working_directory_alone_is_found_as_pip_finds_it(tmp_path, monkeypatch):
+    write_tree(tmp_path, {"work/pkg/setup.py": "", "files/main.txt": "./pkg\n"})
+    monkeypatch.chdir(tmp_path / "work")
+    assert requirements.read(tmp_path / "files" / "main.txt")[0] == f"{tmp_path}/work/pkg\n"
+
+
+def test_a_byte_order_mark_and_windows_line_ends_do_no_harm(tmp_path):
+    (tmp_path / "main.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
+    assert requirements.read(tmp_path / "main.txt")[0] == "a\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a\nnumpy 2.0\n", r"main\.txt, line 2: 'numpy 2.0' is not a requirement that pip can parse"),
+        ("a==\n", r"line 1: 'a=='"),
+        ("numpy=2\n", r"line 1: 'numpy=2'"),
+        ("a\n\n\n\\\n!!\n", r"line 4: '!!'"),
+        ("--no-such-option x\n", r"line 1: '--no-such-option x' is not an option of a requirements file"),
+        ("--index-url\n", "is not an option of a requirements file"),
+        ("./nowhere\n", r"there is no '.*/nowhere'"),
+        ("missing-1-py3-none-any.whl\n", r"there is no '.*missing-1"),
+        ("-r nowhere.txt\n", r"line 1: there is no file '.*nowhere.txt', which '--requirement nowhere.txt' includes"),
+        ("-r https://host/r.txt\n", "is read from the network"),
+        ("-r main.txt\n", "requirements files include each other: .*main.txt -> .*main.txt"),
+    ],
+)
+def test_what_pip_could_not_read_is_refused_with_file_line_and_reason(tmp_path, text, message):
+    with pytest.raises(EnvironmentSpecError, match=message):
+        read(tmp_path, main=text)
+
+
+def test_a_folder_without_a_project_is_refused(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EnvironmentSpecError, match=r"has neither pyproject\.toml nor setup\.py"):
+        read(tmp_path, main="./empty\n")
+
+
+def test_files_that_include_each_other_are_refused(tmp_path):
+    with pytest.raises(EnvironmentSpecError, match=r"main\.txt -> .*a\.txt -> .*b\.txt -> .*a\.txt"):
+        read(tmp_path, main="-r a.txt", a="-r b.txt", b="-r a.txt")
+
+
+def test_a_file_included_twice_is_no_circle(tmp_path):
+    assert read(tmp_path, main="-r a.txt\n-r a.txt\n", a="x")[0] == "x\nx\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "can't be read: No such file"),
+        (b"a\xff\n", "is not UTF-8: .* at byte 1"),
+        ("folder", "can't be read: Is a dir"),
+    ],
+)
+def test_a_file_that_can_not_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "a file.txt"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(EnvironmentSpecError, match=rf"a file\.txt' {message}"):
+        requirements.read(path)
+
+
+def test_a_password_in_a_file_is_refused_and_not_repeated(tmp_path):
+    (tmp_path / "r.txt").write_text("--index-url https://me:hunter2@host/simple\n")
+    with pytest.raises(EnvironmentSpecError, match="pip_requirements, line 1,") as caught:
+        Environment.from_pip_requirements("x", tmp_path / "r.txt")
+    assert "hunter2" not in str(caught.value)
+    (tmp_path / "r.txt").write_text("x @ https://me:hunter2@host/simple/x.whl extra words\n")
+    with pytest.raises(EnvironmentSpecError) as caught:
+        Environment.from_pip_requirements("x", tmp_path / "r.txt")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_an_empty_file_asks_for_nothing(tmp_path):
+    (tmp_path / "r.txt").write_text("\n# nothing\n")
+    assert not Environment.from_pip_requirements("x", tmp_path / "r.txt").needs_build
+
+
+def test_a_text_that_includes_files_is_refused_with_what_to_call():
+    with pytest.raises(EnvironmentSpecError, match=r"Read the file with Environment\.from_pip_requirements"):
+        requirements.lines_of(Environment(pip_requirements="-r other.txt"))
+
+
+def test_an_option_among_the_packages_is_refused():
+    with pytest.raises(EnvironmentSpecError, match="which is an option"):
+        requirements.lines_of(Environment(pip_packages=["--pre"]))
