@@ -24,7 +24,7 @@ with tempfile.TemporaryDirectory() as folder:
         start = end
     store.upload(folder, "cancer", overwrite=True)
 
-data = pl.Dataset.File.from_files((store, "cancer/*.csv")).register(ws, "cancer", create_new_version=True)
+data = pl.Dataset.File.from_files((store, "cancer/*.csv")).register(ws, "cancer")
 est = pl.PyTorch(
     source_directory=Path(__file__).parent,
     entry_script="train.py",

@@ -51,7 +51,6 @@ def test_podmans_command_line_is_this_one():
         "--name paceline-digits_1700000000_00000001-1-0 --label paceline.run=digits_1700000000_00000001 "
         "--network=host --pid=host --ipc=host --security-opt label=disable "
         f"--user={os.getuid()}:{os.getgid()} "
-        "--mount type=bind,source=/dev/shm/paceline-0,target=/dev/shm/paceline-0 "
         + "".join(f"--mount {text} " for text in sorted_mounts(package, run))
         + f"--workdir {run}/work --entrypoint=python3 -- img -I -S {INSIDE} --home /tmp --home /var/tmp "
         "--home /dev/shm/paceline-0 -- python3 /shared/team/.paceline/lib/0/paceline/worker/__main__.py -- "
@@ -60,7 +59,7 @@ def test_podmans_command_line_is_this_one():
 
 
 def sorted_mounts(package, run):
-    paths = {package: True, "/shared/team/.paceline/lib/0": True, run: False}
+    paths = {run: False, "/dev/shm/paceline-0": False, "/shared/team/.paceline/lib/0": True, package: True}
     return [
         f"type=bind,source={path},target={path}{',readonly' if read_only else ''}"
         for path, read_only in sorted(paths.items(), key=lambda item: item[0].count("/"))

@@ -11,7 +11,7 @@ from tests.containers import fakes
 
 def answer(**values):
     found = {"version": [3, 12, 4], "executable": "/opt/bin/python3", "mpirun": None, "mpirun_version": "", **values}
-    return f"echo some notice; echo; echo 'paceline-probe:{json.dumps(found)}'"
+    return f"echo some notice; echo; printf '%s\\n' 'paceline-probe:{json.dumps(found)}'"
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ Inputs = Annotated[
     typer.Option(
         "--input",
         metavar="NAME=[STORE:]PATH",
-        help="Data that the script finds under $PACELINE_INPUT_NAME; may be repeated. "
+        help="Data that the script finds under $PACELINE_INPUT_<NAME>; may be repeated. "
         "Add ,partition=rank or ,partition=node for a part each.",
     ),
 ]
@@ -93,7 +93,7 @@ Outputs = Annotated[
     typer.Option(
         "--output",
         metavar="NAME=STORE:PATH",
-        help="Folder $PACELINE_INPUT_NAME whose files are stored there at the end; may be repeated. "
+        help="Folder $PACELINE_INPUT_<NAME> whose files are stored there at the end; may be repeated. "
         "Add ,overwrite to replace what is there.",
     ),
 ]

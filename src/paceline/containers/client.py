@@ -45,14 +45,14 @@ def call(
         raise LauncherError(f"{argv[0]!r} could not be started: {error.strerror or error}.") from error
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        with process, selectors.DefaultSelector() as selector:
-            assert process.stdout is not None
-            selector.register(process.stdout, selectors.EVENT_READ)
-            rest = b""
+    assert process.stdout is not None
+    with process.stdout as output, selectors.DefaultSelector() as selector:
+        selector.register(output, selectors.EVENT_READ)
+        rest = b""
+        try:
             while True:
                 if selector.select(_POLL_S):
-                    data = os.read(process.stdout.fileno(), 1 << 16)
+                    data = os.read(output.fileno(), 1 << 16)
                     if not data:
                         break
                     # A progress bar's lines end with a carriage return alone.
@@ -64,9 +64,12 @@ def call(
                     raise LauncherError(f"{' '.join(argv[:2])} gave no answer in {timeout_s:g} s.")
             _take([rest], lines, say)
             return process.wait(), list(lines)
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        finally:
+            if process.returncode is None:
+                # With whatever it has started.
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def reason(lines: Sequence[str]) -> str:

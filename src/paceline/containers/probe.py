@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, run_argv
@@ -70,10 +71,9 @@ def probe(
     if done is None:
         return None
     code, _ = done
-    found = next((line for line in reversed(lines) if line.startswith(_MARK)), None)
-    if code != 0 or found is None:
+    data = _answer(lines)
+    if code != 0 or data is None:
         raise LauncherError(_why_not(engine, shown, python, code, lines))
-    data = json.loads(found[len(_MARK) :])
     version = (data["version"][0], data["version"][1], data["version"][2])
     if version < _LEAST:
         raise LauncherError(
@@ -87,6 +87,15 @@ def probe(
         mpirun=data["mpirun"] if open_mpi else None,
         mpirun_version=(int(open_mpi[1]), int(open_mpi[2])) if open_mpi else None,
     )
+
+
+def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
+    found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
+    try:
+        data: dict[str, Any] = json.loads(found[len(_MARK) :])
+    except ValueError:
+        return None
+    return data
 
 
 def _why_not(engine: Engine, image: str, python: str, code: int, lines: Sequence[str]) -> str:

@@ -75,6 +75,8 @@ class AnyDataset:
             DataError: a wrong name, no files, or another dataset of this name and no create_new_version.
             TransferError: a store can't be read.
         """
+        from paceline.data.content import content_fingerprint, with_content
+
         folder = workspace_dir_of(workspace)
         if self.workspace_dir not in (None, folder) and any(source.datastore for source in self.sources):
             raise DataError(
@@ -83,11 +85,9 @@ class AnyDataset:
             )
         dataset_store.check_dataset_name(name)
         placed = replace(self, workspace_dir=folder)
-        files = placed.list_files()
+        files = with_content(placed.list_files(), folder)
         if not files:
             raise DataError(f"dataset {name!r} would have no files: there are none at {placed._where()}.")
-        from paceline.data.listing import fingerprint
-
         record = dataset_store.DatasetRecord(
             name=name,
             kind=self.kind,
@@ -96,7 +96,7 @@ class AnyDataset:
             steps=self.steps,
             description=description,
             tags={str(tag): str(value) for tag, value in (tags or {}).items()},
-            fingerprint=fingerprint(files),
+            fingerprint=content_fingerprint(files),
         )
         return placed._of(dataset_store.add(folder, record, files, create_new_version=create_new_version))
 
@@ -111,8 +111,14 @@ class AnyDataset:
         Raises:
             DataError: not registered. TransferError: a store can't be read.
         """
+        from paceline.data.content import with_content
+
         folder, name, version = self._registered("check()")
-        return compare(f"{name}:{version}", dataset_store.files_then(folder, name, version), self._list_or_none())
+        return compare(
+            f"{name}:{version}",
+            dataset_store.files_then(folder, name, version),
+            with_content(self._list_or_none(), folder),
+        )
 
     def list_files(self) -> list[FileInfo]:
         """The files, sorted by path, as they lie in their stores now.

@@ -61,7 +61,9 @@ def _environment(environment: Environment, workspace: Path, folder: RunFolder, n
 def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int) -> tuple[Path, dict[str, Any]]:
     """Where the workers find it, and what is kept of it with the run."""
     from paceline.data.cache import DataCache
+    from paceline.data.content import content_fingerprint, with_content
     from paceline.data.fetch import fetch
+    from paceline.data.listing import list_files
     from paceline.data.upload import check_upload
 
     workspace = folder.path.parent.parent
@@ -86,7 +88,10 @@ def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int
         say=say,
         progress=Bar(reference.name),
     )
-    if reference.fingerprint and reference.partition is None and fetched.fingerprint != reference.fingerprint:
+    content = fetched.fingerprint
+    if reference.dataset is not None:
+        content = content_fingerprint(with_content(list_files(reference.sources, workspace), workspace))
+    if reference.fingerprint and content != reference.fingerprint:
         say(
             f"NOTE: the files of {reference.dataset} are no longer those that were there when it was registered; the run "
             "takes those of today."
@@ -98,6 +103,6 @@ def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int
         "files": fetched.files,
         "bytes": fetched.bytes,
         "fetched_bytes": fetched.fetched_bytes,
-        "content": fetched.fingerprint,
+        "content": content,
     }
     return Path(fetched.path), told

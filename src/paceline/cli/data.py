@@ -1,0 +1,226 @@
+"""data list, add, remove, ls, upload, download, cache, prune: datastores, their files, and what this machine keeps."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.common import print_json, print_table
+from paceline.errors import DataError
+from paceline.workspace import Workspace
+
+if TYPE_CHECKING:
+    from paceline.data.datastore import Datastore
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there; else they stay.")]
+Place = Annotated[str, typer.Argument(metavar="STORE[:PATH]", help="A datastore, or a folder, file or pattern of it.")]
+
+_PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.command("list")(list_stores)
+    verbs.command("add")(add)
+    verbs.command("remove")(remove)
+    verbs.command("ls")(list_files)
+    verbs.command("upload")(upload)
+    verbs.command("download")(download)
+    verbs.command("cache")(cache)
+    verbs.command("prune")(prune)
+    app.add_typer(verbs, name="data", help="Datastores: list, add and remove them, move files; the cache.")
+
+
+def list_stores(as_json: Json = False) -> int:
+    """The datastores and datasets of the workspace."""
+    from paceline.data.datastore import Datastore
+
+    workspace = Workspace.from_config(create=False)
+    stores = [_described(store) for store in Datastore.list(workspace).values()]
+    datasets = _datasets(workspace)
+    if as_json:
+        print_json({"datastores": stores, "datasets": datasets})
+        return 0
+    print_table(
+        ("STORE", "KIND", "URL"),
+        [
+            (found["name"] + (" (default)" if found["is_default"] else ""), found["kind"], found["url"])
+            for found in stores
+        ],
+    )
+    if datasets:
+        print()
+        print_table(
+            ("DATASET", "VERSION", "DESCRIPTION"),
+            [(found["name"], str(found["version"]), found["description"] or "") for found in datasets],
+        )
+    return 0
+
+
+def add(
+    name: Annotated[str, typer.Argument(help="Letters, digits, '_' and '-'.")],
+    url: Annotated[str, typer.Argument(help="A folder, or s3://, abfs://, gs://, sftp://, https://.")],
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="KEY=VALUE", help="As fsspec's file system takes it; may be repeated."),
+    ] = None,
+    credential: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--credential",
+            metavar="KEY=PLACE",
+            help="env:VARIABLE, keyring:service/user or file:PATH; may be repeated.",
+        ),
+    ] = None,
+    default: Annotated[bool, typer.Option("--default", help="Make it the default store.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of this name.")] = False,
+) -> int:
+    """Register a datastore. Its credentials are named by their places; no secret is taken here."""
+    from paceline.data.datastore import Datastore
+
+    store = Datastore.register(
+        Workspace.from_config(),
+        name,
+        url,
+        options=_options(option or []),
+        credentials=dict(_pair("--credential", word) for word in credential) if credential else None,
+        default=default,
+        overwrite=overwrite,
+    )
+    print(f"{store.name}: {store.url}")
+    return 0
+
+
+def remove(name: Annotated[str, typer.Argument(help="The datastore.")]) -> int:
+    """Forget a datastore. Its files stay where they are."""
+    from paceline.data.datastore import Datastore
+
+    Datastore.get(Workspace.from_config(create=False), name).unregister()
+    print(f"{name} is no longer registered; its files are where they were.")
+    return 0
+
+
+def list_files(place: Place, as_json: Json = False) -> int:
+    """The files of a datastore, with their sizes."""
+    from paceline.data.progress import size_text
+
+    store, path = _place(place)
+    infos = store.files(path)
+    if as_json:
+        print_json([asdict(info) for info in infos])
+        return 0
+    for info in infos:
+        print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {info.path}")
+    print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
+    return 0
+
+
+def upload(
+    source: Annotated[Path, typer.Argument(help="A file, or a folder with all below it.")],
+    place: Place,
+    overwrite: Overwrite = False,
+) -> int:
+    """Store a file or a folder."""
+    store, path = _place(place)
+    if source.is_dir():
+        store.upload(source, path, overwrite=overwrite)
+    else:
+        store.upload_files([source], target_path=path, overwrite=overwrite)
+    return 0
+
+
+def download(
+    place: Place,
+    target: Annotated[Path, typer.Argument(help="The folder to copy to.")],
+    overwrite: Overwrite = False,
+) -> int:
+    """Copy files of a datastore to a folder, under their paths in the store. One that broke off is gone on with."""
+    store, path = _place(place)
+    count = store.download(target, path, overwrite=overwrite)
+    print(f"{count} files copied to {target}.", file=sys.stderr)
+    return 0
+
+
+def cache(as_json: Json = False) -> int:
+    """What this machine keeps of stores' files: where, how much, and up to which limit."""
+    from paceline.data.cache import DataCache
+    from paceline.data.progress import size_text
+
+    found = DataCache()
+    use = found.use()
+    values: dict[str, Any] = {"folder": str(found.folder), **asdict(use), "limit_bytes": found.limit_bytes}
+    if as_json:
+        print_json(values)
+        return 0
+    print(f"Folder:  {found.folder}")
+    print(f"Size:    {size_text(use.bytes)} in {use.files} files, {size_text(use.linked_bytes)} of it in use by runs")
+    print(f"Limit:   {size_text(found.limit_bytes)}")
+    return 0
+
+
+def prune(
+    to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Leave at most so much, such as 20GB.")] = "0",
+) -> int:
+    """Remove the least recently used files of the cache, but none that a run is using."""
+    from paceline.data.cache import DataCache, parse_size
+    from paceline.data.progress import size_text
+
+    removed = DataCache().prune(parse_size(to))
+    print(f"{size_text(removed)} removed.")
+    return 0
+
+
+def _place(text: str) -> tuple[Datastore, str]:
+    """The store and the path in it of `STORE[:PATH]`.
+
+    Raises:
+        DataError: it is none, or there is no such store.
+    """
+    from paceline.data.datastore import Datastore
+
+    found = _PLACE.fullmatch(text)
+    if found is None:
+        raise DataError(
+            f"{text!r} is not STORE or STORE:PATH, such as lab:mnist/train. `paceline data list` shows the stores."
+        )
+    return Datastore.get(Workspace.from_config(create=False), found[1]), found[2] or ""
+
+
+def _described(store: Datastore) -> dict[str, Any]:
+    return {"name": store.name, "kind": store.kind, "url": store.url, "is_default": store.is_default}
+
+
+def _datasets(workspace: Workspace) -> list[dict[str, Any]]:
+    from paceline.data.dataset import Dataset
+
+    return [
+        {"name": name, "version": found.version, "description": found.description}
+        for name, found in Dataset.get_all(workspace).items()
+    ]
+
+
+def _options(words: list[str]) -> dict[str, Any]:
+    """KEY=VALUE, the value as JSON where it is some: true, 22, {"region_name": "eu-west-1"}."""
+    options: dict[str, Any] = {}
+    for word in words:
+        key, value = _pair("--option", word)
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def _pair(option: str, word: str) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        # What stands there may be a secret in the wrong place, so it is not repeated.
+        raise DataError(f"{option} takes KEY=VALUE; what was given has no '='.")
+    return key, value
