@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from paceline import snapshot
-from paceline.containers import find_engine
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
@@ -102,6 +101,9 @@ def check(job: Job, workspace_dir: Path) -> None:
     get_launcher(job.launcher).check(job)
     environment = job.environment
     if environment.docker_image is not None:
+        from paceline.containers import check_image_name, find_engine
+
+        check_image_name(environment.docker_image)
         find_engine()
     elif environment.python is not None:
         _check_python(environment.python)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import functools
+import http.server
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -287,6 +291,61 @@ def test_a_variable_in_a_requirement_is_filled_in_and_masked(ensure, wheels, tmp
     built, said = ensure(pip_packages=[f"handmade @ file://{tmp_path}/${{PLACE}}/{wheel.name}"])
     assert built.pip == ("handmade==4.0",)
     assert "secret-folder-name" not in "\n".join(said)
+
+
+@pytest.fixture
+def guarded(tmp_path):
+    """host:port of a server of tmp_path/"served" that wants the password "hunter2secret"."""
+    wanted = "Basic " + base64.b64encode(b"me:hunter2secret").decode()
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self):
+            if self.headers.get("Authorization") == wanted:
+                return super().do_GET()
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="x"')
+            self.end_headers()
+            return None
+
+        do_HEAD = do_GET
+
+        def log_message(self, *args):
+            pass
+
+    (tmp_path / "served").mkdir()
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=tmp_path / "served")
+    ) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_a_password_from_a_variable_is_used_and_kept_nowhere(
+    ensure, store, base_python, guarded, tmp_path, monkeypatch, installer
+):
+    wheel = make_wheel(tmp_path / "served", "handmade", "4.0", ["small"])
+    monkeypatch.setenv("INDEX_TOKEN", "hunter2secret")
+    asked = f"handmade @ http://me:${{INDEX_TOKEN}}@{guarded}/{wheel.name}"
+    built, said = ensure(pip_packages=[asked])
+    assert built.locked.locked_pip == (asked, "small==1.1")
+    store.prune()
+    again = store.ensure(built.locked, base_python, said.append)
+    assert again.pip == ("handmade==4.0", "small==1.1")
+    assert "hunter2secret" not in "\n".join(said)
+    kept = [path for path in store._folder.rglob("*") if path.is_file() and b"hunter2secret" in path.read_bytes()]
+    assert kept == []
+
+
+def test_a_wrong_password_fails_without_being_told(ensure, guarded, tmp_path, monkeypatch, installer):
+    wheel = make_wheel(tmp_path / "served", "handmade", "4.0")
+    monkeypatch.setenv("INDEX_TOKEN", "wrong-passw0rd")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    with pytest.raises(EnvironmentBuildError, match="401") as caught:
+        ensure(pip_packages=[f"handmade @ http://me:${{INDEX_TOKEN}}@{guarded}/{wheel.name}"])
+    assert "wrong-passw0rd" not in str(caught.value)
 
 
 def test_the_exact_versions_are_installed_again(ensure, store, wheels, base_python):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import cancel, env, logs, read, run
+from paceline.cli import cancel, data, env, logs, read, run
 from paceline.errors import PacelineError, RunStateError
 
 EXIT_WRONG_CALL = 2
@@ -29,6 +29,7 @@ read.add_to(app)
 logs.add_to(app)
 cancel.add_to(app)
 env.add_to(app)
+data.add_to(app)
 
 
 def _version(wanted: bool) -> None:

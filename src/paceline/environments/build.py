@@ -14,7 +14,6 @@ from paceline.environments.built import Built
 from paceline.environments.environment import Environment
 from paceline.environments.pip_install import Installer
 from paceline.environments.program import Say
-from paceline.environments.visible import Visible
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 
 
@@ -84,7 +83,7 @@ def build(key: str, environment: Environment, base: Base, prefix: Path, say: Say
         base_python=base.python,
         is_layered=environment.layered,
         environment=environment,
-        locked=replace(environment, locked_pip=_locks(own, added), locked_conda=urls),
+        locked=replace(environment, locked_pip=installer.locks(own, added), locked_conda=urls),
         pip=tuple(added),
         conda=packages,
         created_utc=created,
@@ -92,10 +91,6 @@ def build(key: str, environment: Environment, base: Base, prefix: Path, say: Say
         size_bytes=_size(prefix),
         last_used_utc=created,
     )
-
-
-def _locks(own: Visible, added: list[str]) -> tuple[str, ...]:
-    return own.locks(added)
 
 
 def _variables(environment: Environment, prefix: Path) -> dict[str, str]:

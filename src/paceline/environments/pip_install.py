@@ -51,6 +51,7 @@ class Installer:
     lock_fd: int
     _options: list[Line] = field(default_factory=list)
     _constraints: list[Line] = field(default_factory=list)
+    _wanted: list[Line] = field(default_factory=list)
     _settings: Settings | None = None
 
     def install(self, environment: Environment) -> None:
@@ -62,7 +63,7 @@ class Installer:
         self._constraints = constraints_of(environment)
         lines = lines_of(environment)
         self._options = [line for line in lines if line.option is not None]
-        wanted = [line for line in lines if line.option is None]
+        wanted = self._wanted = [line for line in lines if line.option is None]
         if environment.locked_pip:
             locked = [
                 line for text in environment.locked_pip for line in parse(text, "locked_pip", None, numbered=False)
@@ -78,6 +79,20 @@ class Installer:
 
     def own(self) -> Visible:
         return Visible([site_packages(self.prefix)], self.base)
+
+    def locks(self, own: Visible, versions: Sequence[str]) -> tuple[str, ...]:
+        """Requirements by which exactly these are installed again.
+
+        Where the URL asked for has variables in it, it stays as it was asked for: what was put in their place is secret.
+        """
+        asked = {
+            canonical(line.requirement.name): line.value
+            for line in self._wanted
+            if line.requirement is not None and line.requirement.url and "${" in line.requirement.url
+        }
+        plain = [version for version in versions if version.partition("==")[0] not in asked]
+        names = {version.partition("==")[0] for version in versions}
+        return tuple(sorted([*own.locks(plain), *(line for name, line in asked.items() if name in names)]))
 
     def _layer(self, wanted: list[Line]) -> None:
         """Install what of these the base does not have."""

@@ -1,11 +1,13 @@
-"""A run's containers: its commands wrapped in them, why one did not start, and none of them left in the end."""
+"""A run's containers: its commands wrapped in them, why one did not start, and none of them left in the end.
+
+`paceline.containers` is loaded for runs with an image alone: every run waits for what its supervisor loads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.containers import Engine, Mount, find_engine, remove, start_failure, wrap
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.plan import Command, Launch
@@ -16,6 +18,8 @@ def wrapped(command: Command, launch: Launch, shell: dict[str, str]) -> Command:
     container = launch.prepared[command.node_rank].container
     if container is None:
         return command
+    from paceline.containers import Engine, Mount, wrap
+
     return wrap(
         command,
         launch,
@@ -32,6 +36,8 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
     prepared = launch.prepared[0]
     if prepared.container is None:
         return None
+    from paceline.containers import Engine, start_failure
+
     engine = Engine.from_json(prepared.container["engine"])
     return start_failure(engine, str(launch.job.environment.docker_image), prepared.python, exit_code, lines)
 
@@ -40,6 +46,8 @@ def remove_containers(job: Job, run_id: str) -> None:
     """End what an engine still has of the run; nothing for a run without an image. Never raises."""
     if job.environment.docker_image is None:
         return
+    from paceline.containers import find_engine, remove
+
     try:
         remove(find_engine(), run_id)
     except LauncherError:

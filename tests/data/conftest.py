@@ -1,0 +1,142 @@
+"""Servers that are started once, stores on them, and a cache for each test."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.data.cache import DataCache
+from paceline.data.datastore import Datastore
+from paceline.data.fetch import Fetched, fetch
+from paceline.data.reference import DataReference
+from paceline.workspace import Workspace
+from tests.data import servers
+from tests.engines.conftest import require_engine
+
+_numbers = itertools.count()
+
+
+def has_module(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """An empty workspace. Nothing of the machine's own settings of stores is seen."""
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", servers.KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", servers.SECRET)
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "cache"))
+    return Workspace(tmp_path / "ws")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> DataCache:
+    return DataCache(tmp_path / "cache", limit_bytes=10**9)
+
+
+@pytest.fixture
+def take(workspace: Workspace, cache: DataCache) -> Callable[..., Fetched]:
+    """Fetches a reference, as the first of two nodes with two workers each."""
+
+    def call(reference: DataReference, **values: Any) -> Fetched:
+        given: dict[str, Any] = {
+            "workspace_dir": workspace.path,
+            "cache": cache,
+            "view_dir": cache.view_dir("run_1", 0),
+            "node_rank": 0,
+            "ranks": range(2),
+            "node_count": 2,
+            "world_size": 4,
+        }
+        return fetch(reference, **(given | values))
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def _s3() -> Iterator[servers.S3]:
+    require_engine("moto's server and s3fs", has_module("moto") and has_module("flask") and has_module("s3fs"))
+    server = servers.S3()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(params=["obstore", "s3fs"])
+def s3(_s3: servers.S3, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> servers.S3:
+    """An S3 server, read by each of the two libraries in turn."""
+    if request.param == "obstore":
+        require_engine("obstore", has_module("obstore"))
+    else:
+        for module in ("listing", "reading"):
+            monkeypatch.setattr(f"paceline.data.{module}.object_store", lambda store: None)
+    return _s3
+
+
+@pytest.fixture
+def s3_once(_s3: servers.S3) -> servers.S3:
+    """The S3 server, for what does not depend on which library reads."""
+    return _s3
+
+
+@pytest.fixture
+def bucket() -> str:
+    """The name of a bucket that no other test has."""
+    return f"bucket-{next(_numbers)}"
+
+
+@pytest.fixture
+def proxied() -> Iterator[Callable[..., servers.Proxy]]:
+    """Makes a proxy in front of a port."""
+    made: list[servers.Proxy] = []
+
+    def call(port: int, spoil: Callable[[servers.Answer], None] = lambda answer: None) -> servers.Proxy:
+        made.append(servers.Proxy(port, spoil))
+        return made[-1]
+
+    yield call
+    for proxy in made:
+        proxy.close()
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Sshd]:
+    require_engine("sshd", servers.find_sshd())
+    require_engine("paramiko", has_module("paramiko"))
+    server = servers.Sshd(tmp_path_factory.mktemp("sshd"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[SimpleNamespace]:
+    """An HTTP server with ranges; `folder` holds its files."""
+    require_engine("aiohttp", has_module("aiohttp"))
+    folder = tmp_path / "web"
+    folder.mkdir()
+    with servers.http_server(folder) as port:
+        yield SimpleNamespace(folder=folder, port=port, url=f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying again takes no time."""
+    monkeypatch.setattr("paceline.data.transfer._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("paceline.data.upload._FIRST_DELAY_S", 0.01)
+
+
+def s3_store(workspace: Workspace, url: str, place: str, **options: Any) -> Datastore:
+    """The store "lab" on this server."""
+    return Datastore.register(
+        workspace, "lab", f"s3://{place}", options={"endpoint_url": url, **options}, overwrite=True
+    )
