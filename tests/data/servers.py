@@ -6,6 +6,7 @@ import contextlib
 import getpass
 import http.client
 import http.server
+import io
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from tests.helpers import wait_until
 
@@ -62,7 +63,7 @@ class S3:
         """The answer to a plain request; moto checks no signature."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
-            date = f"20300101/us-east-1/s3/aws4_request"
+            date = "20300101/us-east-1/s3/aws4_request"
             sign = f"AWS4-HMAC-SHA256 Credential={KEY}/{date}, SignedHeaders=host, Signature=0"
             connection.request(method, path, body=body, headers={"Authorization": sign, **headers})
             answer = connection.getresponse()
@@ -80,13 +81,9 @@ class S3:
         return name
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
-        from urllib.parse import quote
-
         self.call("PUT", f"/{bucket}/{quote(key, safe='/')}", content)
 
     def get(self, bucket: str, key: str) -> bytes:
-        from urllib.parse import quote
-
         return self.call("GET", f"/{bucket}/{quote(key, safe='/')}")
 
     def check_keys(self, on: bool) -> None:
@@ -166,7 +163,7 @@ class Proxy:
         answer = Answer(
             method=handler.command,
             path=handler.path,
-            request_headers=headers,
+            request_headers={name.lower(): value for name, value in headers.items()},
             status=found.status,
             headers={name: value for name, value in found.getheaders() if name.lower() != "transfer-encoding"},
             body=content,
@@ -218,8 +215,6 @@ class RangeHandler(http.server.SimpleHTTPRequestHandler):
         self.send_header("ETag", etag)
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
-        import io
-
         return io.BytesIO(part)
 
 

@@ -717,3 +717,28 @@ def test_without_an_engine_nothing_starts(lab, monkeypatch):
     with pytest.raises(LauncherError, match="can't be run"):
         lab.submit("", custom_docker_image=IMAGE)
     assert not (lab.workspace_dir / "runs").exists() or not list((lab.workspace_dir / "runs").iterdir())
+
+
+@only_podman
+def test_packages_of_a_run_are_installed_on_top_of_its_image_once(own_podman, lab, tmp_path, monkeypatch):
+    # An image in which Python's own pip settings of this machine do not count.
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    script = KEEP + "import tiny; keep([tiny.__file__, tiny.VERSION, os.environ['VIRTUAL_ENV']])"
+    values = {"custom_docker_image": IMAGE, "pip_packages": [str(wheel(tmp_path / "wheels"))]}
+    file, version, prefix = seen(lab.complete(script, **values))
+    assert file.startswith(f"{lab.workspace_dir}/environments/images/")
+    assert file.startswith(prefix)
+    assert version == "1.0"
+    again = lab.complete(script, **values)
+    assert seen(again) == [file, version, prefix]
+
+
+@only_podman
+def test_packages_that_can_not_be_had_fail_the_run_before_its_workers(own_podman, lab, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    run = lab.finish("", custom_docker_image=IMAGE, pip_packages=["paceline-missing"])
+    failure = run.record().failure
+    assert failure is not None
+    assert "No matching distribution found for paceline-missing" in failure.message
+    assert run.record().attempts == ()

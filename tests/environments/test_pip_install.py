@@ -307,7 +307,7 @@ def guarded(tmp_path):
             self.end_headers()
             return None
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def log_message(self, *args):
             pass

@@ -172,10 +172,11 @@ def _check_contradictions(environment: Environment) -> None:
             "image. Choose an image that has them, or leave docker_image out."
         )
     if environment.uses_conda and environment.layered:
-        own = [spec for spec in environment.conda_packages if names_python(spec)]
-        if own or environment.python_version:
+        own = [repr(spec) for spec in environment.conda_packages if names_python(spec)]
+        own += [f"python_version={environment.python_version!r}"] if environment.python_version else []
+        if own:
             raise EnvironmentSpecError(
-                f"layered=True with {own[0] if own else f'python_version={environment.python_version!r}'!r} from conda: what the "
+                f"layered=True with {own[0]} from conda: what the "
                 "submitting interpreter has installed can't be seen by another Python. Write layered=False and name all "
                 "that the script needs, or leave Python out."
             )
