@@ -36,7 +36,7 @@ class Prepared:
     """What a node has ready for its workers.
 
     python: the interpreter that runs the script. variables: that its environment needs (`VIRTUAL_ENV`).
-    bin_dir: of the environment, put first on PATH; None leaves PATH as it is.
+    bin_dir: of the environment's programs, put first on PATH, several of them as PATH has them; None leaves PATH as it is.
     is_isolated: the shell's PYTHONPATH does not count, nor what the user has installed for themselves.
     inputs: name -> folder or file, as the node sees it. inputs_by_rank: names of those that have a folder
         `rank_<rank>` for each worker.

@@ -167,7 +167,10 @@ class Docker:
         if self._daemon is not None:
             self._daemon.terminate()
             self._daemon.wait(30)
-        shutil.rmtree(self._short, ignore_errors=True)
+        # The daemon leaves its network namespace mounted.
+        for mount in (self._short / "x" / "netns").glob("*"):
+            subprocess.run(["umount", "-l", str(mount)], check=False, capture_output=True)
+        shutil.rmtree(self._short)
 
 
 def call(program: str, words: tuple[str, ...], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -59,6 +59,14 @@ def test_the_working_directory_and_pythonpath_are_not_read(tmp_path, other, monk
     assert base(other, tmp_path / "cache").implementation == sys.implementation.name
 
 
+def test_a_script_that_starts_an_interpreter_stands_for_the_one_that_it_starts_now(tmp_path, other):
+    script = write_program(tmp_path / "shim", f'#!/bin/sh\nexec "{other}" "$@"\n')
+    assert base(str(script), tmp_path / "cache").python == other
+    write_program(script, f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    module._known.clear()
+    assert base(str(script), tmp_path / "cache").python == sys.executable
+
+
 def test_the_user_s_own_packages_are_left_out_where_the_user_says_so(tmp_path, monkeypatch):
     from dataclasses import replace
 

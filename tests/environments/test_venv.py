@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -21,7 +22,7 @@ def make(tmp_path):
     def make(uv, prefix=None, python=sys.executable):
         prefix = prefix or tmp_path / "an 'env'"
         with open(os.devnull) as lock:
-            found = base(python, tmp_path / "bases")
+            found = replace(base(sys.executable, tmp_path / "bases"), python=python)
             venv.make(prefix, found, uv, venv.build_environment(), print, lock.fileno())
         return prefix
 

@@ -11,7 +11,7 @@ import typer
 
 from paceline import __version__
 from paceline.cli import cancel, data, env, logs, read, run
-from paceline.errors import PacelineError, RunStateError
+from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
 
 EXIT_WRONG_CALL = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE
@@ -63,7 +63,7 @@ def _exit_code() -> int:
         return 128 + signal.SIGINT
     except PacelineError as error:
         _say(str(error))
-        return 1 if isinstance(error, RunStateError) else EXIT_WRONG_CALL
+        return 1 if isinstance(error, (RunStateError, EnvironmentBuildError, TransferError)) else EXIT_WRONG_CALL
     except Exception as error:
         code = _usage_error(error)
         if code is not None:

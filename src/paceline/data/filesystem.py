@@ -102,7 +102,11 @@ class Store:
         if self.kind == "local":
             return fsspec.filesystem("file")
         if self.kind == "s3":
-            config = {"connect_timeout": _CONNECT_TIMEOUT_S, "read_timeout": _READ_TIMEOUT_S, "retries": {"max_attempts": 1}}
+            config = {
+                "connect_timeout": _CONNECT_TIMEOUT_S,
+                "read_timeout": _READ_TIMEOUT_S,
+                "retries": {"max_attempts": 1},
+            }
             fs = fsspec.filesystem("s3", **{**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}})
             # Trying again is done here, where what has come so far is known.
             fs.retries = 2

@@ -14,6 +14,8 @@ from paceline.data.objects import object_store
 
 _CHUNK = 1 << 20
 _BLOCK = 4 << 20
+#: Of a stream that breaks off, fewer bytes than this are lost.
+_STREAMED = 128 << 10
 
 Sink: TypeAlias = "Callable[[bytes], None]"
 
@@ -81,7 +83,7 @@ class ObjectReader:
         if end - start <= _CHUNK:
             counted(memoryview(result.bytes()))  # type: ignore[arg-type]
         else:
-            for piece in result.stream(min_chunk_size=_CHUNK):
+            for piece in result.stream(min_chunk_size=_STREAMED):
                 counted(memoryview(piece))  # type: ignore[arg-type]
         counted.check()
 

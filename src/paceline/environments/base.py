@@ -181,10 +181,11 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
     if found is None:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {last}.")
-    # The path that was asked for: another name of the same program may be another environment.
-    found = Base(**(asdict(found) | {"python": path, "site_folders": found.site_folders}))
+        told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        reason = told[-1 if told[0].startswith("Traceback") else 0].strip().rstrip(".")
+        raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
+    if found.python != path:
+        return found  # a script that starts one, which may be another the next time
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         write_json(_cache_file(path, cache_dir), {"asked": path, "stamp": stamp, "base": asdict(found)})

@@ -69,20 +69,22 @@ def described(
     if conda_dependencies_file is not None:
         path = _file("conda_dependencies_file", conda_dependencies_file, source_directory)
         found = Environment.from_conda_specification("conda", path)
-        return replace(
-            found,
-            name=None,
-            python=python,
-            user_managed=user_managed,
-            docker_image=docker_image,
-            shm_size=shm_size,
+        return _checked(
+            replace(
+                found,
+                name=None,
+                python=python,
+                user_managed=user_managed,
+                docker_image=docker_image,
+                shm_size=shm_size,
+            )
         )
     values: dict[str, Any] = {}
     if pip_requirements_file is not None:
         path = _file("pip_requirements_file", pip_requirements_file, source_directory)
         read = Environment.from_pip_requirements("pip", path)
         values = {name: value for name, value in read.to_json().items() if name != "name"}
-    return Environment.from_json(
+    environment = Environment.from_json(
         values
         | {
             "python": python,
@@ -96,6 +98,17 @@ def described(
             "shm_size": shm_size,
         }
     )
+    return _checked(environment)
+
+
+def _checked(environment: Environment) -> Environment:
+    """The environment, if pip could parse every requirement in it."""
+    from paceline.environments import requirements
+
+    if environment.needs_build:
+        requirements.lines_of(environment)
+        requirements.constraints_of(environment)
+    return environment
 
 
 def _packages(name: str, packages: object) -> tuple[str, ...]:

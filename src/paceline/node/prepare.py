@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -50,10 +51,12 @@ def _environment(environment: Environment, workspace: Path, folder: RunFolder, n
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
     if node_rank == 0:
         write_json(folder.environment, built.to_json())
+    # Behind a layer's programs those of its base: torchrun, ninja.
+    folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
         "python": str(built.python),
         "variables": dict(built.variables),
-        "bin_dir": str(built.bin_dir),
+        "bin_dir": os.pathsep.join(dict.fromkeys(folders)),
         "is_isolated": not built.is_layered,
     }
 

@@ -17,7 +17,7 @@ import sys
 if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
     del sys.path[0]
 
-from paceline.worker import report, script  # noqa: E402 - only found once our own folder is off the path
+from paceline.worker import report, script
 
 
 def main(argv: "list[str]") -> None:
