@@ -127,6 +127,10 @@ def hidden_url(url: str) -> str:
         return url
     scheme, _, rest = url.partition("://")
     netloc, slash, path = rest.partition("/")
+    if "@" not in netloc and "@" in path and not netloc.rpartition(":")[2].isdigit() and ":" in netloc:
+        # A password with a "/" in it, which should have been written as %2F.
+        netloc, _, path = rest.rpartition("@")
+        netloc, slash, path = f"{netloc}@{path.partition('/')[0]}", "/", path.partition("/")[2]
     user, at, host = netloc.rpartition("@")
     if at and (":" in user or scheme.startswith("http")):
         # Before a web host even a user alone may be a token.

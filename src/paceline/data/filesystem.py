@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from paceline.data.credentials import Secrets, hidden_url, resolve
 from paceline.data.failures import translated
@@ -58,7 +59,11 @@ class Store:
     def full(self, path: str) -> str:
         """A path of the store as its file system takes it."""
         root = self.record.root
-        path = path.strip("/") if self.kind != "http" else path
+        if self.kind != "http":
+            path = path.strip("/")
+        elif self.record.name is not None:
+            # Of a datastore, paths are names; of a plain URL, they are what stands in it.
+            path = quote(path)
         return f"{root}/{path}" if path else (root or "/")
 
     def local(self, path: str) -> Path:

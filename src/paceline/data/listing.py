@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from paceline.data.filesystem import Store, place_of
 from paceline.data.names import check_relative, clean_path, is_pattern, pattern_base, pattern_regex
@@ -78,7 +79,9 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
         below = entry.path[len(base) + 1 :] if base else entry.path
         if entry.path == base:
             below = base.rpartition("/")[2]
-        name = check_relative(below.partition("?")[0] if store.kind == "http" else below, store.title)
+        if store.kind == "http" and source.datastore is None:
+            below = unquote(below.partition("?")[0])
+        name = check_relative(below, store.title)
         infos.append(
             FileInfo(
                 datastore=source.datastore,
@@ -215,7 +218,8 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
             (waiting if name.endswith("/") else seen).append(name)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, info in zip(seen, pool.map(store.fs.info, seen), strict=True):
-            yield _http_entry(name[len(root) :], info)
+            path = name[len(root) :]
+            yield _http_entry(unquote(path) if store.record.name is not None else path, info)
 
 
 def _http_entry(path: str, info: dict[str, Any]) -> _Entry:
