@@ -164,7 +164,17 @@ class Sides:
         source = f"s3://{BUCKET}/{FOLDER}"
         before = time.perf_counter()
         subprocess.run(
-            [str(self._aws), "--endpoint-url", self._url, "s3", "cp", "--recursive", "--only-show-errors", source, target],
+            [
+                str(self._aws),
+                "--endpoint-url",
+                self._url,
+                "s3",
+                "cp",
+                "--recursive",
+                "--only-show-errors",
+                source,
+                target,
+            ],
             check=True,
         )
         seconds = time.perf_counter() - before
@@ -217,7 +227,14 @@ def main() -> None:
         **({"aws_s": aws[0], "times_aws": aws[0] / cold} if aws else {}),
         rounds=given.rounds,
     )
-    report("s3_download_warm", "the same, warm, listing included", "at most 1 s", warm <= 1, ours_s=warm, rounds=given.rounds)
+    report(
+        "s3_download_warm",
+        "the same, warm, listing included",
+        "at most 1 s",
+        warm <= 1,
+        ours_s=warm,
+        rounds=given.rounds,
+    )
 
 
 if __name__ == "__main__":

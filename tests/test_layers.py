@@ -24,7 +24,7 @@ MAY_IMPORT = {
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors environments.environment data.reference",
     "plan": "errors job",
-    "runs": "errors processes job plan data.reference",
+    "runs": "errors processes job plan data.reference containers",
     "snapshot": "errors runs.files",
     "environments": "errors runs.files",
     "data": "errors runs.files",

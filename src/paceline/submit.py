@@ -101,9 +101,11 @@ def check(job: Job, workspace_dir: Path) -> None:
     get_launcher(job.launcher).check(job)
     environment = job.environment
     if environment.docker_image is not None:
-        from paceline.containers import check_image_name, find_engine
+        from paceline.containers import check_image_name, check_shm_size, find_engine
 
         check_image_name(environment.docker_image)
+        if environment.shm_size is not None:
+            check_shm_size(environment.shm_size)
         find_engine()
     elif environment.python is not None:
         _check_python(environment.python)

@@ -87,7 +87,7 @@ def test_a_requirements_file_is_read_where_it_lies(cli):
 
 def test_an_empty_workspace_is_said_to_be(cli):
     assert cli("env", "list").stdout.startswith("No environments in ")
-    assert cli.json("env", "list") == {"environments": [], "registered": {}}
+    assert cli.json("env", "list") == {"environments": [], "on_images": [], "registered": {}}
     assert cli.json("env", "prune") == []
     assert not (cli.folder / ".paceline").exists()
 

@@ -126,7 +126,8 @@ class Proxy:
             def do_GET(self) -> None:
                 proxy._pass(self)
 
-            do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+        for method in ("HEAD", "PUT", "POST", "DELETE"):
+            setattr(Handler, f"do_{method}", Handler.do_GET)
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -252,7 +253,9 @@ class Sshd:
         self.folder, self.user = folder, getpass.getuser()
         for name in ("host", "user"):
             subprocess.run(
-                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, stdin=subprocess.DEVNULL
+                ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)],
+                check=True,
+                stdin=subprocess.DEVNULL,
             )
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -269,10 +272,9 @@ class Sshd:
         self.known_hosts.write_text(f"[127.0.0.1]:{self.port} {host[0]} {host[1]}\n")
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
-        self._log = open(folder / "log", "wb")
-        self.process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(folder / "config")], stdout=self._log, stderr=self._log
-        )
+        with open(folder / "log", "wb") as log:
+            command = [program, "-D", "-e", "-f", str(folder / "config")]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(self._answers, "sshd answers")
 
     def options(self, **others: Any) -> dict[str, Any]:
@@ -285,7 +287,6 @@ class Sshd:
     def close(self) -> None:
         self.process.terminate()
         self.process.wait()
-        self._log.close()
 
     def _answers(self) -> bool:
         assert self.process.poll() is None, (self.folder / "log").read_text()

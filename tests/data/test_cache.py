@@ -45,7 +45,10 @@ def test_a_file_that_a_script_wrote_into_is_not_taken_again(cache, tmp_path, con
 
 
 def test_another_version_size_path_or_store_is_another_file(cache):
-    keys = {cache.key(*values) for values in (("s", "p", "1", 1), ("s", "p", "2", 1), ("s", "p", "1", 2), ("t", "p", "1", 1))}
+    keys = {
+        cache.key(*values)
+        for values in (("s", "p", "1", 1), ("s", "p", "2", 1), ("s", "p", "1", 2), ("t", "p", "1", 1))
+    }
     assert len(keys) == 4
 
 
@@ -137,7 +140,15 @@ def test_abandoned_beginnings_are_removed_but_not_one_that_somebody_works_on(cac
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("100GB", 100 * 10**9), ("1.5 TiB", 3 * 2**39), ("10 kB", 10_000), ("7", 7), ("2KiB", 2048), ("3M", 3 * 10**6), ("5b", 5)],
+    [
+        ("100GB", 100 * 10**9),
+        ("1.5 TiB", 3 * 2**39),
+        ("10 kB", 10_000),
+        ("7", 7),
+        ("2KiB", 2048),
+        ("3M", 3 * 10**6),
+        ("5b", 5),
+    ],
 )
 def test_a_size_is_read(text, size):
     assert parse_size(text) == size

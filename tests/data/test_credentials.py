@@ -87,7 +87,12 @@ def test_an_option_that_holds_a_secret_is_refused_and_not_shown(options):
 
 @pytest.mark.parametrize(
     "url",
-    [f"sftp://me:{SECRET}@host/x", "https://s3cr3t%2F+ of=the tests@host/x", f"https://host/x?sig={SECRET}&a=b", f"https://h/?X-Amz-Signature={SECRET}"],
+    [
+        f"sftp://me:{SECRET}@host/x",
+        "https://s3cr3t%2F+ of=the tests@host/x",
+        f"https://host/x?sig={SECRET}&a=b",
+        f"https://h/?X-Amz-Signature={SECRET}",
+    ],
 )
 def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url):
     assert "s3cr3t" not in hidden_url(url)
@@ -97,7 +102,13 @@ def test_a_url_that_holds_a_secret_is_refused_and_not_shown(url):
 
 
 def test_what_is_no_secret_may_be_registered():
-    options = {"endpoint_url": "http://host:9000", "anon": True, "key_filename": "~/.ssh/id", "token": "anon", "profile": "lab"}
+    options = {
+        "endpoint_url": "http://host:9000",
+        "anon": True,
+        "key_filename": "~/.ssh/id",
+        "token": "anon",
+        "profile": "lab",
+    }
     check_no_secrets("abfs://container@account.dfs.core.windows.net/x", options)
     check_no_secrets("https://host:8080/a@b/c", {})
     check_no_secrets("sftp://me@host/x", {"client_kwargs": {"region_name": "eu"}})

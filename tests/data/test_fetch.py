@@ -118,7 +118,7 @@ def test_a_local_partition_is_links_and_copies_nothing(near, take, cache):
 
 
 def test_a_local_pattern_is_mounted_as_links(near, take):
-    fetched = take(near.path("train/part [1-3].bin".replace("[1-3]", "?")).as_mount())
+    fetched = take(near.path("train/part ?.bin").as_mount())
     assert tree(fetched.path) == ALL
 
 
@@ -151,7 +151,7 @@ def test_an_empty_store_is_an_error(workspace, s3, bucket, take):
 
 def test_an_object_that_is_a_file_and_a_folder_is_an_error(workspace, s3, bucket, take):
     s3.bucket(bucket, {"a": b"1", "a/b": b"2"})
-    with pytest.raises(DataError, match="'a' .* is a file, and a folder too: 'a/b'"):
+    with pytest.raises(DataError, match=r"'a' .* is a file, and a folder too: 'a/b'"):
         take(s3_store(workspace, s3.url, bucket).path().as_download())
 
 

@@ -223,9 +223,7 @@ def test_a_wrong_token_of_a_web_server_is_refused(workspace, tmp_path, monkeypat
     monkeypatch.setenv("WEB_TOKEN", "planted-wrong")
     write_tree(tmp_path / "files", {"a": "1"})
     with http_server(tmp_path / "files", password="right") as port:
-        store = Datastore.register(
-            workspace, "web", f"http://127.0.0.1:{port}", credentials={"token": "env:WEB_TOKEN"}
-        )
+        store = Datastore.register(workspace, "web", f"http://127.0.0.1:{port}", credentials={"token": "env:WEB_TOKEN"})
         with pytest.raises(TransferError, match="the store refuses these credentials") as caught:
             store.files("a")
         assert "planted" not in str(caught.value)

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 
+import paceline as pl
 from paceline import containers, processes
+from paceline.cli.run import _with_locked_environment
 from paceline.containers import Engine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.plan import Launch
@@ -38,6 +40,7 @@ from tests.engines.container_lab import (
     make_launch,
 )
 from tests.engines.lab import KEEP, seen, wait_for_end, wait_for_file
+from tests.environments.wheels import make_wheel
 from tests.helpers import wait_until
 
 Machine = Podman | Docker
@@ -742,3 +745,66 @@ def test_packages_that_can_not_be_had_fail_the_run_before_its_workers(own_podman
     assert failure is not None
     assert "No matching distribution found for paceline-missing" in failure.message
     assert run.record().attempts == ()
+
+
+@only_podman
+def test_a_rerun_in_an_image_has_the_same_versions_and_its_environment_is_kept_while_it_is_used(
+    own_podman, lab, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(lab.workspace_dir))
+    make_wheel(tmp_path / "wheels", "tiny", "1.0")
+    images = lab.workspace_dir / "environments" / "images"
+    script = KEEP + "import tiny, time; keep(tiny.VERSION)\nwhile not os.path.exists('outputs/go'): time.sleep(0.02)\n"
+    run = lab.submit(script, custom_docker_image=IMAGE, pip_packages=["tiny"])
+    wait_for_file(run.folder.outputs / "seen_0.json")
+    assert containers.prune_layers(images) == []
+    (run.folder.outputs / "go").touch()
+    wait_for_end(run)
+    assert run.get_environment()["pip"] == ["tiny==1.0"]
+
+    make_wheel(tmp_path / "wheels", "tiny", "2.0")
+    assert [kept.layer.packages for kept in containers.prune_layers(images)] == [("tiny==1.0",)]
+    job = _with_locked_environment(run.record().job, run.folder)
+    again = lab.experiment.submit(job, source_directory=lab.source)
+    assert json.loads(wait_for_file(again.folder.outputs / "seen_0.json")) == "1.0"
+    (again.folder.outputs / "go").touch()
+    assert wait_for_end(again) == "Completed"
+
+
+@only_podman
+def test_data_is_there_in_containers_under_the_same_paths(own_podman, lab, tmp_path):
+    for name in "abcd":
+        path = tmp_path / "the store" / "mnist" / f"{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    store = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "lab", tmp_path / "the store")
+    script = KEEP + (
+        "folders = sys.argv[2:7:2]\n"
+        "keep([{name: open(f'{folder}/{name}').read() for name in os.listdir(folder)} for folder in folders])\n"
+        "open(f\"{sys.argv[8]}/{os.environ['RANK']}\", 'w').write('left')\n"
+    )
+    params = {
+        "--mount": store.path("mnist", "mounted").as_mount(),
+        "--copy": store.path("mnist", "copied").as_download(),
+        "--part": store.path("mnist", "part").as_partition(by="rank"),
+        "--out": store.path("out").as_upload(),
+    }
+    run = lab.complete(
+        script,
+        script_params=params,
+        custom_docker_image=IMAGE,
+        distributed_backend="gloo",
+        process_count_per_node=2,
+    )
+    everything = {f"{name}.txt": name for name in "abcd"}
+    parts = []
+    for rank in range(2):
+        mounted, copied, part = seen(run, rank)
+        assert mounted == copied == everything
+        parts.append(part)
+    assert parts[0].keys() | parts[1].keys() == everything.keys()
+    assert not parts[0].keys() & parts[1].keys()
+    assert sorted(path.name for path in (tmp_path / "the store/out").iterdir()) == ["0", "1"]

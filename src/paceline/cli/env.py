@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +13,14 @@ import typer
 
 from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements
 from paceline.cli.common import age, print_json, print_table
+from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments.built import Built
 from paceline.environments.described import described
 from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.estimator import interpreter
+from paceline.runs.record import utc_text
 from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -39,22 +43,25 @@ def list_environments(as_json: Json = False) -> int:
     """What is built, the last used first, and what is registered under a name."""
     workspace = Workspace.from_config(create=False)
     found = _store(workspace).all()
+    on_images = all_layers(_images_dir(workspace))
     registered = Environment.list(workspace)
     if as_json:
         print_json(
             {
                 "environments": [built.to_json() for built in found],
+                "on_images": [_image_json(kept) for kept in on_images],
                 "registered": {name: environment.to_json() for name, environment in registered.items()},
             }
         )
         return 0
-    if not found and not registered:
+    if not found and not registered and not on_images:
         print(f"No environments in {workspace.path}. A run makes those it needs, and so does `paceline env build`.")
         return 0
-    if found:
-        print_table(("KEY", "KIND", "SIZE", "USED", "PACKAGES"), [_row(built) for built in found])
+    if found or on_images:
+        rows = [_row(built) for built in found] + [_image_row(kept) for kept in on_images]
+        print_table(("KEY", "KIND", "SIZE", "USED", "PACKAGES"), rows)
     if registered:
-        print("\nRegistered:" if found else "Registered:")
+        print("\nRegistered:" if found or on_images else "Registered:")
         for name, environment in registered.items():
             print(f"  {name}, version {environment.version}: {_wanted(environment)}")
     return 0
@@ -179,19 +186,36 @@ def prune(
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
     gone = _store(workspace).prune(unused_for_s=days * _DAY_S, dry_run=dry_run)
+    on_images = prune_layers(_images_dir(workspace), unused_for_s=days * _DAY_S, dry_run=dry_run)
     if as_json:
-        print_json([built.to_json() for built in gone])
+        print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
         return 0
     for built in gone:
         print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {_installed(built)}")
+    for kept in on_images:
+        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {_some(kept.layer.packages)}")
     total = sum(built.size_bytes for built in gone)
-    count = f"{len(gone)} environment{'' if len(gone) == 1 else 's'}"
+    number = len(gone) + len(on_images)
+    count = f"{number} environment{'' if number == 1 else 's'}"
     print(f"{'Would remove' if dry_run else 'Removed'} {count}, {_size(total)}.")
     return 0
 
 
 def _store(workspace: Workspace) -> EnvironmentStore:
     return EnvironmentStore(workspace.path / "environments")
+
+
+def _images_dir(workspace: Workspace) -> Path:
+    return workspace.path / "environments" / "images"
+
+
+def _image_json(kept: KeptLayer) -> dict[str, Any]:
+    return {"key": kept.key, "prefix": kept.layer.prefix, "pip": list(kept.layer.packages)}
+
+
+def _image_row(kept: KeptLayer) -> tuple[str, ...]:
+    used = utc_text(dt.datetime.fromtimestamp(kept.used_at, dt.timezone.utc))
+    return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), _some(kept.layer.packages)
 
 
 def _base(environment: Environment) -> str:
@@ -231,7 +255,7 @@ def _wanted(environment: Environment) -> str:
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")
 
 
-def _some(names: list[Any]) -> str:
+def _some(names: Sequence[str]) -> str:
     more = len(names) - _PACKAGES_SHOWN
     return ", ".join(names[:_PACKAGES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 

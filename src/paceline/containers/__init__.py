@@ -9,6 +9,7 @@ from paceline.containers.command import Mount, wrap
 from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
 from paceline.containers.failure import start_failure
 from paceline.containers.image import check_image, check_image_name, check_shm_size
+from paceline.containers.kept_layers import KeptLayer, all_layers, hold_layer, key_of, prune_layers
 from paceline.containers.layer import Layer, ensure_layer
 from paceline.containers.memory import wrap_all
 from paceline.containers.probe import ImagePython, probe
@@ -18,14 +19,19 @@ __all__ = [
     "ENGINE_VARIABLE",
     "Engine",
     "ImagePython",
+    "KeptLayer",
     "Layer",
     "Mount",
+    "all_layers",
     "check_image",
     "check_image_name",
     "check_shm_size",
     "ensure_layer",
     "find_engine",
+    "hold_layer",
+    "key_of",
     "probe",
+    "prune_layers",
     "remove",
     "start_failure",
     "wrap",

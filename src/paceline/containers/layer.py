@@ -86,10 +86,10 @@ def ensure_layer(
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (found := _read(folder, key)) is not None:
+        if (found := read_layer(folder, key)) is not None:
             return found
         with _locked(folder / f"{key}.lock", say):
-            if (found := _read(folder, key)) is not None:
+            if (found := read_layer(folder, key)) is not None:
                 return found
             shutil.rmtree(folder / key, ignore_errors=True)
             prefix = folder / key / secrets.token_hex(4)
@@ -226,7 +226,8 @@ def _reason(code: int, lines: Sequence[str]) -> str:
     return f"the packages could not be installed on top of the image: {told.rstrip('.')}."
 
 
-def _read(folder: Path, key: str) -> Layer | None:
+def read_layer(folder: Path, key: str) -> Layer | None:
+    """The layer of this key, if it is complete."""
     try:
         data = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
         found = Layer(**{**data, "packages": tuple(data["packages"])})

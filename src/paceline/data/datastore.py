@@ -298,7 +298,7 @@ def _checked_url(name: str, url: str) -> str:
     if url.startswith(("file://", "local://")):
         return str(working_path(url.partition("://")[2]))
     record = StoreRecord(name=name, url=hidden_url(url))
-    if record.kind != "memory" and not url.partition("://")[2].strip("/"):
+    if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
         raise DataError(f"the URL {record.url!r} of datastore {name!r} names no bucket or host. Give one.")
     return url
 

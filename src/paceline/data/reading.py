@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import threading
 from collections.abc import Callable
@@ -224,4 +225,6 @@ class _FsspecReader:
 
 def version_of(info: dict[str, Any]) -> str:
     """What fsspec tells of a file's version, as text; "" where it tells nothing."""
-    return str(next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), ""))
+    found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
+    # fsspec's memory lists a number, and tells a time of one file.
+    return str(found.timestamp() if isinstance(found, dt.datetime) else found)

@@ -113,7 +113,10 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(folder),))]
     while waiting:
         inside, above = waiting.pop()
-        for entry in os.scandir(folder / inside):
+        # A list, for what is raised below would leave the folder open.
+        with os.scandir(folder / inside) as found:
+            entries = list(found)
+        for entry in entries:
             name = f"{inside}/{entry.name}" if inside else entry.name
             _check_text(name)
             try:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.containers import check_image, find_engine, probe
+from paceline.containers import Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
 from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentBuildError, LauncherError
 from paceline.node.output import say
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
 
 
-def prepare_container(environment: Environment, run_id: str, mounts: Iterable[Path]) -> dict[str, Any]:
+def prepare_container(
+    environment: Environment, workspace: Path, folder: RunFolder, mounts: Iterable[Mount]
+) -> dict[str, Any]:
     """The part of `Prepared` that says how to start a container. mounts: what the workers need beside the run's folder.
 
     Raises:
@@ -26,21 +31,70 @@ def prepare_container(environment: Environment, run_id: str, mounts: Iterable[Pa
         found = probe(
             engine,
             image,
-            run_id=run_id,
+            run_id=folder.run_id,
             python=environment.python or "python3",
             name=environment.docker_image,
             say=say,
         )
+        assert found is not None, "nobody asked to stop"
+        layer = None
+        if environment.needs_build:
+            layer = ensure_layer(
+                workspace / "environments" / "images",
+                engine,
+                image,
+                run_id=folder.run_id,
+                python=found.python,
+                requirements=_lines(environment),
+                is_exact=bool(environment.locked_pip),
+                say=say,
+            )
+            assert layer is not None, "nobody asked to stop"
+            mounts = [*mounts, Mount(path=Path(layer.prefix), read_only=True)]
+            write_json(folder.environment, _kept(environment, layer))
+            # With what it has installed: an mpirun, say.
+            found = probe(
+                engine,
+                image,
+                run_id=folder.run_id,
+                python=layer.python,
+                name=environment.docker_image,
+                mounts=[Mount(path=Path(layer.prefix), read_only=True)],
+                say=say,
+            )
+            assert found is not None, "nobody asked to stop"
     except LauncherError as error:
         raise EnvironmentBuildError(str(error)) from error
-    assert found is not None, "nobody asked to stop"
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {
-        "python": found.python,
+        "python": layer.python if layer else found.python,
+        "bin_dir": layer.bin_dir if layer else None,
+        "variables": {"VIRTUAL_ENV": layer.prefix} if layer else {},
+        "is_isolated": True,
         "container": {
             "engine": engine.to_json(),
             "image": image,
-            "mounts": sorted({str(path) for path in mounts}),
+            "mounts": [[str(mount.path), mount.read_only] for mount in mounts],
         },
         "open_mpi": (found.mpirun, found.mpirun_version) if found.mpirun else None,
     }
+
+
+def _kept(environment: Environment, layer: Layer) -> dict[str, Any]:
+    """What is kept with the run, in the form of other environments' records."""
+    return {
+        "key": key_of(layer),
+        "prefix": layer.prefix,
+        "python": layer.python,
+        "is_layered": True,
+        "pip": list(layer.packages),
+        "conda": [],
+        "environment": environment.to_json(),
+        "locked": replace(environment, locked_pip=layer.packages).to_json(),
+    }
+
+
+def _lines(environment: Environment) -> Sequence[str]:
+    if environment.locked_pip:
+        return environment.locked_pip
+    return (*environment.pip_packages, *(environment.pip_requirements or "").splitlines())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.containers.command import Mount
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
 from paceline.job import Job
@@ -29,14 +31,37 @@ def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
         inputs[reference.name] = str(path)
         found.append(told)
     if job.environment.docker_image:
-        outside = [Path(path) for path in inputs.values() if folder.path not in Path(path).parents]
-        built = prepare_container(job.environment, folder.run_id, outside)
+        built = prepare_container(job.environment, workspace, folder, _mounts(job.inputs, inputs, workspace, folder))
     prepared = Prepared(
         **built,
         inputs=inputs,
         inputs_by_rank=tuple(reference.name for reference in job.inputs if reference.partition == "rank"),
     )
     return {"prepared": prepared.to_json(), "inputs": found}
+
+
+def _mounts(
+    references: Sequence[DataReference], inputs: Mapping[str, str], workspace: Path, folder: RunFolder
+) -> list[Mount]:
+    """What containers need to see of a run's data: its folders, and those that links in them lead to."""
+    if all(reference.is_output for reference in references):
+        return []  # they lie in the run's folder
+    from paceline.data.filesystem import place_of
+
+    mounts = []
+    for reference in references:
+        if reference.is_output:
+            continue
+        # What others share is not to be written to; the place itself may be.
+        is_itself = folder.run_id not in Path(inputs[reference.name]).parts
+        mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
+        for source in reference.sources:
+            record, _ = place_of(source, workspace)
+            if record.kind == "local" and record.root:
+                mounts.append(Mount(path=Path(record.root), read_only=not is_itself))
+            elif record.kind == "local":
+                mounts.append(Mount(path=Path(source.path.removeprefix("file://")), read_only=not is_itself))
+    return mounts
 
 
 def _environment(environment: Environment, workspace: Path, folder: RunFolder, node_rank: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import processes
-from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
+from paceline.errors import LauncherError, RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import lock, states
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.files import append_line, read_json, write_json
@@ -265,9 +265,20 @@ def _set_right(folder: RunFolder) -> RunRecord:
         mark_closing(folder)
         if record.kind == "script":
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
+            _remove_containers(record)
         return close_deserted(folder, record, report)
     finally:
         os.close(fd)
+
+
+def _remove_containers(record: RunRecord) -> None:
+    """End what a container engine still has of the run."""
+    if record.job is None or record.job.environment.docker_image is None:
+        return
+    from paceline.containers import find_engine, remove
+
+    with contextlib.suppress(LauncherError):  # whoever took the engine away took its containers with it
+        remove(find_engine(), record.run_id)
 
 
 def stored(folder: RunFolder) -> RunRecord:

@@ -13,22 +13,24 @@ from paceline.job import Job
 from paceline.plan import Command, Launch
 
 
-def wrapped(command: Command, launch: Launch, shell: dict[str, str]) -> Command:
-    """The command as it is, or in a container where the node was prepared for one."""
-    container = launch.prepared[command.node_rank].container
+def wrapped(commands: Sequence[Command], launch: Launch, shell: dict[str, str]) -> list[Command]:
+    """The commands as they are, or in containers where the nodes were prepared for them."""
+    container = launch.prepared[0].container
     if container is None:
-        return command
-    from paceline.containers import Engine, Mount, wrap
+        return list(commands)
+    from paceline.containers import Engine, Mount, wrap_all
 
-    return wrap(
-        command,
+    made = wrap_all(
+        commands,
         launch,
         engine=Engine.from_json(container["engine"]),
         image=container["image"],
         shm_size=launch.job.environment.shm_size,
-        mounts=[Mount(path=Path(path)) for path in container["mounts"]],
+        mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
         shell=shell,
     )
+    assert made is not None, "nobody asked to stop"
+    return made
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:

@@ -37,8 +37,12 @@ def hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[Non
     from paceline.environments.built import Built
     from paceline.environments.store import EnvironmentStore
 
-    built = Built.from_json(read_json(folder.environment))
-    return EnvironmentStore(folder.path.parent.parent / "environments").hold(built)
+    kept, environments = read_json(folder.environment), folder.path.parent.parent / "environments"
+    if Path(kept["prefix"]).is_relative_to(environments / "images"):
+        from paceline.containers import hold_layer
+
+        return hold_layer(environments / "images", kept["key"])
+    return EnvironmentStore(environments).hold(Built.from_json(kept))
 
 
 def link_inputs(job: Job, prepared: Prepared, work_dir: Path) -> None:

@@ -97,7 +97,7 @@ class _Supervisor:
         self._held.enter_context(views(job, self._folder.run_id))
         while True:
             done = self._on_all_nodes("prepare")
-            if not done.results or not job.environment.needs_build or job.environment.docker_image:
+            if not done.results or not job.environment.needs_build:
                 break
             try:
                 self._held.enter_context(hold_environment(self._folder))
@@ -160,7 +160,7 @@ class _Supervisor:
             return Outcome(stopped=reason)
         shell = self._shell()
         commands = [
-            wrapped(environment.with_paths(command, launch, shell), launch, shell)
+            environment.with_paths(command, launch, shell)
             for command in get_launcher(self._job.launcher).commands(launch)
         ]
         self._make_logs(launch)
@@ -175,7 +175,7 @@ class _Supervisor:
             launch, self._target, self._wake, shell=shell, stop=self._stop_reason, on_running=self._on_running
         )
         try:
-            return watch.run(commands)
+            return watch.run(wrapped(commands, launch, shell))
         finally:
             remove_containers(self._job, self._record.run_id)
 

@@ -1,0 +1,82 @@
+"""The environments on top of images that are kept: which there are, which are in use, and the removal of the others."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.containers.layer import Layer, read_layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptLayer:
+    """A complete one. used_at: seconds since 1970 when a run last held it."""
+
+    key: str
+    layer: Layer
+    used_at: float
+
+
+def key_of(layer: Layer) -> str:
+    """The name of a layer's folder."""
+    return Path(layer.prefix).parent.name
+
+
+def all_layers(folder: Path) -> list[KeptLayer]:
+    """Those in `<workspace>/environments/images`, the last used first."""
+    found = []
+    for path in folder.glob("*.json"):
+        layer = read_layer(folder, path.stem)
+        if layer is not None:
+            found.append(KeptLayer(key=path.stem, layer=layer, used_at=_used_at(folder, path.stem)))
+    return sorted(found, key=lambda kept: -kept.used_at)
+
+
+@contextlib.contextmanager
+def hold_layer(folder: Path, key: str) -> Iterator[None]:
+    """While it lasts, the layer is not pruned; the kernel ends it with the process."""
+    fd = _open(folder, key)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        os.utime(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[KeptLayer]:
+    """Remove those that nobody holds and nobody has used for so long; what is gone. dry_run: only say what would go."""
+    removed = []
+    for kept in all_layers(folder):
+        if time.time() - kept.used_at < unused_for_s:
+            continue
+        fd = _open(folder, kept.key)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            continue
+        removed.append(kept)
+        if not dry_run:
+            # First the record: without it the folder counts for nothing.
+            (folder / f"{kept.key}.json").unlink(missing_ok=True)
+            shutil.rmtree(folder / kept.key, ignore_errors=True)
+        os.close(fd)
+    return removed
+
+
+def _open(folder: Path, key: str) -> int:
+    return os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _used_at(folder: Path, key: str) -> float:
+    try:
+        return os.stat(folder / f"{key}.lock").st_mtime
+    except OSError:
+        return 0.0
