@@ -25,7 +25,8 @@ chaos: .venv/.ready
 	PACELINE_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos --timeout 7200
 
 bench: .venv/.ready
-	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs; do \
+	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
+	    layered_environment s3_download partition; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
 

@@ -23,6 +23,11 @@ NAMES = [
     "get_metrics",
     "resubmit",
     "list_runs",
+    "layered_environment_first",
+    "layered_environment_second",
+    "s3_download",
+    "s3_download_warm",
+    "partition",
 ]
 
 

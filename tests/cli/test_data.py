@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import shlex
 
 import pytest
 
+from tests.docs.pages import DOCS, blocks
+from tests.engines.conftest import require_engine
 from tests.helpers import write_tree
 
 
@@ -101,3 +105,18 @@ def test_a_wrong_call_is_one_message(data, words, message):
     done = data(*words, code=2)
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_commands_of_the_page_on_data_run(data, cli):
+    require_engine("s3fs", importlib.util.find_spec("s3fs"))
+    write_tree(cli.folder, {"photos/sub/a.png": "1", "photos/b.txt": "2"})
+    shown = []
+    for block in blocks(DOCS / "data.md", "console"):
+        for line in block.text.splitlines():
+            program, *words = shlex.split(line.removeprefix("$ "))
+            assert program == "paceline"
+            # A folder of the test's own in the place of the page's.
+            shown.append(cli(*[str(cli.folder / "mnt") if word == "/mnt/lab" else word for word in words]).stdout)
+    assert len(shown) == 9
+    assert shown[2] == "      1 B  train/sub/a.png\n"
+    assert (cli.folder / "copy/train/b.txt").read_text() == "2"

@@ -57,8 +57,10 @@ def echo(answer: Answer) -> None:
     answer.status, answer.body, answer.headers = 403, said, {"Content-Length": str(len(said))}
 
 
-@pytest.mark.parametrize("place", ["env", "file"])
-@pytest.mark.parametrize("url", ["proxy", "http://127.0.0.1:9", "http://no-such-host.invalid"])
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [("proxy", "env"), ("proxy", "file"), ("http://127.0.0.1:9", "env"), ("http://no-such-host.invalid", "env")],
+)
 def test_an_s3_secret_is_nowhere(
     workspace, s3, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, url, place
 ):
