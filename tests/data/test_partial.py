@@ -103,6 +103,23 @@ def test_who_waited_for_a_finished_file_does_not_get_it_to_write(part):
     assert part.with_name("whole").read_bytes() == b"abcd"
 
 
+def test_a_file_that_is_finished_between_opening_and_locking_is_not_written_to(part, monkeypatch):
+    other = claim(part, 4, wait=False)
+    other.write(b"abcd", 0)
+    lock = module.fcntl.flock
+
+    def late(fd, how) -> None:
+        monkeypatch.setattr(module.fcntl, "flock", lock)
+        other.finish(part.with_name("whole"), mode=0o444, mtime_ns=None)
+        lock(fd, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    mine = claim(part, 4, wait=False)
+    mine.write(b"????", 0)
+    mine.close()
+    assert part.with_name("whole").read_bytes() == b"abcd"
+
+
 def test_a_link_in_the_place_of_a_part_is_not_written_through(part, tmp_path):
     (tmp_path / "precious").write_text("stays")
     part.symlink_to(tmp_path / "precious")

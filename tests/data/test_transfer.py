@@ -159,9 +159,11 @@ def test_a_server_that_is_killed_in_mid_download_is_one_error_and_the_next_run_g
     server = S3(port_of(server.url))
     try:
         server.bucket(bucket, {"x.bin": body})
-        fetched = take(store.path().as_download())
+        told: list[int] = []
+        fetched = take(store.path().as_download(), progress=lambda done, *_: told.append(done))
         assert (fetched.path / "x.bin").read_bytes() == body
         assert fetched.fetched_bytes < len(body), "what had come was kept"
+        assert told[-1] == len(body), "and counted"
     finally:
         server.kill()
 

@@ -116,14 +116,17 @@ class DataCache:
         except OSError:
             return False
 
-    def keep(self, key: str, partial: Partial) -> None:
-        """Make the whole file the cache's own."""
+    def keep(self, key: str, partial: Partial, target: str | None = None) -> None:
+        """Make the whole file the cache's own. target: gets it too, unless it is pushed out of the cache at once."""
         path = self._path(key)
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         except FileNotFoundError:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
+        if target is not None:
+            with contextlib.suppress(FileNotFoundError):
+                _link_or_copy(path, target)
 
     def forget(self, key: str) -> None:
         """Remove a file that must come again; whoever has it in a view keeps it."""

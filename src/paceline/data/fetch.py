@@ -253,8 +253,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
 
 def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> Job:
     def place(partial: Partial) -> None:
-        cache.keep(key, partial)
-        cache.link(key, info.size, target)
+        cache.keep(key, partial, target)
 
     return Job(
         path=path_in_store(info),

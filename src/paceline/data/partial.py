@@ -24,17 +24,16 @@ SINGLE_BYTES = 32 << 20
 class Partial:
     """A file that is being fetched, locked by this object until `close` or `finish`. Make it with `claim`.
 
-    size: of the whole file; -1 where the store does not tell.
+    size: of the whole file; -1 where the store does not tell. held: the bytes that the file has now.
     """
 
-    def __init__(self, path: Path, fd: int, size: int) -> None:
+    def __init__(self, path: Path, fd: int, size: int, held: int) -> None:
         self.path = path
         self.size = size
         self._fd = fd
         self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
         self._guard = threading.Lock()
         self._journal: int | None = None
-        held = os.fstat(fd).st_size
         self._done = self._read_ranges() if held else []
         if self._ranges is None and 0 < held <= size:
             self._done = [(0, held)]
@@ -151,8 +150,9 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
                     return None
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
-            if _is_still(fd, path):
-                partial, fd = Partial(path, fd, size), -1
+            status = os.fstat(fd)
+            if _is_still(status, path):
+                partial, fd = Partial(path, fd, size, status.st_size), -1
                 return partial
         finally:
             if fd >= 0:
@@ -174,10 +174,10 @@ def is_claimed(path: Path) -> bool:
         os.close(fd)
 
 
-def _is_still(fd: int, path: Path) -> bool:
+def _is_still(status: os.stat_result, path: Path) -> bool:
     """Whether the open file is the one of that name; another may have finished or removed it while we waited."""
     try:
         named = os.stat(path, follow_symlinks=False)
     except OSError:
         return False
-    return (named.st_dev, named.st_ino) == (os.fstat(fd).st_dev, os.fstat(fd).st_ino)
+    return (named.st_dev, named.st_ino) == (status.st_dev, status.st_ino)

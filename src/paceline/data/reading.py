@@ -106,8 +106,8 @@ class ObjectReader:
     def _key(self, path: str) -> str:
         return f"{self._prefix}/{path}" if self._prefix else path
 
-    def _options(self, version: str) -> dict[str, Any]:
-        # Without an etag the version is a time, which no server compares to the second part.
+    def _options(self, version: str) -> Any:
+        """obstore's options of a request. Without an etag the version is a time, which servers know by the second only."""
         return {"if_match": version} if version.startswith(('"', "W/")) else {}
 
     def _check(self, meta: Any, path: str, version: str, size: int | None) -> None:

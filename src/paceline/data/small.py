@@ -1,6 +1,6 @@
 """Many small objects at once, from one thread: the waiting is obstore's, in Rust.
 
-With a thread for each of them, 2,000 objects cost twice the processor time, most of it in the kernel. Only what goes well
+With threads that wait, 2,000 objects cost twice the processor time, most of it in the kernel. Only what goes well
 at the first try ends here; everything else is left to the threads of `transfer`, which know how to go on.
 """
 
@@ -26,12 +26,11 @@ _AT_ONCE = 32
 def fetch_small(reader: ObjectReader, jobs: Sequence[Job], meter: Meter, left: list[Job]) -> int:
     """How many bytes came. The jobs that are still to be done are put into `left`: those that failed in any way, that
     another process is fetching, or of which something has come before."""
-    return asyncio.run(_fetch(reader, jobs, meter, left))
+    return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 
 
-async def _fetch(reader: ObjectReader, jobs: Sequence[Job], meter: Meter, left: list[Job]) -> int:
-    waiting = iter(jobs)
-    counts = await asyncio.gather(*[_take(reader, waiting, meter, left) for _ in range(min(_AT_ONCE, len(jobs)))])
+async def _fetch(reader: ObjectReader, jobs: Iterator[Job], meter: Meter, left: list[Job]) -> int:
+    counts = await asyncio.gather(*[_take(reader, jobs, meter, left) for _ in range(_AT_ONCE)])
     return sum(counts)
 
 
