@@ -160,10 +160,15 @@ def _check_conda(environment: Environment) -> None:
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
     """That the workspace knows them; whether they answer is found out while the run prepares."""
+    from paceline.data.credentials import check_no_secrets
     from paceline.data.datastore import Datastore
+    from paceline.data.names import clean_path
 
     for source in reference.sources:
-        if source.datastore is not None:
+        if source.datastore is None:
+            check_no_secrets(source.path, {})
+        else:
+            clean_path(source.path, f"datastore {source.datastore!r}")
             store = Datastore.get(SimpleNamespace(path=workspace_dir), source.datastore)
             if store.kind == "memory":
                 raise DataError(

@@ -42,7 +42,7 @@ def test_data_in_words():
     }
     assert data_texts(data) == [
         "a = lab:mnist, 12 files, 45.2 MB",
-        "b = /x, 0 files, 0.0 MB, the part of node 1",
+        "b = /x, 0 files, 0.0 MB on node 1, a part for each node",
         "c = mnist:2",
         "d -> lab:mnist, 1 files, 0.1 MB",
     ]

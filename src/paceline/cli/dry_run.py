@@ -61,6 +61,8 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     print(f"Source: {asked.directory}\nJob:")
     for name, value in job.to_json().items():
         print(f"  {name}: {value!r}")
+    if job.environment.docker_image:
+        print(f"\nIn containers of {job.environment.docker_image}:")
     for command in commands:
         print(
             f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n  {shlex.join(command.argv)}"
@@ -74,10 +76,15 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
 def _prepared(job: Job) -> tuple[Prepared, ...]:
     """What each node would have ready."""
     environment = job.environment
-    one = Prepared(python=environment.python or sys.executable)
+    one = Prepared(python=environment.python or ("python3" if environment.docker_image else sys.executable))
     if environment.needs_build:
         folder = "<environment>"
-        one = Prepared(python=f"{folder}/bin/python", bin_dir=f"{folder}/bin", is_isolated=not environment.layered)
+        one = Prepared(
+            python=f"{folder}/bin/python",
+            variables={"CONDA_PREFIX" if environment.uses_conda else "VIRTUAL_ENV": folder},
+            bin_dir=f"{folder}/bin",
+            is_isolated=not environment.layered,
+        )
     by_rank = tuple(reference.name for reference in job.inputs if reference.partition == "rank")
     inputs = {reference.name: f"<data>/{reference.name}" for reference in job.inputs}
     return (dataclasses.replace(one, inputs=inputs, inputs_by_rank=by_rank),) * job.node_count

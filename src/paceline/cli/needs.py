@@ -35,6 +35,6 @@ def data_texts(data: dict[str, Any]) -> list[str]:
         if "files" in found:
             text += f", {found['files']} files, {found['bytes'] / 1e6:.1f} MB"
         if found.get("partition"):
-            text += f", the part of node {found['node_rank']}"
+            text += f" on node {found.get('node_rank', 0)}, a part for each {found['partition']}"
         lines.append(text)
     return lines

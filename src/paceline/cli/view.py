@@ -79,6 +79,8 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if outputs:
         shown = ", ".join(outputs[:5]) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
         view.say(f"Outputs in {folder.outputs}: {shown}")
+    if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
+        view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
         left = sorted(path.name for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

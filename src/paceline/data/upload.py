@@ -165,8 +165,14 @@ def put_files(store: Store, path: str, files: Sequence[tuple[str, Path]], progre
 
     # One connection serves an SFTP store; its library mixes up what several threads write.
     with ThreadPoolExecutor(1 if store.kind == "sftp" else _AT_ONCE, thread_name_prefix="paceline-store") as pool:
-        for done in [pool.submit(put, item) for item in files]:
-            done.result()
+        try:
+            for done in [pool.submit(put, item) for item in files]:
+                done.result()
+        except BaseException:
+            # Ctrl-C too: what waits is not begun, what is under way is given up.
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     meter.finish()
     return sum(sizes)
 

@@ -8,9 +8,9 @@ does it all.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -177,7 +177,8 @@ class Installer:
 
     def _pip(self, lines: Sequence[Line], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
-        command = [sys.executable, "-m", "pip", "--python", str(self.python), "install", *more]
+        # As `pip --python` does it, but as our own child, which ends with us and holds the lock.
+        command = [str(self.python), str(_pip_folder()), "install", *more]
         command += [
             "--disable-pip-version-check",
             "--no-warn-script-location",
@@ -189,7 +190,8 @@ class Installer:
         if self._constraints and not more:
             command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
-        code, output = program.run(command, build_environment(), self.say, lock_fd=self.lock_fd, secrets=secrets)
+        variables = {**build_environment(), "_PIP_RUNNING_IN_SUBPROCESS": "1"}
+        code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
             raise EnvironmentBuildError(_sentence(reasons.of_pip(output)))
 
@@ -203,6 +205,18 @@ class Installer:
 
 def _line(requirement: Requirement) -> Line:
     return Line(where="", value=str(requirement), requirement=requirement)
+
+
+def _pip_folder() -> Path:
+    """The pip that is installed beside Paceline, to be run by another interpreter.
+
+    Raises:
+        EnvironmentBuildError: there is none.
+    """
+    found = importlib.util.find_spec("pip")
+    if found is None or not found.submodule_search_locations:
+        raise EnvironmentBuildError("pip is not installed beside Paceline. Install it: python -m ensurepip.")
+    return Path(next(iter(found.submodule_search_locations)))
 
 
 def _name_of(line: Line) -> str | None:

@@ -29,7 +29,8 @@ def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
     for reference in job.inputs:
         path, told = _input(reference, job, folder, node_rank)
         inputs[reference.name] = str(path)
-        found.append(told)
+        if not reference.is_output:
+            found.append(told)
     if job.environment.docker_image:
         built = prepare_container(job.environment, workspace, folder, _mounts(job.inputs, inputs, workspace, folder))
     prepared = Prepared(
@@ -116,6 +117,8 @@ def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int
         say=say,
         progress=Bar(reference.name),
     )
+    if fetched.note and fetched.mode == "mount":
+        say(fetched.note)
     content = fetched.fingerprint
     if reference.dataset is not None:
         content = content_fingerprint(with_content(list_files(reference.sources, workspace), workspace))

@@ -93,8 +93,11 @@ class _Supervisor:
         job = self._job
         if not (job.environment.needs_build or job.environment.docker_image or job.inputs):
             return Done(), (Prepared(python=job.environment.python or sys.executable),) * job.node_count
-        # From here on the views of the run's data are somebody's.
-        self._held.enter_context(views(job, self._folder.run_id))
+        try:
+            # From here on the views of the run's data are somebody's.
+            self._held.enter_context(views(job, self._folder.run_id))
+        except UserError as error:
+            return Done(failure=FailureReport(cause="data", message=str(error))), ()
         while True:
             done = self._on_all_nodes("prepare")
             if not done.results or not job.environment.needs_build:
@@ -104,8 +107,12 @@ class _Supervisor:
                 break
             except EnvironmentBuildError as error:
                 say(f"{error} It is built again.")  # pruned in the moment between
-        if done.results and any(not reference.is_output for reference in job.inputs):
-            write_json(self._folder.data, {"inputs": [found for one in done.results for found in one["inputs"]]})
+        if done.results and job.inputs:
+            told = {
+                "inputs": [found for one in done.results for found in one["inputs"]],
+                "outputs": [reference.to_json() for reference in job.inputs if reference.is_output],
+            }
+            write_json(self._folder.data, told)
         return done, tuple(Prepared.from_json(one["prepared"]) for one in done.results)
 
     def _on_all_nodes(self, verb: str) -> Done:
@@ -132,11 +139,15 @@ class _Supervisor:
         if done.results:
             told = read_json(self._folder.data) or {}
             write_json(self._folder.data, told | done.results[0])
+        if done.stopped:
+            say(f"canceled while outputs were being stored; what is left of them is in {self._folder.uploads}")
         if done.stopped and outcome.failure is None:
             return dataclasses.replace(outcome, stopped=done.stopped)
         if done.failure is not None:
-            say(f"outputs could not be stored: {done.failure.message} They are in {self._folder.uploads}")
-            return outcome if outcome.failure or outcome.stopped else dataclasses.replace(outcome, failure=done.failure)
+            message = f"{done.failure.message} The files that are not stored are in {str(self._folder.uploads)!r}."
+            say(message)
+            failure = dataclasses.replace(done.failure, message=message)
+            return outcome if outcome.failure or outcome.stopped else dataclasses.replace(outcome, failure=failure)
         return outcome
 
     # --- the attempts
