@@ -95,7 +95,7 @@ class _Script:
             source_directory=self.source_directory or ".",
             python=interpreter(self.python) if self.custom_docker_image is None else self.python,
             # Framework estimators run on what is there: their framework is not downloaded a second time.
-            layered=self.framework is not None if self.layered is None else self.layered,
+            layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
             user_managed=self.user_managed,
             pip_packages=self.pip_packages,
             pip_requirements_file=self.pip_requirements_file,

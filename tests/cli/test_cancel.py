@@ -27,7 +27,8 @@ def test_cancel_ends_several_runs_and_waits_if_asked_to(cli: Cli) -> None:
     runs = [cli.submit(SLEEP) for _ in range(2)]
     done = cli("cancel", "--wait", *runs)
 
-    assert done.stdout == "".join(f"{run_id}: cancel requested\n" for run_id in runs)
+    ends = [f"{run_id}: {word}\n" for word in ("cancel requested", "Canceled") for run_id in runs]
+    assert done.stdout == "".join(ends)
     for found in (cli.json("show", run_id) for run_id in runs):
         assert (found["status"], found["exit_code"]) == ("Canceled", 143)
         assert found["canceled_by"]

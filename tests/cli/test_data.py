@@ -96,7 +96,7 @@ def test_the_cache_is_shown_and_pruned(data, cli):
         (["ls", "a/b"], "is not STORE or STORE:PATH"),
         (["ls", "default:no/such"], "there is nothing at 'no/such'"),
         (["ls", "default:../x"], "leaves datastore 'default'"),
-        (["upload", "missing", "default"], "is no file"),
+        (["upload", "missing", "default"], "there is no 'missing' here"),
         (["remove", "nowhere"], "there is no datastore 'nowhere'"),
         (["add", "lab", "ftp://x/y"], "is of no kind that is known"),
     ],

@@ -59,6 +59,32 @@ WRONG = {
         "entry_script='../train.py' lies outside source_directory.",
     ),
     "a Python that is none": (["run", "src/train.py", "--python", "nopython"], "python='nopython' can't be run"),
+    "two requirements files": (
+        ["run", "src/train.py", "-r", "a.txt", "-r", "b.txt"],
+        "--requirements was given 2 times (a.txt, b.txt). Give one file",
+    ),
+    "nothing to isolate": (["run", "src/train.py", "--isolated"], "--isolated without packages"),
+    "a size without a container": (
+        ["run", "src/train.py", "--shm-size", "2g"],
+        "shm_size='2g' without custom_docker_image",
+    ),
+    "a channel without packages": (
+        ["run", "src/train.py", "--channel", "c"],
+        "conda_channels=['c'] without conda_packages",
+    ),
+    "a password in an input's URL": (
+        ["run", "src/train.py", "--input", "x=http://u:hunter2@example.org/p.png"],
+        "the URL of the store 'http://u:***@example.org/p.png' would hold a secret",
+    ),
+    "a signature in an input's URL": (
+        ["run", "src/train.py", "--dry-run", "--input", "x=https://example.org/p.png?sig=hunter2"],
+        "would hold a secret in the clear",
+    ),
+    "an output that leaves its store": (
+        ["run", "src/train.py", "--output", "o=default:../../res"],
+        "'../../res'",
+    ),
+    "an upload of what is not there": (["data", "upload", "nope", "default:x"], "there is no 'nope' here."),
     "an unknown run": (["status", "nonesuch"], "no run 'nonesuch' in '{folder}/.paceline'. `paceline list` shows"),
     "a run id that leaves the workspace": (["show", "../../etc"], "run id '../../etc': an id is letters"),
     "the same for logs": (["logs", "../x"], "run id '../x': an id is letters"),

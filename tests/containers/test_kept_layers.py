@@ -47,6 +47,7 @@ def test_one_that_is_held_stays_and_counts_as_used(images):
     assert not (images / ("b" * 20)).exists()
     assert prune_layers(images, unused_for_s=3600) == []
     assert [kept.key for kept in prune_layers(images)] == ["a" * 20]
+    assert not (images / ("c" * 20)).exists(), "what a killed installation has left is gone too"
 
 
 def test_a_dry_run_removes_nothing(images):

@@ -371,3 +371,16 @@ def test_a_folder_is_uploaded_and_is_a_dataset(workspace, tmp_path):
     dataset = Dataset.File.upload_directory("flat", (Datastore(workspace), "up"))
     assert dataset.to_path() == ["/a", "/b"]
     assert dataset.register(workspace, "up").version == 1
+
+
+def test_what_is_taken_of_a_registered_dataset_says_so(workspace, tmp_path):
+    # The story: a run with the training part of a split said nothing of the dataset that it came from.
+    write_tree(tmp_path / "store", {f"{n}.csv": f"a\n{n}\n" for n in range(4)})
+    store = Datastore.register(workspace, "split", tmp_path / "store")
+    files = Dataset.File.from_files((store, "*.csv")).register(workspace, "files-to-split")
+    table = Dataset.Tabular.from_delimited_files((store, "*.csv")).register(workspace, "table-to-split")
+    part = files.take(2).as_named_input("part")
+    assert (part.dataset, part.fingerprint) == ("files-to-split:1", None)
+    train = table.random_split(0.5, seed=1)[0].keep_columns("a").as_named_input("train")
+    assert (train.dataset, train.fingerprint) == ("table-to-split:1", table.fingerprint)
+    assert files.take(2).register(workspace, "part").as_named_input("x").dataset == "part:1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 
 import pytest
 
@@ -200,3 +201,24 @@ def test_memory_is_a_store_of_this_process(workspace, bucket, tmp_path):
     store.upload(tmp_path / "src")
     assert {info.path for info in store.files()} == set(FILES)
     assert store.download(tmp_path / "out") == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda ws: Datastore.register(ws, "x", 3), "url=3 of datastore 'x' is no URL"),
+        (lambda ws: Datastore.register(ws, "x", "/x", options="a"), "options='a' of datastore 'x' is not a dict"),
+        (
+            lambda ws: Datastore.register(ws, "x", "/x", credentials="env:X"),
+            "credentials='env:X' of datastore 'x' is not",
+        ),
+        (lambda ws: Datastore.register(ws, "x", "/x", default="yes"), "default='yes' is not a bool"),
+        (lambda ws: Datastore(ws).upload("x", overwrite="no"), "overwrite='no' is not a bool"),
+        (lambda ws: Datastore(ws).upload(3), "3 is not a path"),
+        (lambda ws: Datastore(ws).download(3), "3 is not a path"),
+        (lambda ws: Datastore(ws).path("x").as_upload(overwrite="no"), "overwrite='no'"),
+    ],
+)
+def test_values_of_another_type_are_refused(workspace, call, said):
+    with pytest.raises(DataError, match=re.escape(said)):
+        call(workspace)

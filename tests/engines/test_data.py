@@ -274,3 +274,20 @@ def test_data_from_the_command_line(
     assert (tmp_path / "store/left/x").read_text() == "1"
     shown = json.loads(subprocess.check_output([paceline(), "show", "--json"], text=True))
     assert [shown["data"]["inputs"][0]["name"], shown["data"]["outputs"][0]["name"]] == ["train", "out"]
+
+
+def test_a_cache_that_can_not_be_made_is_the_data_s_failure_not_an_error_of_ours(
+    lab: Lab, store: pl.Datastore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "file" / "cache"))
+    run = lab.finish("print('ran')\n", inputs=[store.path("mnist").as_download()])
+    assert run.failure is not None
+    assert run.failure.cause == "data"
+    assert "PACELINE_DATA_CACHE" in run.failure.message
+
+
+def test_what_the_nodes_have_of_a_partition_adds_up(lab: Lab, store: pl.Datastore) -> None:
+    reference = store.path("mnist", "mnist").as_partition(by="node")
+    run = lab.complete("print()\n", inputs=[reference], distributed_backend="gloo", node_count=2)
+    assert run.input_datasets["mnist"]["files"] == 8

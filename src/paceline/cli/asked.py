@@ -51,7 +51,8 @@ Pip = Annotated[
     list[str] | None, typer.Option("--pip", metavar="PACKAGE", help="Package for the script; may be repeated.")
 ]
 Requirements = Annotated[
-    str | None, typer.Option("--requirements", "-r", metavar="FILE", help="pip's requirements file for the script.")
+    list[str] | None,
+    typer.Option("--requirements", "-r", metavar="FILE", help="pip's requirements file for the script."),
 ]
 Conda = Annotated[
     list[str] | None, typer.Option("--conda", metavar="PACKAGE", help="Conda package for the script; may be repeated.")
@@ -136,7 +137,7 @@ def asked(
     gpu_visibility: str,
     python: str | None,
     pip: list[str] | None,
-    requirements: str | None,
+    requirements: list[str] | None,
     conda: list[str] | None,
     conda_file: str | None,
     channel: list[str] | None,
@@ -174,6 +175,8 @@ def asked(
         counts = {"node_count": node_count, "worker_count": workers, "parameter_server_count": ps}
     elif ps:
         raise JobError(f"--ps {ps} belongs to --backend ps.")
+    if isolated and not (pip or requirements or conda or conda_file):
+        raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")
     wanted = described(
         definition=Environment.get(Workspace.from_config(create=False), environment) if environment else None,
         source_directory=directory,
@@ -181,7 +184,7 @@ def asked(
         layered=not isolated,
         user_managed=False,
         pip_packages=pip,
-        pip_requirements_file=requirements,
+        pip_requirements_file=one_file(requirements),
         conda_packages=conda,
         conda_channels=channel,
         conda_dependencies_file=conda_file,
@@ -210,6 +213,20 @@ def asked(
         experiment=_experiment_name(experiment, directory),
         tags=_pairs("--tag", tag, needs_value=False),
     )
+
+
+def one_file(requirements: list[str] | None) -> str | None:
+    """The one requirements file that was named.
+
+    Raises:
+        JobError: several were.
+    """
+    if requirements and len(requirements) > 1:
+        raise JobError(
+            f"--requirements was given {len(requirements)} times ({', '.join(requirements)}). Give one file, which may "
+            "include others by lines such as: -r other.txt."
+        )
+    return requirements[0] if requirements else None
 
 
 def _entry(script: Path, source: Path | None) -> tuple[Path, str]:

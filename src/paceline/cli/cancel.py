@@ -37,6 +37,9 @@ def cancel(
                 print(f"{folder.run_id}: cancel requested")
     while wait and not all(store.read(folder).is_terminal for folder in folders):
         time.sleep(0.05)
+    if wait and not as_json:
+        for folder in folders:
+            print(f"{folder.run_id}: {store.read(folder).status}")
     if as_json:
         print_json([{key: found[key] for key in ("run_id", "status")} for found in map(summary, folders)])
     return 0

@@ -129,10 +129,14 @@ def upload(
 ) -> int:
     """Store a file or a folder."""
     store, path = _place(place)
+    if not source.exists():
+        raise DataError(f"there is no {str(source)!r} here. Name a file or a folder.")
     if source.is_dir():
         store.upload(source, path, overwrite=overwrite)
     else:
         store.upload_files([source], target_path=path, overwrite=overwrite)
+    kept = "" if overwrite else "; files that were there stay as they are (--overwrite replaces them)"
+    print(f"{source} is stored in {place}{kept}.", file=sys.stderr)
     return 0
 
 
@@ -144,7 +148,8 @@ def download(
     """Copy files of a datastore to a folder, under their paths in the store. One that broke off is gone on with."""
     store, path = _place(place)
     count = store.download(target, path, overwrite=overwrite)
-    print(f"{count} files copied to {target}.", file=sys.stderr)
+    kept = "" if overwrite or count else ": what is there stays as it is (--overwrite replaces it)"
+    print(f"{count} file{'' if count == 1 else 's'} copied to {target}{kept}.", file=sys.stderr)
     return 0
 
 

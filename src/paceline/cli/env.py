@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements
+from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
 from paceline.cli.common import age, print_json, print_table
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments.built import Built
@@ -145,7 +145,7 @@ def build(
             layered=not isolated,
             user_managed=False,
             pip_packages=pip,
-            pip_requirements_file=requirements,
+            pip_requirements_file=one_file(requirements),
             conda_packages=conda,
             conda_channels=channel,
             conda_dependencies_file=conda_file,

@@ -68,7 +68,21 @@ def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = Fal
             (folder / f"{kept.key}.json").unlink(missing_ok=True)
             shutil.rmtree(folder / kept.key, ignore_errors=True)
         os.close(fd)
+    if not dry_run:
+        _sweep(folder)
     return removed
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what installations that failed or were killed have left."""
+    for path in folder.glob("*/"):
+        if read_layer(folder, path.name) is None:
+            fd = _open(folder, path.name)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if read_layer(folder, path.name) is None:
+                    shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
 
 
 def _open(folder: Path, key: str) -> int:

@@ -168,6 +168,8 @@ def named_files(text: str) -> Iterator[Mount]:
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
         path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
         if path.is_absolute() and path.exists() and not _is_the_systems(path):
+            if path.name == "simple" and not _is_the_systems(path.parent):
+                path = path.parent  # an index of packages whose pages lead to files beside it
             is_project = any((path / name).is_file() for name in ("pyproject.toml", "setup.py"))
             yield Mount(path=Path(os.path.normpath(path)), read_only=not is_project)
 

@@ -42,6 +42,8 @@ class AnyDataset:
     description: str | None = field(default=None, repr=False)
     tags: Mapping[str, str] = field(default_factory=dict, repr=False)
     fingerprint: str | None = field(default=None, repr=False)
+    #: "name:version" and fingerprint of the registered one that steps were taken of.
+    origin: tuple[str, str | None] | None = field(default=None, repr=False)
 
     def take(self: D, count: int) -> D:
         """The first `count`; all, if there are fewer."""
@@ -141,6 +143,10 @@ class AnyDataset:
             taken["table"] = json.dumps(reading, sort_keys=True)
         if self.name is not None:
             taken["dataset"], taken["fingerprint"] = f"{self.name}:{self.version}", self.fingerprint
+        elif self.origin is not None:
+            # A part of it: whose fingerprint is that of the whole only where all files are read.
+            taken["dataset"] = self.origin[0]
+            taken["fingerprint"] = self.origin[1] if self._reference_sources() == self.sources else None
         return DataReference(**taken)
 
     def as_mount(self) -> DataReference:
@@ -157,7 +163,10 @@ class AnyDataset:
 
     def _with(self: D, step: Step) -> D:
         # What is taken of a registered dataset is another one.
-        nameless = replace(self, name=None, version=None, id=None, description=None, tags={}, fingerprint=None)
+        origin = self.origin if self.name is None else (f"{self.name}:{self.version}", self.fingerprint)
+        nameless = replace(
+            self, name=None, version=None, id=None, description=None, tags={}, fingerprint=None, origin=origin
+        )
         return replace(nameless, steps=(*self.steps, step))
 
     def _of(self: D, record: dataset_store.DatasetRecord) -> D:
@@ -169,6 +178,7 @@ class AnyDataset:
             description=record.description,
             tags=dict(record.tags),
             fingerprint=record.fingerprint,
+            origin=None,
         )
 
     def _reading(self) -> Mapping[str, Any] | None:

@@ -70,6 +70,16 @@ class Datastore:
         """
         folder = _workspace_dir(workspace)
         records.check_store_name(name)
+        if not isinstance(url, (str, os.PathLike)):
+            raise DataError(
+                f"url={url!r} of datastore {name!r} is no URL and no path. Give one, such as 's3://bucket/prefix'."
+            )
+        for what, value in (("options", options), ("credentials", credentials)):
+            if value is not None and not isinstance(value, Mapping):
+                raise DataError(
+                    f"{what}={value!r} of datastore {name!r} is not a dict, such as {{'secret': 'env:LAB_SECRET'}}."
+                )
+        _check_bool(default=default, overwrite=overwrite)
         text = _checked_url(name, os.fspath(url))
         given = dict(options or {})
         check_no_secrets(text, given)
@@ -80,7 +90,7 @@ class Datastore:
         check_installed(record)
         if not overwrite and (records.stores_dir(folder) / f"{name}.json").exists():
             raise DataError(
-                f"datastore {name!r} is registered already. Give another name, or overwrite=True to replace it."
+                f"datastore {name!r} is registered already. Give another name, or overwrite=True (--overwrite) to replace it."
             )
         records.write_record(folder, record)
         if default:
@@ -207,7 +217,8 @@ class Datastore:
         Raises:
             DataError: no such folder, or a store that can only be read. TransferError: it can't be written.
         """
-        files, _ = files_below(working_path(src_dir))
+        _check_bool(overwrite=overwrite, show_progress=show_progress)
+        files, _ = files_below(_path(src_dir))
         return self._upload(files, target_path, overwrite, show_progress)
 
     def upload_files(
@@ -223,7 +234,8 @@ class Datastore:
         relative_root: the folder below which their paths are kept; default: the deepest that holds all of them.
         Otherwise, and in what is raised, as `upload`.
         """
-        paths = [working_path(file) for file in files]
+        _check_bool(overwrite=overwrite, show_progress=show_progress)
+        paths = [_path(file) for file in files]
         for path in paths:
             if not path.is_file():
                 raise DataError(f"{str(path)!r} is no file. Name files, or use upload() for a folder.")
@@ -255,6 +267,8 @@ class Datastore:
         Raises:
             DataError, TransferError: as `list_files`; a file that can't be read, or no room.
         """
+        _check_bool(overwrite=overwrite, show_progress=show_progress)
+        _path(target_path)
         infos = self.files(prefix)
         bar = terminal_bar("downloading") if show_progress else None
         with Store(self._record) as store:
@@ -318,3 +332,15 @@ def _plain(options: dict[str, Any], name: str) -> dict[str, Any]:
 def _reference_name(store: str, path: str) -> str:
     text = re.sub(r"[^A-Za-z0-9_]+", "_", f"{store}_{path}".strip("/")).strip("_")[:200]
     return text if text and not text[0].isdigit() else f"_{text}"[:200]
+
+
+def _path(path: object) -> Path:
+    if not isinstance(path, (str, os.PathLike)):
+        raise DataError(f"{path!r} is not a path.")
+    return working_path(path)
+
+
+def _check_bool(**values: object) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise DataError(f"{name}={value!r} is not a bool. Write {name}=True or {name}=False.")

@@ -63,6 +63,8 @@ class DataReference:
                 f"the name {self.name!r} of an input: letters, digits and '_', not starting with a digit. "
                 "Give one with as_named_input(...) or data_reference_name=."
             )
+        if not isinstance(self.overwrite, bool):
+            raise DataError(f"overwrite={self.overwrite!r} of {self.name!r} is not a bool. Write overwrite=True.")
         if self.mode not in MODES:
             raise DataError(f"mode={self.mode!r} of input {self.name!r} is none of {', '.join(MODES)}.")
         if self.partition is not None and self.partition not in PARTITIONS:

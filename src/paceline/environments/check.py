@@ -28,7 +28,7 @@ _LISTS = {
 # `${NAME}` in the password's place is filled in when the line is read. A port ("host:8080/") is no password.
 _PASSWORD = re.compile(r"://[^/@\s:]*:(?!\$\{)(?!\d+/)[^@\s]+@")
 #: A token in the user's place, as code hosts and package indexes take it.
-_TOKEN = re.compile(r"https?://(?=[^/@\s:]*\d)(?!\$\{)[^/@\s:]{20,}@")
+_TOKEN = re.compile(r"https?://(?!\$\{)[^/@\s:]+@")
 #: A token in the path of a conda channel, as conda servers take it.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ def described(
         "custom_docker_image": docker_image,
         "shm_size": shm_size,
     }
+    _check_types(source_directory, given, layered)
     named = [name for name, value in given.items() if value]
     if definition is not None:
         if not isinstance(definition, Environment):
@@ -56,6 +57,7 @@ def described(
                 f"Leave out {'it' if len(named) == 1 else 'them'}, or environment_definition."
             )
         return definition
+    _check_sense(given, layered)
     both = [
         name for name in named if name in ("conda_packages", "pip_packages", "pip_requirements_file", "conda_channels")
     ]
@@ -99,6 +101,32 @@ def described(
         }
     )
     return _checked(environment)
+
+
+def _check_types(source_directory: object, given: Mapping[str, object], layered: object) -> None:
+    for name in ("pip_requirements_file", "conda_dependencies_file", "custom_docker_image", "shm_size"):
+        if given[name] is not None and not isinstance(given[name], (str, os.PathLike)):
+            raise JobError(f"{name}={given[name]!r} is not a string.")
+    for name, value in (("user_managed", given["user_managed"]), ("layered", layered)):
+        if not isinstance(value, bool):
+            raise JobError(f"{name}={value!r} is not a bool. Write {name}=True or {name}=False.")
+
+
+def _check_sense(given: Mapping[str, object], layered: bool) -> None:
+    """Refuse what would have no effect: who says it means something by it."""
+    if given["shm_size"] is not None and given["custom_docker_image"] is None:
+        raise JobError(
+            f"shm_size={given['shm_size']!r} without custom_docker_image: it is the size of a container's /dev/shm. "
+            "Name an image, or leave it out."
+        )
+    if given["custom_docker_image"] is not None and given["user_managed"]:
+        raise JobError(
+            "custom_docker_image with user_managed=True: an image is used as it is anyway. Leave user_managed out."
+        )
+    if given["conda_channels"] and not given["conda_packages"] and not given["conda_dependencies_file"]:
+        raise JobError(
+            f"conda_channels={given['conda_channels']!r} without conda_packages: nothing would come from there. Name packages."
+        )
 
 
 def _checked(environment: Environment) -> Environment:

@@ -178,7 +178,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         directly; elsewhere what is kept with the run: sources, dataset and version, files, bytes, the
         fingerprint of their content."""
         if self._worker is None:
-            return {found["name"]: found for found in self._data("inputs")}
+            return _of_all_nodes(self._data("inputs"))
         job = self.record().job
         return {
             reference.name: Run.open_dataset(reference, os.environ[PATH_VARIABLES[1] + reference.name])
@@ -461,6 +461,16 @@ def _wait(folder: RunFolder) -> RunRecord:
         time.sleep(pause)
         pause = min(pause * 1.2, 0.25)
     return record
+
+
+def _of_all_nodes(found: builtins.list[dict[str, Any]]) -> dict[str, Any]:
+    """Name -> what all nodes have of an input together: those of a partition add up, else each has the same."""
+    together: dict[str, Any] = {}
+    for one in found:
+        known = together.setdefault(one["name"], dict(one))
+        if one["node_rank"] != known["node_rank"] and one.get("partition"):
+            known |= {name: known[name] + one[name] for name in ("files", "bytes", "fetched_bytes")}
+    return together
 
 
 def _tail_text(path: str, size: int = 1 << 20) -> str:
