@@ -14,7 +14,7 @@ import pytest
 
 from paceline.environments import venv
 from paceline.environments.environment import Environment
-from paceline.errors import EnvironmentBuildError
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
 from tests.environments.conftest import versions
 from tests.environments.wheels import make_wheel, unpack
 from tests.helpers import write_tree
@@ -358,3 +358,15 @@ def test_the_exact_versions_are_installed_again(ensure, store, wheels, base_pyth
 def test_where_the_lock_does_not_fit_any_more_the_reason_is_told(ensure):
     with pytest.raises(EnvironmentBuildError, match=r"small==7"):
         ensure(pip_packages=["small"], locked_pip=["small==7"])
+
+
+def test_a_variable_that_is_not_set_is_named(index, ensure, monkeypatch):
+    monkeypatch.delenv("PACKAGE_TOKEN", raising=False)
+    with pytest.raises(EnvironmentBuildError, match=r"needs the variable PACKAGE_TOKEN, which is not set"):
+        ensure(pip_requirements="small @ https://${PACKAGE_TOKEN}@example.org/small-1.0-py3-none-any.whl\n")
+
+
+@pytest.mark.parametrize("value", ["-r more.txt", "--requirement=more.txt", "-c limits.txt"])
+def test_a_file_among_the_packages_is_sent_to_its_own_parameter(value):
+    with pytest.raises(EnvironmentSpecError, match="is named with pip_requirements_file"):
+        Environment(pip_packages=(value,))

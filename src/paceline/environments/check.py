@@ -43,6 +43,11 @@ def normalise(environment: Environment) -> None:
     for field, example in _LISTS.items():
         values = _strings(field, getattr(environment, field), example)
         if field == "pip_packages":
+            if files := [value for value in values if re.match(r"-[rc]\b|--(requirement|constraint)", value.strip())]:
+                raise EnvironmentSpecError(
+                    f"pip_packages has {files[0]!r}: a file of requirements is named with pip_requirements_file "
+                    "(--requirements)."
+                )
             values = tuple(absolute(value) for value in values)
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables

@@ -62,6 +62,7 @@ class Installer:
         """
         self._constraints = constraints_of(environment)
         lines = lines_of(environment)
+        _check_variables([*lines, *self._constraints])
         self._options = [line for line in lines if line.option is not None]
         wanted = self._wanted = [line for line in lines if line.option is None]
         if environment.locked_pip:
@@ -205,6 +206,20 @@ class Installer:
 
 def _line(requirement: Requirement) -> Line:
     return Line(where="", value=str(requirement), requirement=requirement)
+
+
+def _check_variables(lines: Sequence[Line]) -> None:
+    """Refuse a `${NAME}` that nothing would be put in the place of; the request would only fail later, and elsewhere.
+
+    Raises:
+        EnvironmentBuildError: a variable is not set.
+    """
+    for line in lines:
+        for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text):
+            if not os.environ.get(name):
+                raise EnvironmentBuildError(
+                    f"{line.text!r} needs the variable {name}, which is not set. Set it and submit again."
+                )
 
 
 def _pip_folder() -> Path:
