@@ -20,7 +20,9 @@ MAY_IMPORT = {
     "processes": "",
     "library": "",
     "plugins": "",
-    "worker": "errors",
+    "worker": "errors collectives.torch_mpi",
+    "collectives": "errors",
+    "compat": "errors collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors environments.environment data.reference",
     "plan": "errors job",
@@ -51,7 +53,10 @@ THIRD_PARTY = {
     "tomli": "workspace environments",
     **dict.fromkeys(("uv", "yaml", "packaging", "rattler"), "environments"),
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy", "tensorflow", "pandas", "pyarrow"), "data"),
+    **dict.fromkeys(("torch", "numpy"), "data collectives compat"),
+    "mpi4py": "collectives compat",
+    "cloudpickle": "compat",
+    **dict.fromkeys(("tensorflow", "pandas", "pyarrow"), "data"),
 }
 
 

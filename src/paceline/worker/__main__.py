@@ -35,8 +35,22 @@ def main(argv: "list[str]") -> None:
         ranks.from_open_mpi(os.environ)
         monitor.redirect_output()
         monitor.wait_for_child()
+        _offer_mpi_to_torch()
+    _offer_names()
     report.started()
     script.run(command[0], [_with_paths(word) for word in command[1:]])
+
+
+def _offer_mpi_to_torch() -> None:
+    """Let `torch.distributed.init_process_group("mpi")` find a backend, which no torch wheel has; torch is not loaded yet."""
+    from paceline.collectives import torch_mpi
+
+    torch_mpi.install_when_loaded()
+
+
+def _offer_names() -> None:
+    """Let `import horovod` find ours where the real package is not installed: the last place on the path."""
+    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "names"))
 
 
 def _with_paths(word: str) -> str:

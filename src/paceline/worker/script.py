@@ -35,6 +35,7 @@ def run(path: str, arguments: list[str]) -> None:
             _let_gloo_finish()
         else:
             _report(error, worker)
+            _abandon_mpi()
         raise
     except BaseException as error:
         _fail(error, worker)
@@ -66,6 +67,13 @@ def _main_module(path: str) -> ModuleType:
     return main
 
 
+def _abandon_mpi() -> None:
+    """Let a failing worker end without waiting for the others, which MPI's own end at exit would do."""
+    mpi = sys.modules.get("paceline.collectives.mpi")
+    if mpi is not None:
+        mpi.abandon()
+
+
 def _report(error: BaseException, worker: int) -> None:
     # A child that the script has forked leaves the script here as well, and is not the worker.
     if os.getpid() == worker:
@@ -85,6 +93,7 @@ def _fail(error: BaseException, worker: int) -> NoReturn:
         sys.__excepthook__(type(error), error, error.__traceback__)
     finally:
         _let_gloo_finish()
+        _abandon_mpi()
         sys.exit(130 if isinstance(error, KeyboardInterrupt) else 1)
 
 

@@ -1,0 +1,179 @@
+"""torch.distributed over "mpi" against Gloo, on two processes: all-reduce, and whole training steps with DDP.
+
+    python benchmarks/torch_mpi.py
+
+Both backends live in the same two processes and are used in turn, in blocks, since a thread of Gloo's is still at work
+right after its call has returned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common import in_turn, median, program, report, scratch
+
+RANKS = 2
+#: Bytes, calls in a block, rounds, how many times as fast as Gloo it has to be.
+SIZES = ((4 << 10, 100, 20, 10.0), (1 << 20, 20, 15, 5.0), (16 << 20, 3, 12, 5.0), (64 << 20, 2, 8, 1.8))
+STEPS, ROUNDS = 5, 8
+
+
+def main() -> None:
+    with scratch() as folder:
+        environment = {
+            **os.environ,
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "0",
+        }
+        options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(RANKS)]
+        command = [program("mpirun"), *options, sys.executable, __file__, "--rank", str(folder)]
+        subprocess.run(command, env=environment, check=True)
+        figures = json.loads((folder / "figures.json").read_text())
+    for size, _, _, target in SIZES:
+        gloo, ours = figures[f"all_reduce_{size}"]
+        name = f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
+        _report(
+            f"torch_mpi_all_reduce_{size >> 10}k",
+            f"all_reduce of {name}, 2 processes, mpi against gloo",
+            target,
+            gloo,
+            ours,
+        )
+    for model in ("transformer", "cnn"):
+        gloo, ours = figures[model]
+        alone = figures[f"{model}_no_sync"][0]
+        measure = f"training step with DDP, {model}, 2 processes, mpi against gloo"
+        _report(
+            f"torch_mpi_step_{model}",
+            measure,
+            1.2,
+            gloo,
+            ours,
+            without_exchange_ms=alone * 1e3,
+            not_hidden=1 - alone / ours,
+        )
+
+
+def _report(name: str, measure: str, target: float, gloo_s: float, ours_s: float, **more: float) -> None:
+    times = gloo_s / ours_s
+    text = f"at least {target:g} times as fast"
+    report(name, measure, text, times >= target, ours_ms=ours_s * 1e3, gloo_ms=gloo_s * 1e3, times=times, **more)
+
+
+def on_a_rank(folder: Path) -> None:
+    from paceline.collectives import torch_mpi
+
+    torch_mpi.install()
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    groups = [dist.group.WORLD, dist.new_group(backend="mpi")]
+    figures: dict[str, list[float]] = {}
+    for size, calls, rounds, _ in SIZES:
+        tensor = torch.ones(size // 4)
+
+        def block(group: Any, tensor: Any = tensor, calls: int = calls) -> Callable[[], float]:
+            def run() -> float:
+                tensor.fill_(1.0)
+                return _timed(lambda: dist.all_reduce(tensor, group=group), calls, groups[1])
+
+            return run
+
+        figures[f"all_reduce_{size}"] = [median(times) for times in in_turn(rounds, *map(block, groups))]
+    for name, make in (("transformer", _transformer), ("cnn", _cnn)):
+        figures |= _train(name, make, groups)
+    if rank == 0:
+        (folder / "figures.json").write_text(json.dumps(figures))
+    dist.destroy_process_group()
+
+
+def _timed(call: Callable[[], Any], calls: int, group: Any) -> float:
+    import torch.distributed as dist
+
+    dist.barrier(group)
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
+
+
+def _train(name: str, make: Callable[[], Any], groups: list[Any]) -> dict[str, list[float]]:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    sides, quiet = [], None
+    for group in groups:
+        torch.manual_seed(0)
+        model, loss = make()
+        wrapped = DistributedDataParallel(model, process_group=group)
+        optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.01)
+
+        def step(model: Any = wrapped, loss: Any = loss, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+
+        sides.append(lambda step=step: _timed(step, STEPS, groups[1]))
+        if quiet is None:
+
+            def alone(step: Any = step, model: Any = wrapped) -> None:
+                with model.no_sync():
+                    step()
+
+            quiet = alone
+    assert quiet is not None
+    gloo, ours, without = in_turn(ROUNDS, *sides, lambda: _timed(quiet, STEPS, groups[1]))
+    return {name: [median(gloo), median(ours)], f"{name}_no_sync": [median(without)]}
+
+
+def _transformer() -> tuple[Any, Callable[[Any], Any]]:
+    """About 4 million parameters; a batch of 8 sequences of 64 tokens."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(1000, 256)
+            layer = torch.nn.TransformerEncoderLayer(256, 4, 1024, dropout=0.0, batch_first=True)
+            self.layers = torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+            self.head = torch.nn.Linear(256, 1000)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.layers(self.embed(x)))
+
+    tokens = torch.randint(0, 1000, (8, 64))
+    return Model(), lambda model: torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+
+
+def _cnn() -> tuple[Any, Callable[[Any], Any]]:
+    """For images of 8 x 8 pixels, as in examples/digits; a batch of 32."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(64 * 4, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+    images, labels = torch.randn(32, 1, 8, 8), torch.randint(0, 10, (32,))
+    return model, lambda model: torch.nn.functional.cross_entropy(model(images), labels)
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        on_a_rank(Path(sys.argv[-1]))
+    else:
+        main()

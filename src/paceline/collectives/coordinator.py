@@ -1,0 +1,218 @@
+"""Which operations all ranks of a process set have asked for. Knows no transport: messages in, agreements out.
+
+Every rank sends the first rank of the set what was submitted there, as soon as it was. What every rank has asked for
+goes back to all as one list, which they work off in its order. A name that was agreed upon twice gets a number, its
+slot; from then on a rank that asks for exactly the same again sends that number alone, and gets it back alone.
+
+    rank 0   submits a, b          -> [request a, request b]
+    rank 1   submits b             -> [request b]               -> everyone: [b]
+    rank 1   submits a             -> [request a]               -> everyone: [a]
+    later    both submit a and b   -> [7, 8] and [8, 7]         -> everyone: [8, 7]
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from paceline.collectives.request import JOIN, Agreement, Request, agree
+
+Key = tuple[str, str]
+
+
+class Message(NamedTuple):
+    """What a rank has to say. epoch: which numbering its slots are of. leaving: it shuts down."""
+
+    epoch: int
+    slots: tuple[int, ...] = ()
+    requests: tuple[Request, ...] = ()
+    leaving: bool = False
+
+
+class Response(NamedTuple):
+    """What all ranks are to do next: numbers, then full agreements, in this order.
+
+    epoch: the numbering from now on; another one than before says that every number given until now is void, once the
+    numbers in this response have been worked off. end: the reason why nothing more will be done.
+    """
+
+    epoch: int
+    slots: tuple[int, ...] = ()
+    agreements: tuple[Agreement, ...] = ()
+    end: str | None = None
+
+
+class _Slot(NamedTuple):
+    key: Key
+    requests: dict[int, Request]
+
+
+class Coordinator:
+    """The state of the negotiation of one process set of `size` ranks."""
+
+    def __init__(self, size: int, cache_capacity: int) -> None:
+        self._all = (1 << size) - 1
+        self._size = size
+        self._capacity = cache_capacity
+        self._epoch = 0
+        self._slots: list[_Slot] = []
+        self._slot_of: dict[Key, int] = {}
+        self._asked: list[int] = []  # of each slot, the ranks that asked for it, as bits
+        self._open: dict[Key, dict[int, Request]] = {}
+        self._since_s: dict[Key, float] = {}
+        self._ready_slots: list[int] = []
+        self._ready: dict[Key, None] = {}
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._joined = 0
+        self._last_joined = -1
+        self._old_slots: list[_Slot] = []
+        self._behind = 0  # ranks, as bits, that may still send numbers of the epoch before
+        self._full = False
+        self._end: str | None = None
+
+    def receive(self, rank: int, message: Message) -> None:
+        """Take in what a rank says."""
+        bit = 1 << rank
+        if message.epoch != self._epoch:
+            for slot in message.slots:
+                key, requests = self._old_slots[slot]
+                self._ask(rank, key, requests[rank])
+        else:
+            if self._behind:
+                self._behind &= ~bit
+            asked = self._asked
+            for slot in message.slots:
+                mask = asked[slot]
+                key = self._slots[slot].key
+                if not mask:
+                    if key in self._open or self._joined:
+                        self._ask(rank, key, self._slots[slot].requests[rank])
+                        continue
+                    self._since_s[key] = time.monotonic()
+                asked[slot] = mask = mask | bit
+                if mask == self._all:
+                    asked[slot] = 0
+                    del self._since_s[key]
+                    self._ready_slots.append(slot)
+        for request in message.requests:
+            self._ask(rank, request.key, request)
+        if message.leaving and self._end is None:
+            self._end = f"rank {rank} has shut down"
+
+    def end(self, reason: str) -> None:
+        """Let the next response be the last one."""
+        if self._end is None:
+            self._end = reason
+
+    def respond(self) -> Response | None:
+        """What is to be done next; None: nothing yet."""
+        slots = tuple(self._ready_slots)
+        self._ready_slots.clear()
+        if self._full and not self._behind:
+            self._start_epoch()
+        agreements = tuple(self._settle(self._ready)) if self._ready else ()
+        if not slots and not agreements and self._end is None:
+            return None
+        return Response(self._epoch, slots, agreements, self._end)
+
+    def waiting(self, longer_than_s: float) -> list[tuple[str, float, list[int]]]:
+        """Name, age in seconds and missing ranks of each operation that some ranks have waited for this long."""
+        now_s = time.monotonic()
+        found = []
+        for key, since_s in self._since_s.items():
+            if now_s - since_s >= longer_than_s:
+                slot = self._slot_of.get(key, -1)
+                mask = self._joined
+                if key in self._open:
+                    mask |= sum(1 << rank for rank in self._open[key])
+                elif slot >= 0:
+                    mask |= self._asked[slot]
+                missing = [rank for rank in range(self._size) if not mask & (1 << rank)]
+                found.append((f"{key[0]} {key[1]!r}", now_s - since_s, missing))
+        return found
+
+    def _ask(self, rank: int, key: Key, request: Request) -> None:
+        if request.kind == JOIN:
+            self._join(rank)
+            return
+        requests = self._open.get(key)
+        if requests is None:
+            requests = self._open[key] = {}
+            self._since_s.setdefault(key, time.monotonic())
+            self._to_open(key, requests)
+        requests[rank] = request
+        self._check(key, requests)
+
+    def _to_open(self, key: Key, requests: dict[int, Request]) -> None:
+        """Write out what was asked for by number under this name: another rank asks for something else."""
+        slot = self._slot_of.get(key, -1)
+        if slot >= 0 and self._asked[slot]:
+            mask, self._asked[slot] = self._asked[slot], 0
+            known = self._slots[slot].requests
+            requests.update({rank: known[rank] for rank in range(self._size) if mask & (1 << rank)})
+
+    def _join(self, rank: int) -> None:
+        self._joined |= 1 << rank
+        self._last_joined = rank
+        for key in [self._slots[slot].key for slot, mask in enumerate(self._asked) if mask]:
+            self._to_open(key, self._open.setdefault(key, {}))
+        for key, requests in self._open.items():
+            self._check(key, requests)
+        if self._joined == self._all:
+            self._ready[(JOIN, JOIN)] = None
+
+    def _check(self, key: Key, requests: dict[int, Request]) -> None:
+        if len(requests) == self._size or (
+            self._joined and self._joined | sum(1 << rank for rank in requests) == self._all
+        ):
+            self._ready[key] = None
+
+    def _settle(self, keys: Iterable[Key]) -> Iterable[Agreement]:
+        self._ready = {}
+        for key in keys:
+            if key == (JOIN, JOIN):
+                yield Agreement(Request(JOIN, JOIN), joined=self._last_joined)
+                self._joined, self._last_joined = 0, -1
+                continue
+            requests = self._open.pop(key)
+            self._since_s.pop(key, None)
+            agreement = agree(requests, joined=len(requests) < self._size)
+            if agreement.error is None and len(requests) == self._size:
+                agreement = agreement._replace(slot=self._slot(key, requests))
+            yield agreement
+
+    def _slot(self, key: Key, requests: dict[int, Request]) -> int:
+        """The number for what was agreed upon, -1 if it gets none: it was seen for the first time, or there is no room.
+
+        Names that are made up anew in each step would fill the cache otherwise.
+        """
+        slot = self._slot_of.get(key, -1)
+        if slot >= 0:
+            self._slots[slot] = _Slot(key, requests)
+            return slot
+        if not self._capacity:
+            return -1
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > 4 * self._capacity:
+                self._seen.popitem(last=False)
+            return -1
+        if len(self._slots) >= self._capacity:
+            self._full = True
+            return -1
+        self._slots.append(_Slot(key, requests))
+        self._asked.append(0)
+        self._slot_of[key] = len(self._slots) - 1
+        return len(self._slots) - 1
+
+    def _start_epoch(self) -> None:
+        """Give out all numbers anew. Those that are under way are still understood; until then there is no other epoch."""
+        for slot, mask in enumerate(self._asked):
+            if mask:
+                key = self._slots[slot].key
+                self._to_open(key, self._open.setdefault(key, {}))
+        self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
+        self._epoch += 1
+        self._behind, self._full = self._all, False

@@ -1,0 +1,449 @@
+"""The engine: named operations, submitted in any order on each rank, each done when all ranks have asked for it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paceline.collectives import mpi
+from paceline.collectives.channel import Channel, Task
+from paceline.collectives.errors import ArgumentError, CollectivesError, ShutDownError
+from paceline.collectives.handle import Handle
+from paceline.collectives.peers import Peers, Place
+from paceline.collectives.request import (
+    ADD_SET,
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BROADCAST,
+    JOIN,
+    REDUCESCATTER,
+    REMOVE_SET,
+    Request,
+)
+from paceline.collectives.settings import Settings
+
+OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
+_TAGS = 30000
+
+
+class Engine:
+    """All collective operations of this process. Made by `paceline.collectives.start`.
+
+    Arrays are NumPy's; `dtype="bfloat16"` says that arrays of uint16 hold bfloat16. An array must be left alone until
+    its operation is done. Operations of one kind are told apart by name; a name may be used again once it is done.
+    Process set 0 is all ranks; an operation in a set is called by the set's ranks alone.
+    """
+
+    def __init__(self, comm: Any, places: Sequence[Place], generation: int, settings: Settings) -> None:
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.settings = settings
+        here = places[self.rank]
+        self.local_rank, self.local_size = here.local_rank, here.local_size
+        self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
+        self._generation = generation
+        self._observers: list[Callable[..., object]] = []
+        self._barriers: dict[int, itertools.count[int]] = {}
+        self._set_numbers = itertools.count(1)
+        self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(self.size))}
+        self._failed = False
+        self._channels = {0: self._channel(comm, self._sets[0], 0)}
+        self._peers = Peers(places, self.rank, self._lost, self._watch)
+
+    # Reductions.
+
+    def allreduce(
+        self,
+        name: str,
+        array: Any,
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        out: Any = None,
+        dtype: str | None = None,
+    ) -> Handle:
+        """The handle of the reduced array, of the same shape. out: where to put it; may be `array` itself.
+
+        Average divides the sum by the number of ranks; integers are cut off towards 0. float16 and bfloat16 are added
+        up in float32. Adasum: floats, and a power of two of ranks.
+        """
+        self._check_op(op, process_set, [array])
+        return self._submit(
+            ALLREDUCE,
+            name,
+            [array],
+            process_set,
+            outs=[out],
+            dtype=dtype,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+        )
+
+    def grouped_allreduce(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        outs: Sequence[Any] | None = None,
+        dtype: str | Sequence[str | None] | None = None,
+    ) -> Handle:
+        """The handle of the list of reduced arrays, which are reduced once all of them are there on all ranks."""
+        self._check_op(op, process_set, arrays)
+        return self._submit(
+            ALLREDUCE,
+            name,
+            arrays,
+            process_set,
+            outs=outs,
+            dtype=dtype,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            grouped=True,
+        )
+
+    def reducescatter(
+        self,
+        name: str,
+        array: Any,
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        dtype: str | None = None,
+    ) -> Handle:
+        """The handle of this rank's rows of the reduced array; the first ranks get one more where they don't divide."""
+        return self._reducescatter(name, [array], op, prescale, postscale, process_set, dtype, False)
+
+    def grouped_reducescatter(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+        dtype: str | Sequence[str | None] | None = None,
+    ) -> Handle:
+        """The handle of the list of this rank's rows of each reduced array."""
+        return self._reducescatter(name, arrays, op, prescale, postscale, process_set, dtype, True)
+
+    # Movements.
+
+    def allgather(self, name: str, array: Any, *, process_set: int = 0) -> Handle:
+        """The handle of all ranks' arrays, one below the other. The first dimension may differ between ranks."""
+        _check_rows(ALLGATHER, name, [array])
+        return self._submit(ALLGATHER, name, [array], process_set)
+
+    def grouped_allgather(self, name: str, arrays: Sequence[Any], *, process_set: int = 0) -> Handle:
+        """The handle of the list of gathered arrays."""
+        _check_rows(ALLGATHER, name, arrays)
+        return self._submit(ALLGATHER, name, arrays, process_set, grouped=True)
+
+    def broadcast(self, name: str, array: Any, *, root: int, process_set: int = 0, out: Any = None) -> Handle:
+        """The handle of the array of rank `root` (its rank in the world). out: where to put it; may be `array`."""
+        members = self._members(process_set)
+        if root not in members:
+            raise ArgumentError(
+                f"root={root} is no rank of process set {process_set}, which has {list(members)}. Name one of them."
+            )
+        return self._submit(BROADCAST, name, [array], process_set, outs=[out], root=members.index(root))
+
+    def alltoall(self, name: str, array: Any, *, splits: Sequence[int] | None = None, process_set: int = 0) -> Handle:
+        """The handle of (rows that all ranks sent to this one, how many came from each).
+
+        splits: how many rows go to each rank; rows beyond their sum stay. Default: the same number to each.
+        """
+        _check_rows(ALLTOALL, name, [array])
+        size, rows = len(self._members(process_set)), array.shape[0]
+        if splits is None:
+            if rows % size:
+                raise ArgumentError(
+                    f"alltoall {name!r} of {rows} rows to {size} ranks needs splits: it doesn't divide."
+                )
+            splits = [rows // size] * size
+        splits = tuple(int(count) for count in splits)
+        if len(splits) != size or min(splits) < 0 or sum(splits) > rows:
+            raise ArgumentError(
+                f"alltoall {name!r} got splits={list(splits)}: give one number from 0 on for each of {size} ranks, "
+                f"in all at most the {rows} rows of the array."
+            )
+        return self._submit(ALLTOALL, name, [array], process_set, splits=splits)
+
+    # Agreement alone.
+
+    def barrier(self, process_set: int = 0) -> Handle:
+        """A handle that is done when every rank has called it; ranks must call it equally often."""
+        number = next(self._barriers.setdefault(process_set, itertools.count()))
+        return self._submit(BARRIER, f"barrier.{number}", [], process_set, finish=lambda _: None)
+
+    def join(self) -> Handle:
+        """The handle of the rank that was the last to join. Until then this rank adds zeros to what others reduce."""
+        return self._submit(JOIN, JOIN, [], 0)
+
+    def add_process_set(self, ranks: Sequence[int]) -> int:
+        """The number of a new process set. Every rank of the world has to call it, with the same ranks.
+
+        Raises:
+            ArgumentError: ranks are unknown, named twice, or a set of their own already.
+        """
+        members = tuple(sorted(int(rank) for rank in ranks))
+        if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self.size:
+            raise ArgumentError(
+                f"a process set of ranks {list(ranks)}: name each rank once, from 0 to {self.size - 1}, and at least one."
+            )
+        same = [number for number, others in self._sets.items() if others == members]
+        if same:
+            raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
+        name = ",".join(map(str, members))
+        handle = self._submit(ADD_SET, name, [], 0, splits=members, finish=lambda _: self._make_set(members))
+        return int(handle.wait())
+
+    def remove_process_set(self, number: int) -> bool:
+        """Whether there was such a set, and it is gone. Every rank of the world has to call it; set 0 always stays."""
+        if number == 0 or number not in self._sets:
+            return False
+        handle = self._submit(REMOVE_SET, str(number), [], 0, finish=lambda _: self._drop_set(number))
+        return bool(handle.wait())
+
+    def process_sets(self) -> dict[int, tuple[int, ...]]:
+        """Number -> ranks of each process set, 0 being all ranks."""
+        return dict(self._sets)
+
+    def observe(self, callback: Callable[[Request, float, float | None, float], object]) -> None:
+        """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation, in the engine's thread.
+
+        Times are those of `time.monotonic`. For timelines: it has to be quick.
+        """
+        self._observers.append(callback)
+
+    def _reducescatter(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        op: str,
+        prescale: float,
+        postscale: float,
+        process_set: int,
+        dtype: Any,
+        grouped: bool,
+    ) -> Handle:
+        if op == "adasum":
+            raise ArgumentError(f"reducescatter {name!r} can't be done with op='adasum'. Choose another operation.")
+        self._check_op(op, process_set, arrays)
+        _check_rows(REDUCESCATTER, name, arrays)
+        return self._submit(
+            REDUCESCATTER,
+            name,
+            arrays,
+            process_set,
+            dtype=dtype,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            grouped=grouped,
+        )
+
+    def _submit(
+        self,
+        kind: str,
+        name: str,
+        arrays: Sequence[Any],
+        process_set: int,
+        *,
+        outs: Sequence[Any] | None = None,
+        dtype: str | Sequence[str | None] | None = None,
+        finish: Callable[[Any], Any] | None = None,
+        grouped: bool = False,
+        **values: Any,
+    ) -> Handle:
+        channel = self._channels.get(process_set)
+        if channel is None:
+            raise ArgumentError(
+                f"rank {self.rank} is not a member of process set {process_set}: {list(self._members(process_set))}."
+            )
+        if grouped and not arrays:
+            raise ArgumentError(f"grouped {kind} {name!r} got no arrays. Give at least one.")
+        ready = [array if array.flags.c_contiguous else array.copy(order="C") for array in arrays]
+        given = list(outs) if outs is not None else [None] * len(ready)
+        for array, out in zip(ready, given, strict=True):
+            if out is not None and (out.shape != array.shape or out.dtype != array.dtype):
+                raise ArgumentError(
+                    f"out of {kind} {name!r} has {out.dtype}{list(out.shape)}, the array "
+                    f"{array.dtype}{list(array.shape)}. Give one of the same type and shape."
+                )
+        if any(out is not None and not out.flags.c_contiguous for out in given):
+            finish, given = _copy_back(given, grouped), [None if out is None else out.copy(order="C") for out in given]
+        names = [dtype] * len(ready) if dtype is None or isinstance(dtype, str) else list(dtype)
+        request = Request(
+            kind,
+            name,
+            dtypes=tuple(told or array.dtype.name for told, array in zip(names, ready, strict=True)),
+            shapes=tuple(array.shape for array in ready),
+            grouped=grouped,
+            **values,
+        )
+        return channel.submit(Task(request, ready, given, Handle(f"{kind}.{name}", channel.waiting), finish))
+
+    def _check_op(self, op: str, process_set: int, arrays: Sequence[Any]) -> None:
+        if op not in OPERATIONS:
+            raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
+        kinds = {array.dtype.kind for array in arrays}
+        if not kinds <= set("biufc"):
+            raise ArgumentError(f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers.")
+        if op in ("min", "max") and "c" in kinds:
+            raise ArgumentError(f"op={op!r} of complex numbers: they have no order. Reduce real and imaginary part.")
+        if op == "adasum":
+            size = len(self._members(process_set))
+            if size & (size - 1):
+                raise ArgumentError(f"op='adasum' needs a power of two of ranks, and there are {size}.")
+            if any(array.dtype.name not in ("float16", "float32", "float64", "uint16") for array in arrays):
+                raise ArgumentError("op='adasum' is for floating-point arrays.")
+
+    def _members(self, process_set: int) -> tuple[int, ...]:
+        if process_set not in self._sets:
+            raise ArgumentError(f"there is no process set {process_set}; there are {sorted(self._sets)}.")
+        return self._sets[process_set]
+
+    # Process sets; both are run in the world's thread, in the same order on all ranks.
+
+    def _make_set(self, members: tuple[int, ...]) -> int:
+        number = next(self._set_numbers)
+        world = self._channels[0]
+        comm = None
+        if world.comm is not None:
+            comm = world.comm.Split(0 if self.rank in members else 1, self.rank)
+        self._sets[number] = members
+        if self.rank in members:
+            self._channels[number] = self._channel(comm, members, number)
+        elif comm is not None:
+            comm.Free()
+        return number
+
+    def _drop_set(self, number: int) -> bool:
+        channel = self._channels.pop(number, None)
+        del self._sets[number]
+        if channel is not None:
+            channel.leave()
+            channel.join()
+        return True
+
+    def _channel(self, comm: Any, members: tuple[int, ...], number: int) -> Channel:
+        tag = 10 + (self._generation * 101 + number) % _TAGS
+        return Channel(comm if len(members) > 1 else None, members, tag, self.settings, self._observed)
+
+    def _observed(self, request: Request, *times_s: Any) -> None:
+        for callback in self._observers:
+            callback(request, *times_s)
+
+    # The end.
+
+    def _lost(self, reason: str) -> None:
+        self._failed = True
+        mpi.abandon()
+        for channel in list(self._channels.values()):
+            channel.fail(
+                ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause.")
+            )
+
+    def _watch(self) -> None:
+        """Once a second: fail what has waited for too long, where a limit is set."""
+        limit_s = self.settings.stall_shutdown_s
+        if limit_s and not self._failed:
+            for channel in list(self._channels.values()):
+                what = channel.overdue(limit_s)
+                if what is not None:
+                    self._lost(f"{what} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit_s:g})")
+                    return
+
+    def _stop(self) -> None:
+        self._peers.close()
+        channels = [self._channels[number] for number in sorted(self._channels, reverse=True)]
+        if self._failed:
+            return
+        for channel in channels:
+            channel.leave()
+        ended = [channel.join() for channel in channels]
+        if not all(ended):
+            mpi.abandon()
+
+
+_lock = threading.Lock()
+_engine: Engine | None = None
+_world_comm: Any = None
+_places: Sequence[Place] = ()
+_generations = itertools.count()
+
+
+def start(settings: Settings | None = None) -> Engine:
+    """The engine of this process, started if there is none. Every rank of the run has to call it.
+
+    Raises:
+        CollectivesError: MPI can't be had, or belongs to another launcher than the one that started the processes.
+        ArgumentError: one of the HOROVOD_* settings can't be read.
+    """
+    global _engine, _world_comm, _places
+    with _lock:
+        if _engine is not None:
+            return _engine
+        settings = settings or Settings.from_environment()
+        world = mpi.world()
+        if mpi.is_abandoned():
+            raise CollectivesError(
+                "a rank was lost, and MPI can't go on in this process. Let the run be restarted (max_restarts)."
+            )
+        if _world_comm is None:
+            import atexit
+
+            _world_comm = world.Dup()
+            _places = Place.of_all(_world_comm, os.environ)
+            # Runs before MPI is finalised: what is registered last comes first.
+            atexit.register(stop)
+        _engine = Engine(_world_comm, _places, next(_generations), settings)
+        return _engine
+
+
+def current() -> Engine | None:
+    """The engine of this process, if it was started and not stopped."""
+    return _engine
+
+
+def stop() -> None:
+    """Shut the engine down: what is in flight fails, on all ranks. `start` may be called again, by all ranks."""
+    global _engine
+    with _lock:
+        engine, _engine = _engine, None
+    if engine is not None:
+        engine._stop()
+
+
+def _check_rows(kind: str, name: str, arrays: Sequence[Any]) -> None:
+    if any(array.ndim == 0 for array in arrays):
+        raise ArgumentError(f"{kind} {name!r} got a 0-dimensional array, which has no rows. Give it one dimension.")
+
+
+def _copy_back(targets: Sequence[Any], grouped: bool) -> Callable[[Any], Any]:
+    """For outputs whose memory is not contiguous: write the results there."""
+
+    def finish(results: Any) -> Any:
+        for target, result in zip(targets, results if grouped else [results], strict=True):
+            if target is not None:
+                target[...] = result
+        kept = [r if t is None else t for t, r in zip(targets, results if grouped else [results], strict=True)]
+        return kept if grouped else kept[0]
+
+    return finish

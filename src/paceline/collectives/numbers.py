@@ -1,0 +1,69 @@
+"""Arithmetic that MPI has no type for: half precision, scale factors, averages of integers.
+
+Half-precision arrays are added up in float32. bfloat16, which NumPy doesn't know, comes as uint16 with the bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+BFLOAT16 = "bfloat16"
+_HALVES = ("float16", BFLOAT16)
+
+
+def is_half(dtype: str) -> bool:
+    """Whether arrays of this type are reduced as float32."""
+    return dtype in _HALVES
+
+
+def is_float(dtype: str) -> bool:
+    """Whether scaling keeps to the type's own arithmetic: anything but integers and bool."""
+    return dtype.startswith(("float", "bfloat", "complex"))
+
+
+def to_float32(source: Any, target: Any, dtype: str) -> None:
+    """Write a half-precision array into a float32 one."""
+    import numpy
+
+    if dtype == BFLOAT16:
+        bits = target.view(numpy.uint32)
+        bits[...] = source
+        bits <<= 16
+    else:
+        target[...] = source
+
+
+def from_float32(source: Any, target: Any, dtype: str) -> None:
+    """Write a float32 array into a half-precision one, rounded to nearest, ties to even. `source` is used up."""
+    import numpy
+
+    if dtype == BFLOAT16:
+        nan = numpy.isnan(source)
+        bits = source.view(numpy.uint32)
+        odd = bits >> 16
+        odd &= 1
+        odd += 0x7FFF
+        bits += odd
+        bits >>= 16
+        target[...] = bits
+        if nan.any():
+            target[nan] = 0x7FC0
+    else:
+        with numpy.errstate(over="ignore"):
+            target[...] = source
+
+
+def scale(array: Any, factor: float, divisor: int = 1) -> None:
+    """Multiply in place by factor / divisor. Integers: in float64, truncated towards 0."""
+    import numpy
+
+    if factor == 1.0 and divisor == 1:
+        return
+    if array.dtype.kind in "fc":
+        numpy.multiply(array, array.dtype.type(factor / divisor), out=array)
+    elif factor == 1.0 and array.dtype.kind in "iu":
+        # Exact for every integer; // would round towards minus infinity.
+        quotient = numpy.abs(array) // array.dtype.type(divisor) if array.dtype.kind == "i" else array // divisor
+        array[...] = quotient * numpy.sign(array) if array.dtype.kind == "i" else quotient
+    else:
+        array[...] = numpy.trunc(array.astype(numpy.float64) * factor / divisor).astype(array.dtype)

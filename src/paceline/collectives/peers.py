@@ -1,0 +1,105 @@
+"""Where the ranks are, and whether those on this machine still live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A rank's process. namespace: processes see each other's ids if it is the same."""
+
+    host: str
+    pid: int
+    namespace: str
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+
+    @classmethod
+    def of_all(cls, comm: Any, environ: Mapping[str, str]) -> list[Place]:
+        """The place of each rank. The launcher's word counts where it has one for this world, else the host names."""
+        namespace = ""
+        with contextlib.suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            namespace = f"{boot} {os.readlink('/proc/self/ns/pid')}"
+        told = None
+        if environ.get("HOROVOD_SIZE") == str(comm.size) and environ.get("HOROVOD_RANK") == str(comm.rank):
+            texts = [environ.get(f"HOROVOD_{name}", "") for name in _LOCAL]
+            told = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
+        all_told = comm.allgather((socket.gethostname(), os.getpid(), namespace, told))
+        hosts = [host for host, *_ in all_told]
+        places = []
+        for rank, (host, pid, where, told) in enumerate(all_told):
+            local_rank = hosts[:rank].count(host)
+            # The hosts that have as many ranks, in the order of their first ranks.
+            peers = [name for name in dict.fromkeys(hosts) if hosts.count(name) > local_rank]
+            counts = told or [local_rank, hosts.count(host), peers.index(host), len(peers)]
+            places.append(
+                cls(
+                    host=host,
+                    pid=pid,
+                    namespace=where,
+                    local_rank=counts[0],
+                    local_size=counts[1],
+                    cross_rank=counts[2],
+                    cross_size=counts[3],
+                )
+            )
+        return places
+
+
+class Peers:
+    """Watches the processes of the ranks on this machine; calls `lost(reason)` when one is gone, however it ended.
+
+    The kernel tells (pidfd, Linux 5.3): nothing is polled. `tick` is called about once a second.
+    """
+
+    def __init__(
+        self, places: Sequence[Place], rank: int, lost: Callable[[str], object], tick: Callable[[], object]
+    ) -> None:
+        self._lost, self._tick = lost, tick
+        self._ranks: dict[int, tuple[int, Place]] = {}
+        self._end, self._stop = os.pipe()
+        here = places[rank]
+        for other, place in enumerate(places):
+            if other != rank and here.namespace and place.namespace == here.namespace:
+                with contextlib.suppress(OSError, AttributeError):
+                    self._ranks[os.pidfd_open(place.pid)] = (other, place)
+        self._thread = threading.Thread(target=self._run, name="paceline-peers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self._stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(5)
+
+    def _run(self) -> None:
+        poll = select.poll()
+        for fd in (self._end, *self._ranks):
+            poll.register(fd, select.POLLIN)
+        try:
+            while True:
+                events = poll.poll(1000)
+                for fd, _ in events:
+                    if fd == self._end:
+                        return
+                    rank, place = self._ranks[fd]
+                    poll.unregister(fd)
+                    self._lost(f"rank {rank} (process {place.pid} on {place.host}) has died")
+                self._tick()
+        finally:
+            for fd in (self._end, *self._ranks):
+                os.close(fd)

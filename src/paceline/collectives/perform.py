@@ -1,0 +1,131 @@
+"""Doing what the ranks have agreed upon, in the same order on each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.collectives import move, numbers
+from paceline.collectives.adasum import adasum
+from paceline.collectives.reduce import Part, Reducer, scatter_rows
+from paceline.collectives.request import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BROADCAST,
+    JOIN,
+    REDUCESCATTER,
+    Agreement,
+    Request,
+)
+
+if TYPE_CHECKING:
+    from paceline.collectives.channel import Task
+
+Ready = tuple["Task", Agreement]
+
+
+class Performer:
+    """Does agreed operations with one communicator; None: a set of one rank."""
+
+    def __init__(self, comm: Any, fusion_bytes: int) -> None:
+        self._comm = comm
+        self._size = 1 if comm is None else comm.size
+        self._rank = 0 if comm is None else comm.rank
+        self._reducer = Reducer(comm, fusion_bytes)
+
+    def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
+        """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
+        # op and type -> all that can be reduced together, in the order in which the coordinator named them.
+        fused: dict[tuple[str, str], list[Ready]] = {}
+        for task, agreement in ready:
+            request = agreement.request
+            if request.kind == ALLREDUCE and request.op != "adasum" and len(set(request.dtypes)) == 1:
+                op = "sum" if request.op == "average" else request.op
+                fused.setdefault((op, request.dtypes[0]), []).append((task, agreement))
+            else:
+                complete(task, self._one(task, agreement))
+        for (op, dtype), members in fused.items():
+            parts = []
+            results = []
+            for task, agreement in members:
+                outs, of_task = self._parts(task, agreement.request)
+                parts += of_task
+                results.append(_shaped(agreement.request, outs))
+            self._reducer.allreduce(parts, op, dtype)
+            for (task, _), result in zip(members, results, strict=True):
+                complete(task, result)
+
+    def _parts(self, task: Task, request: Request) -> tuple[list[Any], list[Part]]:
+        import numpy
+
+        outs, parts = [], []
+        divisor = self._size if request.op == "average" else 1
+        for array, given in zip(task.arrays, task.outs, strict=True):
+            out = numpy.empty_like(array) if given is None else given
+            outs.append(out)
+            parts.append(Part(array.reshape(-1), out.reshape(-1), request.prescale, request.postscale, divisor))
+        return outs, parts
+
+    def _one(self, task: Task, agreement: Agreement) -> Any:
+        request = agreement.request
+        kind = request.kind
+        if kind == ALLREDUCE:
+            return self._allreduce(task, request)
+        if kind == ALLGATHER:
+            pairs = zip(task.arrays, agreement.rows, strict=True)
+            return _shaped(request, [move.allgather(self._comm, array, rows) for array, rows in pairs])
+        if kind == BROADCAST:
+            import numpy
+
+            out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
+            return move.broadcast(self._comm, task.arrays[0], out, request.root)
+        if kind == ALLTOALL:
+            return move.alltoall(self._comm, task.arrays[0], agreement.rows)
+        if kind == REDUCESCATTER:
+            arrays = zip(task.arrays, request.dtypes, strict=True)
+            return _shaped(request, [self._reducescatter(array, dtype, request) for array, dtype in arrays])
+        return agreement.joined if kind == JOIN else agreement
+
+    def _allreduce(self, task: Task, request: Request) -> Any:
+        """Adasum, or a group of different types."""
+        outs, parts = self._parts(task, request)
+        for part, dtype in zip(parts, request.dtypes, strict=True):
+            if request.op == "adasum":
+                self._adasum(part, dtype)
+            else:
+                self._reducer.allreduce([part], "sum" if request.op == "average" else request.op, dtype)
+        return _shaped(request, outs)
+
+    def _adasum(self, part: Part, dtype: str) -> None:
+        import numpy
+
+        half = numbers.is_half(dtype)
+        array = numpy.empty(part.source.size, numpy.float32) if half else part.source.copy()
+        if half:
+            numbers.to_float32(part.source, array, dtype)
+        numbers.scale(array, part.prescale)
+        if self._comm is not None:
+            adasum(self._comm, array)
+        numbers.scale(array, part.postscale)
+        if half:
+            numbers.from_float32(array, part.target, dtype)
+        else:
+            part.target[...] = array
+
+    def _reducescatter(self, array: Any, dtype: str, request: Request) -> Any:
+        import numpy
+
+        rows = scatter_rows(array.shape[0], self._size)
+        width = array[:1].size if array.shape[0] else 0
+        result = numpy.empty((rows[self._rank], *array.shape[1:]), array.dtype)
+        if array.size:
+            divisor = self._size if request.op == "average" else 1
+            part = Part(array.reshape(-1), result.reshape(-1), request.prescale, request.postscale, divisor)
+            op = "sum" if request.op == "average" else request.op
+            self._reducer.reducescatter(part, [count * width for count in rows], op, dtype)
+        return result
+
+
+def _shaped(request: Request, results: list[Any]) -> Any:
+    return results if request.grouped else results[0]

@@ -1,0 +1,177 @@
+"""All-reduce and reduce-scatter of arrays whose ranks have agreed.
+
+Small arrays are copied into one buffer and reduced together, large ones where they lie, in pieces: a piece that stays
+in the processor's cache is reduced two to three times as fast as an array that doesn't (64 MiB, 2 ranks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from paceline.collectives import numbers
+
+#: Of one reduction. 0.5 to 4 MiB are equally fast with 2 ranks on one machine; fewer calls are better between machines.
+PIECE_BYTES = 4 << 20
+#: From here on copying in and out costs more than a call of its own.
+DIRECT_BYTES = 1 << 20
+
+
+class Part(NamedTuple):
+    """One array to reduce: flat, contiguous input and output, which may be the same memory."""
+
+    source: Any
+    target: Any
+    prescale: float
+    postscale: float
+    divisor: int
+
+
+class Reducer:
+    """Reduces with one communicator; keeps its buffers from one call to the next.
+
+    fusion_bytes: arrays share a buffer of up to this size; 0: each is reduced on its own.
+    """
+
+    def __init__(self, comm: Any, fusion_bytes: int) -> None:
+        self._comm = comm
+        self._fusion_bytes = min(fusion_bytes, PIECE_BYTES)
+        self._buffers: dict[str, Any] = {}
+
+    def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
+        """Fill the targets. dtype: of all of the parts."""
+        small = []
+        for part in parts:
+            if numbers.is_half(dtype) or not self._fusion_bytes:
+                self._through_buffer([part], op, dtype) if numbers.is_half(dtype) else self._direct(part, op)
+            elif part.source.nbytes >= min(DIRECT_BYTES, self._fusion_bytes):
+                self._direct(part, op)
+            else:
+                small.append(part)
+        if len(small) == 1:
+            self._direct(small[0], op)
+        elif small:
+            self._through_buffer(small, op, dtype)
+
+    def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
+        """Fill the target with this rank's `counts[rank]` elements of the reduced source."""
+        import numpy
+
+        half = numbers.is_half(dtype)
+        source = part.source
+        if half or part.prescale != 1.0:
+            source = numpy.empty(source.size, numpy.float32 if half else source.dtype)
+            numbers.to_float32(part.source, source, dtype) if half else numpy.copyto(source, part.source)
+            numbers.scale(source, part.prescale)
+        target = numpy.empty(part.target.size, numpy.float32) if half else part.target
+        if self._comm is not None:
+            self._comm.Reduce_scatter(_viewed(source), _viewed(target), list(counts), _operation(op, source.dtype))
+        else:
+            numpy.copyto(target, source)
+        numbers.scale(target, part.postscale, part.divisor)
+        if half:
+            numbers.from_float32(target, part.target, dtype)
+
+    def _direct(self, part: Part, op: str) -> None:
+        import numpy
+
+        source, target = part.source, part.target
+        in_place = source.__array_interface__["data"] == target.__array_interface__["data"]
+        operation = _operation(op, source.dtype)
+        step = max(1, PIECE_BYTES // source.itemsize)
+        comm = self._comm
+        for start in range(0, source.size, step):
+            into = target[start : start + step]
+            if not in_place and (part.prescale != 1.0 or comm is None):
+                numpy.copyto(into, source[start : start + step])
+            numbers.scale(into, part.prescale)
+            if comm is not None:
+                if in_place or part.prescale != 1.0:
+                    comm.Allreduce(_in_place(), _viewed(into), operation)
+                else:
+                    comm.Allreduce(_viewed(source[start : start + step]), _viewed(into), operation)
+            numbers.scale(into, part.postscale, part.divisor)
+
+    def _through_buffer(self, parts: Sequence[Part], op: str, dtype: str) -> None:
+        """Work through the parts as if they were one array, a buffer's length at a time."""
+        buffer = self._buffer(dtype)
+        half = numbers.is_half(dtype)
+        operation = _operation(op, buffer.dtype)
+        pieces: list[tuple[Part, int, int, int]] = []  # part, its start, the buffer's start, length
+        filled = 0
+        for part in parts:
+            start = 0
+            while start < part.source.size:
+                length = min(part.source.size - start, buffer.size - filled)
+                into = buffer[filled : filled + length]
+                if half:
+                    numbers.to_float32(part.source[start : start + length], into, dtype)
+                else:
+                    into[...] = part.source[start : start + length]
+                numbers.scale(into, part.prescale)
+                pieces.append((part, start, filled, length))
+                filled += length
+                start += length
+                if filled == buffer.size:
+                    self._flush(buffer, pieces, operation, dtype)
+                    pieces, filled = [], 0
+        if filled:
+            self._flush(buffer[:filled], pieces, operation, dtype)
+
+    def _flush(self, buffer: Any, pieces: Sequence[tuple[Part, int, int, int]], operation: Any, dtype: str) -> None:
+        if self._comm is not None:
+            self._comm.Allreduce(_in_place(), _viewed(buffer), operation)
+        half = numbers.is_half(dtype)
+        first = pieces[0][0]
+        alike = all(p.postscale == first.postscale and p.divisor == first.divisor for p, *_ in pieces)
+        if alike:
+            numbers.scale(buffer, first.postscale, first.divisor)
+        for part, start, offset, length in pieces:
+            reduced = buffer[offset : offset + length]
+            if not alike:
+                numbers.scale(reduced, part.postscale, part.divisor)
+            if half:
+                numbers.from_float32(reduced, part.target[start : start + length], dtype)
+            else:
+                part.target[start : start + length] = reduced
+
+    def _buffer(self, dtype: str) -> Any:
+        buffer = self._buffers.get(dtype)
+        if buffer is None:
+            import numpy
+
+            kind = numpy.dtype("float32" if numbers.is_half(dtype) else dtype)
+            size = max(1, (self._fusion_bytes or PIECE_BYTES) // kind.itemsize)
+            buffer = self._buffers[dtype] = numpy.empty(size, kind)
+        return buffer
+
+
+def scatter_rows(rows: int, size: int) -> list[int]:
+    """How many of `rows` each of `size` ranks gets: the first ones get one more where they don't divide."""
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def elements(shape: Sequence[int]) -> int:
+    """Number of elements of an array of this shape."""
+    return math.prod(shape)
+
+
+def _viewed(array: Any) -> Any:
+    """The array as MPI can reduce it: bool has no order there, so it is reduced as the integers 0 and 1."""
+    return array.view("uint8") if array.dtype.kind == "b" else array
+
+
+def _in_place() -> Any:
+    from mpi4py import MPI
+
+    return MPI.IN_PLACE
+
+
+def _operation(op: str, dtype: Any) -> Any:
+    from mpi4py import MPI
+
+    if dtype.kind == "b":
+        # As NumPy has it: a sum of truth values is "any", a product is "all"; the average, cut off, is 1 if all are.
+        return MPI.MAX if op in ("sum", "max") else MPI.MIN
+    return {"sum": MPI.SUM, "average": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}[op]

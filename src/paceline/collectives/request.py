@@ -1,0 +1,114 @@
+"""What a rank asks for under a name, and whether the ranks' requests agree.
+
+A request is a plain tuple, so that it is compared and sent fast: a step makes hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
+    "allreduce",
+    "allgather",
+    "broadcast",
+    "alltoall",
+    "reducescatter",
+)
+BARRIER, JOIN, ADD_SET, REMOVE_SET = "barrier", "join", "add_process_set", "remove_process_set"
+
+
+class Request(NamedTuple):
+    """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set.
+    splits: rows for each rank (alltoall), or the ranks of a process set."""
+
+    kind: str
+    name: str
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    op: str = ""
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = -1
+    splits: tuple[int, ...] = ()
+    grouped: bool = False
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from other operations in flight."""
+        return (self.kind, self.name)
+
+
+class Agreement(NamedTuple):
+    """What all ranks are to do. error: they disagree; nothing is done.
+
+    slot: the number under which each rank may ask for the same again, -1 for none.
+    request: that of the first rank that asked. rows: allgather: of each array, the first dimension on each rank;
+    alltoall: of each rank, the rows that it sends to each. joined: last rank to join.
+    """
+
+    request: Request
+    slot: int = -1
+    rows: tuple[tuple[int, ...], ...] = ()
+    error: str | None = None
+    joined: int = -1
+
+
+def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
+    """What the ranks agreed upon, or the error that names the first difference. joined: a rank has joined."""
+    first_rank = min(requests)
+    first = requests[first_rank]
+    if joined and first.kind not in (ALLREDUCE, BARRIER):
+        return Agreement(first, error=f"{first.kind} {first.name!r} is not supported with Join at this time.")
+    for rank, request in requests.items():
+        difference = _difference(first, request)
+        if difference is not None:
+            what, one, other = difference
+            return Agreement(
+                first,
+                error=f"Mismatched {first.kind.upper()} {what} for {first.name!r}: rank {first_rank} sent {one}, "
+                f"rank {rank} sent {other}.",
+            )
+    rows: tuple[tuple[int, ...], ...] = ()
+    if first.kind == ALLGATHER:
+        rows = tuple(
+            tuple(requests[rank].shapes[index][0] for rank in sorted(requests)) for index in range(len(first.shapes))
+        )
+    elif first.kind == ALLTOALL:
+        rows = tuple(requests[rank].splits for rank in sorted(requests))
+    return Agreement(first, rows=rows)
+
+
+def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
+    """What two ranks disagree about, and both values."""
+    if first == other:
+        return None
+    if len(first.shapes) != len(other.shapes):
+        return "numbers of tensors", len(first.shapes), len(other.shapes)
+    if first.dtypes != other.dtypes:
+        return "data types", ", ".join(first.dtypes), ", ".join(other.dtypes)
+    one, two = first.shapes, other.shapes
+    if first.kind in (ALLGATHER, ALLTOALL):
+        # The first dimension may differ; the number of them may not.
+        if [len(shape) for shape in one] != [len(shape) for shape in two] or [s[1:] for s in one] != [
+            s[1:] for s in two
+        ]:
+            return "tensor shapes (beyond the first dimension)", _shown(one), _shown(two)
+    elif one != two:
+        return "tensor shapes", _shown(one), _shown(two)
+    for field, what in (
+        ("op", "operations"),
+        ("prescale", "prescale factors"),
+        ("postscale", "postscale factors"),
+        ("root", "root ranks"),
+        ("grouped", "groupings"),
+    ):
+        if getattr(first, field) != getattr(other, field):
+            return what, getattr(first, field), getattr(other, field)
+    if first.kind in (ADD_SET, REMOVE_SET) and first.splits != other.splits:
+        return "process sets", first.splits, other.splits
+    return None
+
+
+def _shown(shapes: tuple[tuple[int, ...], ...]) -> str:
+    return ", ".join(str(list(shape)) for shape in shapes)

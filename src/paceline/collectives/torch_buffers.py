@@ -1,0 +1,189 @@
+"""Tensors as MPI sees them: an address, a count and a datatype.
+
+MPI knows neither torch's strides nor its 16-bit floats, so what can't be handed over as it lies is copied, and the
+result copied back. Loaded on use: it imports torch and mpi4py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.distributed import ReduceOp
+
+from paceline.collectives.errors import CollectivesError
+
+#: What MPI computes with; half precision is reduced in float32.
+_DATATYPES = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+    torch.uint16: MPI.UINT16_T,
+    torch.uint32: MPI.UINT32_T,
+    torch.uint64: MPI.UINT64_T,
+    torch.bool: MPI.C_BOOL,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
+}
+
+_OPS = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: MPI.SUM,
+    ReduceOp.PRODUCT: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.BAND: MPI.BAND,
+    ReduceOp.BOR: MPI.BOR,
+    ReduceOp.BXOR: MPI.BXOR,
+}
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_LOGICAL = {
+    ReduceOp.SUM: MPI.LOR,
+    ReduceOp.PRODUCT: MPI.LAND,
+    ReduceOp.MIN: MPI.LAND,
+    ReduceOp.MAX: MPI.LOR,
+    ReduceOp.BAND: MPI.LAND,
+    ReduceOp.BOR: MPI.LOR,
+    ReduceOp.BXOR: MPI.LXOR,
+}
+
+
+def check(tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose memory MPI can't reach.
+
+    Raises:
+        CollectivesError: it is not a dense tensor on the CPU.
+    """
+    if tensor.device.type != "cpu":
+        raise CollectivesError(
+            f"the tensor is on {tensor.device}, but the backend 'mpi' moves tensors in the CPU's memory. "
+            "Move it with .cpu(), or use backend 'nccl' for tensors on a GPU."
+        )
+    if tensor.layout != torch.strided:
+        raise CollectivesError(
+            f"the tensor's layout is {tensor.layout}, which the backend 'mpi' takes in all_reduce alone (as coordinates: "
+            "torch.sparse_coo). Make it dense with .to_dense()."
+        )
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself where its memory holds its values one after the other, else a copy of which that is true."""
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor.detach()
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def put(result: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy a result to where the caller wants it, unless it lies there already."""
+    if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not into.is_contiguous() or into.is_conj():
+        into.detach().copy_(result.reshape(into.shape))
+
+
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The values of all of them in one new flat tensor of the first one's dtype."""
+    return torch.cat([plain(tensor).reshape(-1) for tensor in tensors])
+
+
+def distribute(flat: Any, into: Sequence[torch.Tensor]) -> None:
+    """Copy the pieces of `flat` into these tensors, in order."""
+    for piece, tensor in zip(flat.split([tensor.numel() for tensor in into]), into, strict=True):
+        tensor.detach().copy_(piece.view(tensor.shape))
+
+
+def raw(tensor: torch.Tensor) -> Any:
+    """The memory of a plain tensor."""
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+
+def elements(tensor: torch.Tensor) -> list[Any]:
+    """The buffer of a plain tensor, to be moved and not computed with; of any dtype."""
+    # No count: mpi4py would take it for that of one rank in some collectives, and for all of them in others.
+    return [raw(tensor), _carrier(tensor.element_size())]
+
+
+def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
+    """The buffer of a plain tensor of which `sizes[r]` elements belong to rank r."""
+    starts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+    return [raw(tensor), (list(sizes), starts), _carrier(tensor.element_size())]
+
+
+def wide(tensor: torch.Tensor) -> torch.Tensor:
+    """A plain tensor that MPI can compute with: itself, or a float32 copy of a half-precision one."""
+    if tensor.is_floating_point() and tensor.element_size() < 4:
+        return plain(tensor).float()
+    return plain(tensor)
+
+
+def numbers(tensor: torch.Tensor) -> list[Any]:
+    """The buffer of a tensor that `wide` returned."""
+    return [raw(tensor), datatype(tensor.dtype)]
+
+
+def datatype(dtype: torch.dtype) -> Any:
+    """MPI's datatype for this dtype.
+
+    Raises:
+        CollectivesError: it has none.
+    """
+    try:
+        return _DATATYPES[dtype]
+    except KeyError:
+        known = ", ".join(str(known) for known in _DATATYPES)
+        raise CollectivesError(
+            f"can't reduce tensors of {dtype} over MPI. It reduces {known} and, in float32, shorter floats."
+        ) from None
+
+
+def reduction(op: Any, dtype: torch.dtype) -> Any:
+    """MPI's operation for this ReduceOp on this dtype. AVG is MPI's SUM; the caller divides (see `average`).
+
+    On bool, SUM and MAX are "or", PRODUCT and MIN are "and", as with NCCL.
+
+    Raises:
+        CollectivesError: there is no such operation on this dtype.
+    """
+    return _reduction(kind_of(op), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _reduction(kind: Any, dtype: torch.dtype) -> Any:
+    why = None
+    if kind not in _OPS:
+        why = "the backend 'mpi' doesn't have it: multiply first, then reduce with ReduceOp.SUM"
+    elif kind in _BITWISE and (dtype.is_floating_point or dtype.is_complex):
+        why = "bits of floating-point numbers mean nothing; use an integer dtype"
+    elif dtype.is_complex and kind in (ReduceOp.MIN, ReduceOp.MAX):
+        why = "complex numbers have no order; use SUM, AVG or PRODUCT"
+    elif dtype == torch.bool and kind == ReduceOp.AVG:
+        why = "a mean of booleans is not a boolean; convert to a number first"
+    if why:
+        raise CollectivesError(f"ReduceOp.{kind.name} of a tensor of {dtype}: {why}.")
+    return _LOGICAL[kind] if dtype == torch.bool else _OPS[kind]
+
+
+def kind_of(op: Any) -> Any:
+    """The member of ReduceOp's enumeration: torch hands over either that or an object around it."""
+    return getattr(op, "op", op)
+
+
+def average(tensor: torch.Tensor, op: Any, size: int) -> None:
+    """Divide the sum by the number of ranks where AVG was asked for; integers are rounded towards zero."""
+    if kind_of(op) != ReduceOp.AVG or size == 1:
+        return
+    if tensor.is_floating_point() or tensor.is_complex():
+        tensor.div_(size)
+    else:
+        tensor.copy_(torch.div(tensor, size, rounding_mode="trunc"))
+
+
+def _carrier(size_bytes: int) -> Any:
+    # By elements and not by bytes, so that the count stays small.
+    carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
+    return carriers[size_bytes]

@@ -1,0 +1,143 @@
+"""`torch.distributed.init_process_group("mpi")`, which no torch wheel has, over mpi4py.
+
+    from paceline.collectives import torch_mpi
+    torch_mpi.install()
+    torch.distributed.init_process_group("mpi")
+
+In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` before the script starts, and the first
+line is not needed. Nothing is imported here but the standard library.
+
+torch asks `is_mpi_available()` and calls `ProcessGroupMPI.create(ranks)` for the name "mpi". A `ProcessGroup` that
+comes back is taken as it is, so these two, and the time limit that torch doesn't hand on to MPI, are all that is set.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from paceline.collectives.errors import CollectivesError
+
+_MODULE = "torch.distributed"
+_MARK = "_paceline_mpi"
+
+_making = threading.local()
+
+
+def install() -> None:
+    """Make "mpi" a backend of torch.distributed. May be called again; a torch that has its own MPI keeps it.
+
+    Raises:
+        CollectivesError: torch is missing, or was built without torch.distributed.
+    """
+    try:
+        import torch.distributed
+    except ImportError as error:
+        raise CollectivesError(f"the backend 'mpi' needs torch, which {sys.executable} doesn't have.") from error
+    if not torch.distributed.is_available():
+        raise CollectivesError("this torch was built without torch.distributed; install one from PyPI.")
+    _patch(torch.distributed)
+
+
+def install_when_loaded() -> None:
+    """Let `install` be done as soon as torch.distributed has been imported; until then nothing is loaded."""
+    distributed = sys.modules.get(_MODULE)
+    if distributed is not None:
+        # Without it, `torch.distributed` is an empty module.
+        if distributed.is_available():
+            _patch(distributed)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class ProcessGroupMPI:
+    """What torch.distributed calls for the name "mpi"."""
+
+    @staticmethod
+    def create(ranks: Sequence[int]) -> Any:
+        """The group of these ranks, or None on a rank that is not among them; an empty list is all ranks."""
+        from paceline.collectives import mpi
+
+        # Before its module is loaded, which imports mpi4py, so that a missing MPI is said in one sentence.
+        mpi.world()
+        from paceline.collectives import torch_group
+
+        timeout = getattr(_making, "timeout", None)
+        return torch_group.create(list(ranks), timeout.total_seconds() if timeout is not None else 1800.0)
+
+
+def _patch(distributed: ModuleType) -> None:
+    c10d = distributed.distributed_c10d
+    if hasattr(c10d, _MARK) or c10d._MPI_AVAILABLE:
+        return
+    setattr(c10d, _MARK, True)
+    make = c10d._new_process_group_helper
+    parameters = inspect.signature(make)
+
+    def make_group(*args: Any, **kwargs: Any) -> Any:
+        given = parameters.bind(*args, **kwargs).arguments
+        _refuse_mixture(str(given["backend"]))
+        before = getattr(_making, "timeout", None)
+        _making.timeout = given.get("timeout")
+        try:
+            return make(*args, **kwargs)
+        finally:
+            _making.timeout = before
+
+    c10d._new_process_group_helper = make_group
+    c10d.ProcessGroupMPI = ProcessGroupMPI
+    # is_mpi_available() reads it.
+    c10d._MPI_AVAILABLE = True
+    setattr(distributed, "ProcessGroupMPI", ProcessGroupMPI)  # noqa: B010 - torch's stubs don't have it
+
+
+def _refuse_mixture(backend: str) -> None:
+    pairs = [pair.partition(":") for pair in backend.lower().split(",")]
+    named = {device: name for device, colon, name in pairs if colon}
+    if "mpi" in named.values() and named != {"cpu": "mpi"}:
+        raise CollectivesError(
+            f"backend={backend!r}: the backend 'mpi' can't be mixed with another one in one process group, and is for "
+            "tensors on the CPU. Make the default group with 'nccl' and another one for the CPU with "
+            "torch.distributed.new_group(backend='mpi')."
+        )
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: it watches for one module, and puts a loader around the one that is found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as the loader within does, then installs."""
+
+    def __init__(self, within: Any) -> None:
+        self._within = within
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._within.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module keeps the loader it would have without us, for whoever reads its source.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._within
+        module.__loader__ = self._within
+        self._within.exec_module(module)
+        if module.is_available():
+            _patch(module)

@@ -1,0 +1,108 @@
+"""Handles of operations that are under way, as torch.distributed hands them out. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import Work
+
+from paceline.collectives.errors import CollectivesError
+
+_Work: Any = Work
+
+
+class MpiWork(_Work):  # type: ignore[misc]
+    """An operation under way: a `concurrent.futures.Future` with the calls of torch's `Work`."""
+
+    def __init__(self, future: concurrent.futures.Future[Any], text: str) -> None:
+        super().__init__()
+        self._future = future
+        self._text = text
+        self._torch_future: torch.futures.Future[Any] | None = None
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def is_success(self) -> bool:
+        return self._future.done() and self._future.exception() is None
+
+    def exception(self) -> BaseException | None:
+        return self._future.exception() if self._future.done() else None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """True once it is done; a timeout of 0 is none. Raises what went wrong, or CollectivesError at the time limit."""
+        timeout_s = timeout.total_seconds()
+        self._wait(timeout_s if timeout_s > 0 else None)
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        # There are no streams on a CPU: what comes next has to find the result.
+        self.wait()
+
+    def result(self) -> Any:
+        return self._future.result()
+
+    def source_rank(self) -> int:
+        raise CollectivesError(f"{self._text} has no source rank; only a receive has one.")
+
+    _source_rank = source_rank
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """torch's future of the outputs, the same at each call. Its callbacks run in the thread that did the operation."""
+        if self._torch_future is None:
+            settled: torch.futures.Future[concurrent.futures.Future[Any]] = torch.futures.Future()
+            # Through `then`, because only an error that a callback raises reaches C++ as one: DDP's reducer waits there.
+            self._torch_future = settled.then(_value)
+            self._future.add_done_callback(settled.set_result)
+        return self._torch_future
+
+    def _wait(self, timeout_s: float | None) -> None:
+        try:
+            self._future.result(timeout_s)
+        except concurrent.futures.TimeoutError as error:
+            if self._future.done():
+                raise
+            raise CollectivesError(
+                f"{self._text} is not done after {timeout_s:g} s. It goes on: wait again, or look why a rank is late."
+            ) from error
+
+
+class DoneWork(MpiWork):
+    """The handle of a collective that is over. Made for every blocking call, so it makes no future unless asked."""
+
+    def __init__(self, outputs: Any, text: str) -> None:
+        Work.__init__(self)
+        self._outputs = outputs
+        self._text = text
+        self._torch_future = None
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        return True
+
+    def result(self) -> Any:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        if self._torch_future is None:
+            self._torch_future = torch.futures.Future()
+            self._torch_future.set_result(self._outputs)
+        return self._torch_future
+
+
+def _value(settled: torch.futures.Future[concurrent.futures.Future[Any]]) -> Any:
+    return settled.value().result()

@@ -1,0 +1,107 @@
+"""How `import horovod.torch` finds `paceline.compat.horovod.torch`: one module under two names, never two copies."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from paceline.errors import UserError
+
+_OURS = "paceline.compat.horovod"
+#: What Horovod has and this package has not (yet), with what to do instead.
+_ABSENT = {
+    "tensorflow": "Paceline has no horovod.tensorflow yet",
+    "keras": "Paceline has no horovod.keras yet",
+    "mxnet": "MXNet is retired",
+    "spark": "use an estimator of Paceline, or horovod itself, on Spark",
+    "ray": "use a compute target of Paceline",
+    "runner": "start the script with `paceline run` and distributed_backend='mpi'",
+    "data": "use torch.utils.data.DataLoader with workers",
+}
+
+
+def install(*, force: bool = False) -> None:
+    """Let every later `import horovod...` of this process find Paceline's modules.
+
+    Raises:
+        UserError: the real package is installed, or loaded already, and `force` isn't set.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    real = _real_package()
+    if real and not force:
+        raise UserError(
+            f"the real horovod is installed ({real}). Uninstall it (pip uninstall horovod), or put Paceline's before "
+            "it with paceline.compat.install('horovod', force=True)."
+        )
+    for name in [name for name in sys.modules if _is_horovod(name)]:
+        # While `names/horovod/__init__.py` runs, its own entry is the one that the import system waits for.
+        if not _is_initialising(sys.modules[name]):
+            del sys.modules[name]
+    sys.meta_path.insert(0, _Finder())
+
+
+def uninstall() -> None:
+    """Take the names away again; what was imported stays with whoever imported it."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
+    for name in [name for name in sys.modules if _is_horovod(name)]:
+        del sys.modules[name]
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not _is_horovod(fullname):
+            return None
+        rest = fullname[len("horovod") :]
+        first = rest[1:].partition(".")[0]
+        if first in _ABSENT:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: {_ABSENT[first]} (docs/horovod.md).", name=fullname
+            )
+        own = importlib.util.find_spec(_OURS + rest)
+        if own is None or first == "aliases":
+            return None
+        return ModuleSpec(
+            fullname, _AliasLoader(_OURS + rest), origin=own.origin, is_package=bool(own.submodule_search_locations)
+        )
+
+
+class _AliasLoader(Loader):
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._own)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just given the module the alias's spec; it keeps its own.
+        module.__spec__ = self._spec
+
+
+def _real_package() -> str | None:
+    """Where the real horovod lies, if it can be imported."""
+    loaded = sys.modules.get("horovod")
+    if loaded is not None and not loaded.__name__.startswith(_OURS) and not _is_initialising(loaded):
+        return str(getattr(loaded, "__file__", "already imported"))
+    spec = PathFinder.find_spec("horovod")
+    if spec is None or spec.origin is None or "paceline/compat/names" in spec.origin.replace("\\", "/"):
+        return None
+    return spec.origin
+
+
+def _is_horovod(name: str) -> bool:
+    return name == "horovod" or name.startswith("horovod.")
+
+
+def _is_initialising(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))

@@ -1,0 +1,1 @@
+"""What Horovod's names mean before any framework is loaded."""

@@ -1,0 +1,178 @@
+"""State that survives a failed collective, and the loop that goes back to it."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+#: What `on_hosts_updated` is told: nothing, hosts were added, hosts were taken away, both.
+NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
+#: So often is a state restored without a commit in between before the error is raised. A guess.
+_RESTORES_WITHOUT_COMMIT = 10
+
+
+class State:
+    """What a training script keeps between batches. Subclasses say how it is saved, restored and spread.
+
+    bcast_object: gives every rank the first one's object. get_rank: this process's rank.
+    """
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
+        self._bcast_object, self._rank = bcast_object, get_rank
+        self._updates: list[tuple[float, int]] = []
+        self._last_update: float = 0
+        self._reset_callbacks: list[Callable[[], object]] = []
+        self._commits = 0
+
+    def register_reset_callbacks(self, callbacks: list[Callable[[], object]]) -> None:
+        """Call these after each new start of the engine, before the state is spread."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The engine was started anew."""
+        self._updates.clear()
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int = MIXED) -> None:
+        """Hosts have come or gone; `check_host_updates` acts on it."""
+        self._updates.append((timestamp, update_res))
+
+    def commit(self) -> None:
+        """Save, then look whether the hosts have changed. Every rank calls it equally often.
+
+        Raises:
+            HostsUpdatedInterrupt: they have.
+        """
+        self.save()
+        self._commits += 1
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Look, on all ranks together, whether the first one was told that hosts have changed.
+
+        Raises:
+            HostsUpdatedInterrupt: they have; on every rank.
+        """
+        last, seen = self._last_update, NO_UPDATE
+        while self._updates:
+            timestamp, update = self._updates.pop(0)
+            if timestamp > last:
+                last, seen = timestamp, seen | update
+        before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
+        if self._last_update > before:
+            raise HostsUpdatedInterrupt(everything == REMOVED)
+
+    def save(self) -> None:
+        """Remember the present values."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give every rank the first one's values."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to another number of ranks; nothing, unless a subclass has something to do."""
+
+
+class ObjectState(State):
+    """Plain values, each an attribute. They are kept as they are, not copied."""
+
+    def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int], **kwargs: Any) -> None:
+        super().__init__(bcast_object, get_rank)
+        self._saved_state = kwargs
+        self._set_attrs()
+
+    def save(self) -> None:
+        self._saved_state = {name: getattr(self, name) for name in self._saved_state}
+
+    def restore(self) -> None:
+        self._set_attrs()
+
+    def sync(self) -> None:
+        if self._saved_state:
+            self._saved_state = self._bcast_object(self._saved_state)
+            self._set_attrs()
+
+    def _set_attrs(self) -> None:
+        for name, value in self._saved_state.items():
+            setattr(self, name, value)
+
+
+class Listener(Protocol):
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None: ...
+
+
+class NotificationManager:
+    """Tells states that hosts have changed, when it is told so itself, by `handle_hosts_updated`."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def init(self) -> None:
+        """Nothing: there is no service to connect to. Paceline starts an attempt anew where hosts have changed."""
+
+    def register_listener(self, listener: Listener) -> None:
+        if listener not in self._listeners:
+            self._listeners.append(listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def handle_hosts_updated(self, timestamp: float | None = None, update_res: int = MIXED) -> None:
+        for listener in self._listeners:
+            listener.on_hosts_updated(time.time() if timestamp is None else timestamp, update_res)
+
+
+notification_manager = NotificationManager()
+
+
+def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[..., T]:
+    """`func(state, ...)` as a function that begins again, from the last commit, where a collective has failed.
+
+    reset: starts the engine anew.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
+        notification_manager.init()
+        notification_manager.register_listener(state)
+        is_new, skip_sync, restores, commits = True, False, 0, state._commits
+        try:
+            while True:
+                try:
+                    if not is_new:
+                        reset()
+                        state.on_reset()
+                    if not skip_sync:
+                        state.sync()
+                    return func(state, *args, **kwargs)
+                except HorovodInternalError as error:
+                    restores = 1 if state._commits > commits else restores + 1
+                    commits = state._commits
+                    if restores > _RESTORES_WITHOUT_COMMIT:
+                        raise
+                    _log.warning("a collective has failed; going back to the last commit: %s", error)
+                    state.restore()
+                    skip_sync = False
+                except HostsUpdatedInterrupt as change:
+                    skip_sync = change.skip_sync
+                is_new = False
+        finally:
+            notification_manager.remove_listener(state)
+
+    return wrapper

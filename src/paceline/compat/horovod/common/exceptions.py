@@ -1,0 +1,31 @@
+"""The exceptions that scripts catch by Horovod's names."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+class HorovodInternalError(PacelineError, RuntimeError):
+    """A collective failed: the ranks disagreed, one of them has died, or the engine was shut down.
+
+    `horovod.elastic.run` answers it by going back to the last committed state.
+    """
+
+
+class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
+    """The set of hosts has changed, between two batches.
+
+    skip_sync: only hosts were taken away, so that every rank that is left has the current state.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the hosts of this job have changed")
+        self.skip_sync = skip_sync
+
+
+class HorovodVersionMismatchError(ImportError):
+    """Never raised here, as nothing is compiled; scripts name it in `except`."""
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        super().__init__(f"built for {name} {version}, but {installed_version} is installed")
+        self.name, self.version, self.installed_version = name, version, installed_version

@@ -1,0 +1,116 @@
+"""Handles: the integers by which a script asks after what it has submitted."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.collectives.errors import CollectivesError
+from paceline.compat.horovod.common import timeline
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, registry
+
+if TYPE_CHECKING:
+    from paceline.collectives import Engine, Handle
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pending:
+    key: tuple[int, str]
+    handle: Handle
+    # Keeps what the engine reads and writes alive, too.
+    finish: Callable[[Any], Any]
+
+
+_pending: dict[int, _Pending] = {}
+_in_flight: dict[tuple[int, str], Handle] = {}
+_numbers = itertools.count(1)
+_unnamed: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+
+
+def submit(
+    kind: str,
+    name: str | None,
+    process_set: ProcessSet,
+    start: Callable[[Engine, str], Handle],
+    finish: Callable[[Any], Any],
+) -> int:
+    """The handle of what `start(engine, full name)` submits; `finish` makes the script's result of the engine's.
+
+    kind: "allreduce", ...; names of different kinds never meet.
+    name: without one the n-th of its kind in this process set meets the n-th of the other ranks.
+
+    Raises:
+        ValueError: not initialised, not a member of the process set, or the name is in flight already.
+        HorovodInternalError: the engine can't take anything any more.
+    """
+    checked_members(process_set)
+    number = process_set.process_set_id
+    assert number is not None
+    full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{next(_unnamed[number, kind])}"
+    key = (number, full)
+    before = _in_flight.get(key)
+    if before is not None and not before.done():
+        raise ValueError(
+            f"Requested to {kind} a tensor with the same name as another tensor that is currently being processed: "
+            f"{name!r}. Give each tensor a name of its own, or synchronize the first before the second."
+        )
+    with translated():
+        handle = start(registry.engine(), full)
+    if timeline.is_on():
+        timeline.note("B", full, kind.upper())
+        handle.add_done_callback(lambda _: timeline.note("E", full, kind.upper()))
+    made = next(_numbers)
+    _in_flight[key] = handle
+    _pending[made] = _Pending(key=key, handle=handle, finish=finish)
+    return made
+
+
+def poll(handle: int) -> bool:
+    """Whether `synchronize(handle)` would return at once.
+
+    Raises:
+        ValueError: there is no such handle, or it was synchronized.
+    """
+    pending = _pending.get(handle)
+    if pending is None:
+        raise ValueError(f"Handle {handle} was not created or has been cleared.")
+    return pending.handle.done()
+
+
+def synchronize(handle: int) -> Any:
+    """The result of what was submitted, once it is there; None for an unknown handle or one that was synchronized.
+
+    Raises:
+        HorovodInternalError: the ranks disagree on it, or one of them is gone; on every rank.
+    """
+    pending = _pending.pop(handle, None)
+    if pending is None:
+        return None
+    try:
+        with translated():
+            result = pending.handle.wait()
+    finally:
+        if _in_flight.get(pending.key) is pending.handle:
+            del _in_flight[pending.key]
+    return pending.finish(result)
+
+
+def clear() -> None:
+    """Forget everything: the engine is gone, and the next one numbers unnamed tensors from 0."""
+    _pending.clear()
+    _in_flight.clear()
+    _unnamed.clear()
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The engine's errors under Horovod's name."""
+    try:
+        yield
+    except CollectivesError as error:
+        raise HorovodInternalError(str(error)) from error

@@ -1,0 +1,60 @@
+"""The operations' numbers, and what `average=` and `op=` mean together."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+Average, Sum, Adasum, Min, Max, Product = range(6)
+
+#: Number -> the engine's name.
+ENGINE_NAMES = {Average: "average", Sum: "sum", Adasum: "adasum", Min: "min", Max: "max", Product: "product"}
+
+
+def resolve_op(op: int | None, average: bool | None) -> int:
+    """The operation that was asked for; Average where nothing was said.
+
+    Raises:
+        ValueError: both are given, or there is no such operation.
+    """
+    if op is not None:
+        if average is not None:
+            raise ValueError("The op parameter supersedes average. Please provide only one of them.")
+        if op not in ENGINE_NAMES:
+            names = ", ".join(f"hvd.{name.capitalize()}" for name in ENGINE_NAMES.values())
+            raise ValueError(f"op={op!r} is no operation of Horovod's. Give one of {names}.")
+        return op
+    if average is not None:
+        warnings.warn(
+            "Parameter `average` has been replaced with `op`: say op=hvd.Average or op=hvd.Sum.",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        return Average if average else Sum
+    return Average
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """The same, under the name by which scripts import it from `horovod.common.util`."""
+    return resolve_op(op, average)
+
+
+def is_power_of_two(number: int) -> bool:
+    return number > 0 and number & (number - 1) == 0
+
+
+def check_splits(splits: Sequence[int], rows: int, size: int) -> None:
+    """Refuse splits that can't be sent.
+
+    Raises:
+        ValueError: another number of them than ranks, a negative one, or more rows than there are.
+    """
+    if len(splits) != size:
+        raise ValueError(f"splits has {len(splits)} entries, but there are {size} ranks: give one for each.")
+    if any(count < 0 for count in splits):
+        raise ValueError(f"splits={list(splits)} has a negative entry.")
+    if sum(splits) > rows:
+        raise ValueError(
+            "Sum of splits entries is greater than the first dimension of tensor: "
+            f"{sum(splits)} rows are to be sent, but there are {rows}."
+        )

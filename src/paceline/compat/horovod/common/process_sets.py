@@ -1,0 +1,180 @@
+"""Sets of ranks that run collectives among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.collectives.engine import Engine
+
+
+class ProcessSet:
+    """Some ranks of the world.
+
+    ranks_or_comm: their global ranks, in any order; or an mpi4py communicator of them.
+
+    process_set_id: None before it is registered, and after its removal; 0 is the world.
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Any) -> None:
+        if isinstance(ranks_or_comm, Iterable):
+            self.ranks = sorted(int(rank) for rank in ranks_or_comm)
+            if not self.ranks or len(set(self.ranks)) != len(self.ranks) or self.ranks[0] < 0:
+                raise ValueError(f"ProcessSet({list(ranks_or_comm)}): give at least one rank, each once, from 0 up.")
+        else:
+            self.mpi_comm = ranks_or_comm
+
+    def size(self) -> int | None:
+        """The number of ranks; None where it isn't registered and was made from a communicator."""
+        if self.ranks is not None:
+            return len(self.ranks)
+        return registry.world_size() if self.process_set_id == 0 else None
+
+    def rank(self) -> int:
+        """This rank's place in the set.
+
+        Raises:
+            ValueError: the set isn't registered, or this rank is not in it.
+        """
+        return checked_members(self).index(registry.engine().rank)
+
+    def included(self) -> bool:
+        """Whether this rank belongs to it."""
+        return registry.engine().rank in (self.ranks or ())
+
+    def __repr__(self) -> str:
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+
+
+def checked_members(process_set: ProcessSet) -> list[int]:
+    """The set's global ranks, this one among them.
+
+    Raises:
+        ValueError: Horovod isn't initialised, the set isn't registered, or this rank is not in it.
+    """
+    engine = registry.engine()
+    if process_set.process_set_id is None or process_set.ranks is None:
+        raise ValueError(
+            f"{process_set!r} is not registered, or was removed. Give it to hvd.init(process_sets=[...]) or "
+            "hvd.add_process_set on every rank."
+        )
+    if engine.rank not in process_set.ranks:
+        raise ValueError(f"rank {engine.rank} is not a member of the provided process set. It has {process_set.ranks}.")
+    return process_set.ranks
+
+
+def registered_number(process_set: ProcessSet) -> int:
+    """The engine's number of a set that `checked_members` has let through."""
+    assert process_set.process_set_id is not None
+    return process_set.process_set_id
+
+
+class _Registry:
+    """The process sets of the running engine."""
+
+    def __init__(self) -> None:
+        self.world = ProcessSet([0])
+        self.world.ranks = None
+        self.world.process_set_id = 0
+        self._engine: Engine | None = None
+        self._dynamic = False
+        self._sets: dict[int, ProcessSet] = {}
+
+    def begin(self, engine: Engine, *, dynamic: bool, first: Sequence[ProcessSet]) -> None:
+        self._engine, self._dynamic = engine, dynamic
+        self.world.ranks = list(range(engine.size))
+        self._sets = {0: self.world}
+        for process_set in first:
+            if process_set is not self.world:
+                self._add(process_set)
+
+    def end(self) -> None:
+        for process_set in self._sets.values():
+            if process_set is not self.world:
+                process_set.process_set_id = None
+        self.world.ranks = None
+        self._sets, self._engine, self._dynamic = {}, None, False
+
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise ValueError("Horovod has not been initialized; use hvd.init().")
+        return self._engine
+
+    def world_size(self) -> int:
+        return self.engine().size
+
+    def ids(self) -> list[int]:
+        return sorted(self._sets)
+
+    def add(self, process_set: ProcessSet) -> None:
+        self._check_dynamic("added")
+        self._add(process_set)
+
+    def remove(self, process_set: ProcessSet) -> bool:
+        engine = self.engine()
+        number = process_set.process_set_id
+        if number == 0:
+            return False
+        self._check_dynamic("removed")
+        if number is None or self._sets.get(number) is not process_set or not engine.remove_process_set(number):
+            return False
+        del self._sets[number]
+        process_set.process_set_id = None
+        return True
+
+    def _add(self, process_set: ProcessSet) -> None:
+        engine = self.engine()
+        if process_set.ranks is None and process_set.mpi_comm is not None:
+            process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
+        assert process_set.ranks is not None
+        if process_set.ranks[-1] >= engine.size:
+            raise ValueError(
+                f"process set {process_set.ranks}: there is no rank {process_set.ranks[-1]} in a world of {engine.size}."
+            )
+        for known in self._sets.values():
+            if known.ranks == process_set.ranks:
+                raise ValueError(f"A process set with ranks {process_set.ranks} already exists: {known!r}.")
+        process_set.process_set_id = engine.add_process_set(process_set.ranks)
+        self._sets[process_set.process_set_id] = process_set
+
+    def _check_dynamic(self, what: str) -> None:
+        self.engine()
+        if not self._dynamic:
+            raise ValueError(
+                f"process sets can be {what} after hvd.init() only with HOROVOD_DYNAMIC_PROCESS_SETS=1 or "
+                "hvd.init(process_sets='dynamic')."
+            )
+
+
+registry = _Registry()
+#: All ranks.
+global_process_set = registry.world
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """The set, registered. Every rank of the world calls it, in the same order, members or not.
+
+    Raises:
+        ValueError: sets are not dynamic, one of these ranks exists already, or a rank is not in the world.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    registry.add(made)
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Whether it was removed; False for the world and for a set that isn't registered. Every rank calls it.
+
+    Raises:
+        ValueError: sets are not dynamic.
+    """
+    return registry.remove(process_set)
+
+
+def is_process_set_included(process_set: ProcessSet) -> bool:
+    return process_set.included()

@@ -1,0 +1,106 @@
+"""Small things that scripts import from `horovod.common.util`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility, is_power_of_two
+
+__all__ = [
+    "check_extension",
+    "env",
+    "extension_available",
+    "gloo_built",
+    "gpu_available",
+    "handle_average_backwards_compatibility",
+    "is_version_greater_equal_than",
+    "mpi_built",
+    "num_rank_is_power_2",
+]
+
+T = TypeVar("T")
+
+num_rank_is_power_2 = is_power_of_two
+
+
+def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether `horovod.<ext_base_name>` can be used: its framework is installed, and Paceline has it."""
+    return ext_base_name == "torch" and find_spec("torch") is not None
+
+
+def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
+    """Nothing: there is nothing to build.
+
+    Raises:
+        ImportError: the framework is missing.
+    """
+    base = ext_name.rpartition(".")[2]
+    if not extension_available(base):
+        raise ImportError(f"{ext_name} can't be used: {base} isn't installed, or Paceline has no {ext_name}.")
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether the framework sees a GPU."""
+    if ext_base_name != "torch":
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def mpi_built(verbose: bool = False) -> bool:
+    return basics.mpi_built()
+
+
+def gloo_built(verbose: bool = False) -> bool:
+    return basics.gloo_built()
+
+
+@contextlib.contextmanager
+def env(**values: str | None) -> Iterator[None]:
+    """These environment variables (None: absent) while the block runs."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        _set(values)
+        yield
+    finally:
+        _set(before)
+
+
+def is_version_greater_equal_than(version: str, target: str) -> bool:
+    """Whether `version` is at least `target`, which has three numbers ("2.1.0").
+
+    Raises:
+        ValueError: `target` has fewer.
+    """
+    wanted = target.split(".")
+    if len(wanted) < 3:
+        raise ValueError(f"target={target!r} must have three numbers, as in '2.1.0'.")
+    return _numbers(version) >= _numbers(target)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = []
+    for part in version.partition("+")[0].split(".")[:3]:
+        digits = "".join(character for character in part if character.isdigit())
+        found.append(int(digits or 0))
+    return tuple(found)
+
+
+def _set(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _cache(function: Callable[..., T]) -> Callable[..., T]:
+    """`function`, whose answer for the same arguments is kept."""
+    return functools.lru_cache(maxsize=None)(function)

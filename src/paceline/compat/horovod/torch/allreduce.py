@@ -1,0 +1,287 @@
+"""allreduce: alone, in groups, in place, asynchronous, of sparse tensors, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, is_power_of_two, resolve_op
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, empty_like, host, write_back
+from paceline.compat.horovod.torch.compression import Compression
+from paceline.compat.horovod.torch.gather import allgather_async
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """A new tensor: this one, reduced over the ranks. Gradients flow through it, reduced the same way.
+
+    op: hvd.Average unless told. Integers are scaled in float64 and cut toward 0, before the sum and after it.
+    prescale_factor, postscale_factor: every rank's is multiplied before, the sum after.
+
+    Raises:
+        ValueError: the arguments contradict each other; not initialised; not a member of the process set.
+        HorovodInternalError: ranks disagree on shape, type or operation, or one of them is gone; on every rank.
+    """
+    asked = resolve_op(op, average)
+    compressed, ctx = compression.compress(tensor)
+    reduced = differentiable(_Allreduce, compressed, name, asked, prescale_factor, postscale_factor, process_set)
+    return compression.decompress(reduced, ctx)  # type: ignore[no-any-return]
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """The handle of an `allreduce` into a new tensor. The given one must not change until it is synchronized."""
+    asked = resolve_op(op, average)
+    return _submit([tensor], [None], name, asked, prescale_factor, postscale_factor, process_set, first=True)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The tensor itself, reduced over the ranks in place."""
+    asked = resolve_op(op, average)
+    done = _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
+    return handles.synchronize(done)  # type: ignore[no-any-return]
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """The handle of an `allreduce_`."""
+    asked = resolve_op(op, average)
+    return _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """New tensors, reduced together: none begins before all of them are there on every rank. Types may differ.
+
+    Raises:
+        ValueError: as `allreduce`; or the list is empty.
+    """
+    asked = resolve_op(op, average)
+    compressed = [compression.compress(tensor) for tensor in _checked(tensors)]
+    sent = [tensor for tensor, _ in compressed]
+    reduced = differentiable(
+        _GroupedAllreduce,
+        name,
+        asked,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        *sent,
+    )
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """The handle of a `grouped_allreduce`."""
+    asked = resolve_op(op, average)
+    given = _checked(tensors)
+    return _submit(given, [None] * len(given), name, asked, prescale_factor, postscale_factor, process_set)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """The tensors themselves, reduced together in place."""
+    asked = resolve_op(op, average)
+    given = _checked(tensors)
+    done = _submit(given, given, name, asked, prescale_factor, postscale_factor, process_set)
+    return handles.synchronize(done)  # type: ignore[no-any-return]
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """The handle of a `grouped_allreduce_`."""
+    asked = resolve_op(op, average)
+    given = _checked(tensors)
+    return _submit(given, given, name, asked, prescale_factor, postscale_factor, process_set)
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """A function that waits for the sum (or average) of the ranks' sparse tensors and returns it, sparse.
+
+    Indices and values are gathered from all ranks; what stands at the same place is added up where the tensor is
+    coalesced.
+
+    Raises:
+        ValueError: `op` is neither Average nor Sum, or the tensor isn't sparse.
+    """
+    if op not in (Average, Sum):
+        raise ValueError(
+            "sparse tensors can be reduced with op=hvd.Average or op=hvd.Sum; convert others with to_dense()."
+        )
+    if not tensor.is_sparse:
+        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not one of layout {tensor.layout}.")
+    own = tensor.detach().coalesce()
+    indices = allgather_async(own.indices().t(), None if name is None else f"{name}.indices", process_set)
+    values = allgather_async(own.values(), None if name is None else f"{name}.values", process_set)
+
+    def result() -> torch.Tensor:
+        everywhere, summed = handles.synchronize(indices), handles.synchronize(values)
+        if op == Average:
+            rounding = None if summed.dtype.is_floating_point or summed.dtype.is_complex else "trunc"
+            summed = torch.div(summed, len(checked_members(process_set)), rounding_mode=rounding)
+        return torch.sparse_coo_tensor(everywhere.t(), summed, own.shape, check_invariants=False)
+
+    return result
+
+
+class _Allreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        ctx.how = how[1:]
+        return handles.synchronize(_submit([tensor], [None], *how, first=True))  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        op, pre, post, process_set = ctx.how
+        grad = allreduce(grads[0], op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set)
+        return grad, *[None] * 5
+
+
+class _GroupedAllreduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[torch.Tensor, ...]:
+        how, tensors = given[:5], list(given[5:])
+        ctx.how = how[1:]
+        return tuple(handles.synchronize(_submit(tensors, [None] * len(tensors), *how)))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        op, pre, post, process_set = ctx.how
+        reduced = grouped_allreduce(
+            list(grads), op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set
+        )
+        return *[None] * 5, *reduced
+
+
+def _checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    given = list(tensors)
+    if not given:
+        raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
+    return given
+
+
+def _submit(
+    tensors: list[torch.Tensor],
+    targets: Sequence[torch.Tensor | None],
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    *,
+    first: bool = False,
+) -> int:
+    """The handle of the reduction of `tensors` into `targets` (None: a new tensor). first: not a group, but one."""
+    if op == Adasum:
+        _check_adasum(process_set)
+    sources = [host(tensor) for tensor in tensors]
+    outs = [
+        source if target is not None else empty_like(source.tensor)
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    how: dict[str, Any] = {
+        "op": ENGINE_NAMES[op],
+        "prescale": float(prescale),
+        "postscale": float(postscale),
+        "process_set": process_set.process_set_id,
+    }
+
+    def start(engine: Any, full: str) -> Any:
+        if first:
+            return engine.allreduce(full, sources[0].array, out=outs[0].array, dtype=sources[0].dtype, **how)
+        return _start_group(engine, full, sources, outs, how)
+
+    def finish(_: Any) -> Any:
+        results = [_result(*item) for item in zip(tensors, targets, outs, strict=True)]
+        return results[0] if first else results
+
+    return handles.submit("allreduce" if first else "grouped_allreduce", name, process_set, start, finish)
+
+
+def _start_group(engine: Any, full: str, sources: list[HostTensor], outs: list[HostTensor], how: dict[str, Any]) -> Any:
+    return engine.grouped_allreduce(
+        full,
+        [source.array for source in sources],
+        outs=[out.array for out in outs],
+        dtype=[source.dtype for source in sources],
+        **how,
+    )
+
+
+def _result(tensor: torch.Tensor, target: torch.Tensor | None, out: HostTensor) -> torch.Tensor:
+    return out.tensor.to(tensor.device) if target is None else write_back(target, out.tensor)
+
+
+def _check_adasum(process_set: ProcessSet) -> None:
+    if process_set is not global_process_set:
+        raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
+    if not is_power_of_two(basics.size()):
+        raise NotImplementedError(
+            f"Adasum needs a number of ranks that is a power of 2, not {basics.size()}. Start so many, or use op=hvd.Average."
+        )

@@ -1,0 +1,75 @@
+"""Torch tensors as the arrays that the engine reads and writes, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class HostTensor:
+    """Contiguous memory of this machine that holds a tensor's values.
+
+    tensor: shares its memory with `array`; the tensor itself where that is possible, else a copy.
+    array: for bfloat16, which NumPy lacks, its bits as uint16.
+    """
+
+    tensor: torch.Tensor
+    array: np.ndarray[Any, Any]
+
+    @property
+    def dtype(self) -> str | None:
+        """What the engine has to be told beside the array's own type."""
+        return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
+
+
+def differentiable(function: Any, *given: Any) -> Any:
+    """`function.apply(*given)`, of an autograd function; torch doesn't say what types that has."""
+    return function.apply(*given)
+
+
+def host(tensor: torch.Tensor) -> HostTensor:
+    """The tensor's values in this machine's memory: its own memory if it lies there without gaps, else a copy.
+
+    Raises:
+        ValueError: it isn't a tensor, or it is of a kind that no collective takes.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"a collective takes a torch.Tensor, not {type(tensor).__name__}.")
+    if tensor.layout != torch.strided:
+        raise ValueError(
+            f"a tensor of layout {tensor.layout} can't be sent as it is; use hvd.sparse_allreduce_async, or to_dense()."
+        )
+    # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    try:
+        array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
+    except TypeError as error:
+        raise ValueError(f"tensors of type {tensor.dtype} can't be sent: {error}. Convert it first.") from error
+    return HostTensor(plain, array)
+
+
+def empty_like(tensor: torch.Tensor) -> HostTensor:
+    """New contiguous memory of this machine for a tensor of this shape and type."""
+    return host(torch.empty(tensor.shape, dtype=tensor.dtype))
+
+
+def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the array's shape, of the type and on the device of `like`."""
+    made = torch.from_numpy(array if array.flags.writeable else array.copy())
+    if like.dtype == torch.bfloat16:
+        made = made.view(torch.bfloat16)
+    return made.to(like.device)
+
+
+def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """`target`, with the values of `result`; nothing is copied where they share their memory."""
+    if result.device != target.device or result.data_ptr() != target.data_ptr() or result.stride() != target.stride():
+        with torch.no_grad():
+            target.detach().copy_(result)
+    return target

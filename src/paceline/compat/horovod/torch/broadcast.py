@@ -1,0 +1,90 @@
+"""broadcast, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    checked_members,
+    global_process_set,
+    registered_number,
+)
+from paceline.compat.horovod.torch.allreduce import allreduce
+from paceline.compat.horovod.torch.arrays import differentiable, empty_like, host, write_back
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """A new tensor with the values of `root_rank`, which is a rank of the world even within a process set.
+
+    The gradient on the root is the average of the ranks' gradients (as Horovod has it), and 0 elsewhere.
+
+    Raises:
+        ValueError: `root_rank` is not in the process set.
+        HorovodInternalError: shapes, types or roots differ between ranks; on every rank.
+    """
+    return differentiable(_Broadcast, tensor, root_rank, name, process_set)  # type: ignore[no-any-return]
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """The handle of a `broadcast`."""
+    return _submit(tensor, None, root_rank, name, process_set)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The tensor itself, with the values of `root_rank`."""
+    return handles.synchronize(_submit(tensor, tensor, root_rank, name, process_set))  # type: ignore[no-any-return]
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """The handle of a `broadcast_`."""
+    return _submit(tensor, tensor, root_rank, name, process_set)
+
+
+class _Broadcast(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, root: int, name: str | None, process_set: ProcessSet) -> torch.Tensor:
+        ctx.root, ctx.process_set = root, process_set
+        return handles.synchronize(_submit(tensor, None, root, name, process_set))  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        averaged = allreduce(grads[0], op=Average, process_set=ctx.process_set)
+        return (averaged if basics.rank() == ctx.root else torch.zeros_like(averaged)), None, None, None
+
+
+def _submit(
+    tensor: torch.Tensor, target: torch.Tensor | None, root: int, name: str | None, process_set: ProcessSet
+) -> int:
+    members = checked_members(process_set)
+    if root not in members:
+        raise ValueError(
+            f"root_rank={root} is not among the ranks {members}. It is a rank of the world, in a process set too."
+        )
+    source = host(tensor)
+    out = source if target is not None else empty_like(source.tensor)
+
+    def finish(_: Any) -> torch.Tensor:
+        return out.tensor.to(tensor.device) if target is None else write_back(target, out.tensor)
+
+    return handles.submit(
+        "broadcast",
+        name,
+        process_set,
+        lambda engine, full: engine.broadcast(
+            full, source.array, root=root, out=out.array, process_set=registered_number(process_set)
+        ),
+        finish,
+    )

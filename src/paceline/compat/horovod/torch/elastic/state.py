@@ -1,0 +1,151 @@
+"""TorchState: models, optimizers and samplers as state that can be saved, restored and spread."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.elastic import ObjectState
+from paceline.compat.horovod.torch.elastic.sampler import ElasticSampler
+from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
+
+
+class TorchState(ObjectState):
+    """A model, an optimizer, samplers, and plain values, each an attribute.
+
+    kwargs: what has a handler (models, optimizers, ElasticSamplers, and what is registered) is copied when it is saved;
+        anything else is kept as it is.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        given = {"model": model, "optimizer": optimizer, **kwargs}
+        self._handlers = {name: made for name, value in given.items() if (made := _handler(value)) is not None}
+        for name, handler in self._handlers.items():
+            object.__setattr__(self, name, handler.value)
+        plain = {
+            name: value
+            for name, value in given.items()
+            if name not in self._handlers and (value is not None or name in kwargs)
+        }
+        super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **plain)
+
+    def save(self) -> None:
+        for handler in self._handlers.values():
+            handler.save()
+        super().save()
+
+    def restore(self) -> None:
+        for handler in self._handlers.values():
+            handler.restore()
+        super().restore()
+
+    def sync(self) -> None:
+        for name in sorted(self._handlers):
+            self._handlers[name].sync()
+        super().sync()
+
+    def reset(self) -> None:
+        for handler in self._handlers.values():
+            handler.reset()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__.get("_handlers", ()):
+            self._handlers[name].set_value(value)
+        super().__setattr__(name, value)
+
+
+class StateHandler:
+    """How one value is saved, restored and spread. Subclasses can be registered for other types."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.save()
+
+    def save(self) -> None:
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        raise NotImplementedError
+
+    def set_value(self, value: Any) -> None:
+        """Take another value, and save it."""
+        self.value = value
+        self.save()
+
+    def reset(self) -> None:
+        """Adapt to another number of ranks."""
+
+
+class ModelStateHandler(StateHandler):
+    """A module's parameters and buffers."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        broadcast_parameters(self.value.state_dict(), root_rank=0)
+        self.save()
+
+
+class OptimizerStateHandler(StateHandler):
+    """An optimizer's state and options."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        broadcast_optimizer_state(self.value, root_rank=0)
+        self.save()
+
+
+class SamplerStateHandler(StateHandler):
+    """How far an ElasticSampler has come."""
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy(self.value.state_dict())
+
+    def restore(self) -> None:
+        self.value.load_state_dict(self._saved)
+
+    def sync(self) -> None:
+        self.value.load_state_dict(broadcast_object(self.value.state_dict(), name="sampler_state"))
+        self.save()
+
+    def reset(self) -> None:
+        self.value.reset()
+
+
+_registry: list[tuple[type, type[StateHandler]]] = [
+    (torch.nn.Module, ModelStateHandler),
+    (torch.optim.Optimizer, OptimizerStateHandler),
+    (ElasticSampler, SamplerStateHandler),
+]
+
+
+def get_handler_registry() -> list[tuple[type, type[StateHandler]]]:
+    """(type, handler) in the order in which they are tried."""
+    return _registry
+
+
+def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> None:
+    """Use these handlers for states that are made from now on."""
+    global _registry
+    _registry = registry
+
+
+def _handler(value: Any) -> StateHandler | None:
+    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)

@@ -1,0 +1,188 @@
+"""Making every rank start from the same: parameters, an optimizer's state, any object."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.torch.broadcast import broadcast_, broadcast_async_
+from paceline.compat.horovod.torch.gather import allgather_async
+
+
+def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
+    """Give every rank the values of `root_rank`, in place.
+
+    params: `model.state_dict()`, `model.named_parameters()`, or a list of (name, tensor) in any order. None among the
+        values is left out.
+
+    Raises:
+        ValueError: something else; a value that is not a tensor.
+    """
+    under_way = []
+    for name, tensor in _named(params):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(
+                f"broadcast_parameters: {name!r} is of type {type(tensor).__name__}, not a tensor. "
+                "Send it with hvd.broadcast_object, and leave it out here."
+            )
+        under_way.append(broadcast_async_(tensor, root_rank, name, process_set))
+    for handle in under_way:
+        handles.synchronize(handle)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Give every rank's optimizer the state and the options (learning rate, ...) of `root_rank`'s.
+
+    Nothing is stepped: a rank whose optimizer has no state yet is given the root's, one that has more loses it.
+    model: not needed here; it is for a signature that scripts know.
+
+    Raises:
+        ValueError: an LBFGS optimizer, whose state is not one of tensors by parameter; or the ranks' optimizers have
+            other groups of parameters.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
+    groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
+    shape = [len(group["params"]) for group in groups]
+    own = {
+        "shape": shape,
+        "options": [{key: value for key, value in group.items() if key != "params"} for group in groups],
+        "state": {index: optimizer.state[p] for index, p in enumerate(params) if p in optimizer.state},
+    }
+    tensors: list[torch.Tensor] = []
+    sent = broadcast_object(_without_tensors(own, tensors), root_rank, name="optimizer_state")
+    # Every rank knows now what the root has. Before any tensor is sent, all of them have to agree to take it.
+    fits = allgather_object(sent["shape"] == shape, name="optimizer_fits")
+    if not all(fits):
+        raise ValueError(
+            f"the optimizers of the ranks {[rank for rank, fit in enumerate(fits) if not fit]} have other groups of "
+            f"parameters than rank {root_rank}'s, which has groups of {sent['shape']} (here: {shape})."
+        )
+    filled = _receive(sent, root_rank, tensors)
+    if basics.rank() == root_rank:
+        return
+    for group, options in zip(groups, filled["options"], strict=True):
+        group.update(options)
+    for parameter in params:
+        optimizer.state.pop(parameter, None)
+    for index, state in filled["state"].items():
+        optimizer.state[params[index]] = _beside(state, params[index])
+
+
+def broadcast_object(
+    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The object that `root_rank` gives, on every rank; the root's own is returned as it is.
+
+    The ranks may give objects of any type, such as None elsewhere than on the root. It is pickled (by cloudpickle, where
+    that is installed, which takes functions and lambdas too).
+    """
+    is_root = basics.rank() == root_rank
+    data = _dump(obj) if is_root else b""
+    size = torch.tensor([len(data)])
+    broadcast_(size, root_rank, None if name is None else f"{name}.size", process_set)
+    payload = _bytes_tensor(data) if is_root else torch.empty(int(size), dtype=torch.uint8)
+    broadcast_(payload, root_rank, None if name is None else f"{name}.data", process_set)
+    return obj if is_root else pickle.loads(payload.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
+    """The objects of all ranks, in their order, on every rank."""
+    data = _bytes_tensor(_dump(obj))
+    sizes = allgather_async(torch.tensor([len(data)]), None if name is None else f"{name}.sizes", process_set)
+    payload = allgather_async(data, None if name is None else f"{name}.data", process_set)
+    counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).numpy().tobytes()
+    assert len(counts) == len(checked_members(process_set))
+    found, start = [], 0
+    for count in counts:
+        found.append(pickle.loads(everything[start : start + count]))
+        start += count
+    return found
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Stands for a tensor that is sent on its own."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _named(params: Any) -> list[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return [(str(name), value) for name, value in params.items()]
+    items = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else None
+    if items is None or not all(isinstance(item, tuple) and len(item) == 2 for item in items):
+        raise ValueError(
+            f"invalid params of type {type(params).__name__}: give model.state_dict(), model.named_parameters(), or a "
+            "list of (name, tensor)."
+        )
+    return items
+
+
+def _without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
+    """`value` with a place for each tensor in it; the tensors are appended to `found` in that order."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return _Place(tuple(value.shape), value.dtype)
+    return _rebuilt(value, lambda item: _without_tensors(item, found))
+
+
+def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
+    """`sent` with the root's tensors in its places."""
+    under_way: list[int] = []
+    is_root, left = basics.rank() == root_rank, iter(own)
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, (_Place, torch.Tensor)):
+            tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
+            under_way.append(broadcast_async_(tensor, root_rank, f"optimizer_state.{len(under_way)}"))
+            return tensor
+        return _rebuilt(value, fill)
+
+    filled = fill(sent)
+    for handle in under_way:
+        handles.synchronize(handle)
+    return filled
+
+
+def _rebuilt(value: Any, change: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: change(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(change(item) for item in value)
+    return value
+
+
+def _beside(value: Any, parameter: torch.Tensor) -> Any:
+    """The state of a parameter, on its device; what has no dimension (a step count) stays with the host, as torch has it."""
+    if isinstance(value, torch.Tensor):
+        return value.to(parameter.device) if value.dim() else value
+    return _rebuilt(value, lambda item: _beside(item, parameter))
+
+
+def _dump(obj: Any) -> bytes:
+    buffer = io.BytesIO()
+    try:
+        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
+    except ImportError:
+        pickle.dump(obj, buffer)
+    else:
+        cloudpickle.dump(obj, buffer)
+    return buffer.getvalue()
+
+
+def _bytes_tensor(data: bytes) -> torch.Tensor:
+    # An empty bytearray can't be a tensor's memory.
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

@@ -1,0 +1,288 @@
+"""What DistributedOptimizer adds to an optimizer: gradients are reduced, from hooks that the backward pass calls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.ops import Average, Sum
+from paceline.compat.horovod.common.process_sets import ProcessSet
+from paceline.compat.horovod.torch.allreduce import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
+
+Finish = Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reduction:
+    """How gradients are reduced."""
+
+    compression: Any
+    op: int
+    predivide: float
+    sparse_as_dense: bool
+    process_set: ProcessSet
+
+    def begin(self, p: torch.Tensor, name: str) -> Finish:
+        """Submit the parameter's gradient; the function waits, and leaves the result in it."""
+        if self.sparse_as_dense and p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
+        grad = p.grad
+        assert grad is not None
+        if grad.is_sparse:
+            return self._begin_sparse(p, grad, name)
+        sent, ctx = self.compression.compress(grad)
+        handle = allreduce_async_(sent, name=name, **self._how())
+        return lambda: self._put(grad, handles.synchronize(handle), ctx)
+
+    def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
+        """Submit the parameters' gradients as one; those that are sparse each alone."""
+        for p in members:
+            if self.sparse_as_dense and p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()
+            assert p.grad is not None
+        finishes = [
+            self._begin_sparse(p, p.grad, f"{name}.{index}")
+            for index, p in enumerate(members)
+            if p.grad is not None and p.grad.is_sparse
+        ]
+        dense = [p.grad for p in members if p.grad is not None and not p.grad.is_sparse]
+        if dense:
+            sent = [self.compression.compress(grad) for grad in dense]
+            handle = grouped_allreduce_async_([tensor for tensor, _ in sent], name=name, **self._how())
+            finishes.append(lambda: self._put_all(dense, handles.synchronize(handle), [ctx for _, ctx in sent]))
+
+        def finish_all() -> None:
+            for finish in finishes:
+                finish()
+
+        return finish_all
+
+    def _how(self) -> dict[str, Any]:
+        how: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
+        if self.op == Average and self.predivide != 1.0:
+            how |= {"prescale_factor": 1.0 / self.predivide, "postscale_factor": self.predivide}
+        return how
+
+    def _begin_sparse(self, p: torch.Tensor, grad: torch.Tensor, name: str) -> Finish:
+        if self.op not in (Average, Sum):
+            raise ValueError(
+                f"the gradient of {name!r} is sparse: use op=hvd.Average or hvd.Sum, or sparse_as_dense=True."
+            )
+        own = grad.coalesce()
+        values, ctx = self.compression.compress(own.values())
+        sent = torch.sparse_coo_tensor(own.indices(), values, own.shape, is_coalesced=True, check_invariants=False)
+        result = sparse_allreduce_async(sent, name, self.op, self.process_set)
+
+        def finish() -> None:
+            got = result()
+            made = self.compression.decompress(got._values(), ctx)
+            p.grad = torch.sparse_coo_tensor(got._indices(), made, got.shape, check_invariants=False).coalesce()
+
+        return finish
+
+    def _put(self, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+        back = self.compression.decompress(reduced, ctx)
+        if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
+            with torch.no_grad():
+                grad.copy_(back)
+
+    def _put_all(self, grads: list[torch.Tensor], reduced: list[torch.Tensor], contexts: list[Any]) -> None:
+        for grad, tensor, ctx in zip(grads, reduced, contexts, strict=True):
+            self._put(grad, tensor, ctx)
+
+
+class GradientOptimizer:
+    """The part of a DistributedOptimizer that comes before the wrapped optimizer's class."""
+
+    # Set by the optimizer's class, which comes after this one.
+    param_groups: list[dict[str, Any]]
+
+    def _begin(
+        self,
+        *,
+        reduction: Reduction,
+        names: dict[torch.Tensor, str],
+        groups: list[tuple[str, list[torch.Tensor]]],
+        passes: int,
+        hooked: bool,
+    ) -> None:
+        self._reduction, self._names, self._hooked = reduction, names, hooked
+        self._groups = groups
+        self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
+        self._trained = [p for p in names if p.requires_grad]
+        self._finishes: list[Finish] = []
+        self._submitted: set[torch.Tensor] = set()
+        self._sparse_axes: dict[torch.Tensor, int] = {}
+        self._should_synchronize, self._synchronized = True, False
+        self.backward_passes_per_step = passes
+        self._forget()
+        if hooked:
+            for p in self._trained:
+                p.register_post_accumulate_grad_hook(self._hook)  # type: ignore[no-untyped-call]
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Add up the gradients of so many backward passes from now on."""
+        if passes < 1:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = passes
+        self._left = dict.fromkeys(self._trained, passes)
+
+    def synchronize(self) -> None:
+        """Wait until every gradient is reduced; those that were not submitted yet are now, 0 where there is none.
+
+        Raises:
+            HorovodInternalError: ranks disagree, or one of them is gone.
+        """
+        if not self._hooked:
+            self._synchronized = True
+            return
+        try:
+            waiting: set[int] = set()
+            for p in self._trained:
+                if p not in self._submitted:
+                    self._ensure_gradient(p)
+                    if (group := self._group_of.get(p)) is None:
+                        self._submit(p)
+                    else:
+                        waiting.add(group)
+            for group in sorted(waiting):
+                self._submit_group(group)
+            for finish in self._finishes:
+                finish()
+        finally:
+            self._forget()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it, `step` doesn't reduce: `synchronize` was called before.
+
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        """
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The wrapped optimizer's step, with reduced gradients; the closure's loss, if there is one.
+
+        A closure that computes gradients has them reduced each time the optimizer calls it.
+        """
+        if not self._should_synchronize:
+            self._synchronized = False
+            return super().step(closure)  # type: ignore[misc]
+        if self._synchronized and self._hooked:
+            warnings.warn(
+                "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). "
+                "This reduces the gradients again. Use `with optimizer.skip_synchronize(): optimizer.step()`.",
+                stacklevel=2,
+            )
+        self._synchronized = False
+        if closure is None:
+            self.synchronize()
+            self._synchronized = False
+            return super().step()  # type: ignore[misc]
+        return super().step(self._reducing(closure))  # type: ignore[misc]
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """The wrapped optimizer's, with its arguments (`set_to_none`).
+
+        Raises:
+            AssertionError: gradients are being reduced: it stands between backward() and step() or synchronize().
+        """
+        if self._touched:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(). This is prohibited as it can cause a race condition."
+            )
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The wrapped optimizer's; what was being reduced is forgotten."""
+        self._forget()
+        self._synchronized = False
+        super().load_state_dict(state_dict)  # type: ignore[misc]
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        # Either the gradients are there already and the closure just names the loss, or it computes them, perhaps
+        # several times. In both cases each rank reduces as often as the others, also one that has no gradient.
+        before = self._touched
+        if before:
+            self.synchronize()
+
+        def call() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if self._touched or not before:
+                self.synchronize()
+            self._synchronized = False
+            return loss
+
+        return call
+
+    def _hook(self, p: torch.Tensor) -> None:
+        if self._left[p] <= 0:
+            raise AssertionError(
+                "Gradients were computed more than backward_passes_per_step times before call to step(). "
+                f"Increase backward_passes_per_step (now {self.backward_passes_per_step}) to accumulate gradients locally."
+            )
+        assert p.grad is not None
+        if p.grad.requires_grad:
+            raise AssertionError(
+                "the gradient needs a gradient itself (create_graph=True); it can't be reduced in place."
+            )
+        self._touched, self._synchronized = True, False
+        self._left[p] -= 1
+        if self._left[p] == 0:
+            group = self._group_of.get(p)
+            if group is None:
+                self._submit(p)
+            else:
+                self._complete[group].add(p)
+                if len(self._complete[group]) == len(self._groups[group][1]):
+                    self._submit_group(group)
+
+    def _submit(self, p: torch.Tensor) -> None:
+        assert p.grad is not None
+        if p.grad.is_sparse:
+            self._sparse_axes[p] = p.grad.sparse_dim()
+        self._submitted.add(p)
+        self._finishes.append(self._reduction.begin(p, self._names[p]))
+
+    def _submit_group(self, index: int) -> None:
+        name, members = self._groups[index]
+        for p in members:
+            self._ensure_gradient(p)
+            if p.grad is not None and p.grad.is_sparse:
+                self._sparse_axes[p] = p.grad.sparse_dim()
+        self._submitted.update(members)
+        self._finishes.append(self._reduction.begin_group(list(members), name))
+
+    def _ensure_gradient(self, p: torch.Tensor) -> None:
+        if p.grad is None:
+            # Others may have one, so this rank takes part with zeros, of the kind that the parameter had before.
+            axes = self._sparse_axes.get(p)
+            p.grad = torch.zeros_like(p) if axes is None else _empty_sparse(p, axes)
+
+    def _forget(self) -> None:
+        self._finishes, self._submitted, self._touched = [], set(), False
+        self._left = dict.fromkeys(self._trained, self.backward_passes_per_step)
+        self._complete: list[set[torch.Tensor]] = [set() for _ in self._groups]
+
+
+def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:
+    """A sparse tensor of the parameter's shape without any entry; `axes` of its dimensions are indexed."""
+    indices = torch.empty(axes, 0, dtype=torch.int64, device=p.device)
+    values = torch.empty(0, *p.shape[axes:], dtype=p.dtype, device=p.device)
+    return torch.sparse_coo_tensor(indices, values, p.shape, check_invariants=False)

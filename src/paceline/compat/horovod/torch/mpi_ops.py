@@ -1,0 +1,161 @@
+"""The collectives of `horovod.torch`, under the module name by which scripts import them."""
+
+from __future__ import annotations
+
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.basics import (
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    engine,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stop_timeline,
+)
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common.handles import poll, synchronize
+from paceline.compat.horovod.common.ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
+)
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    checked_members,
+    global_process_set,
+    remove_process_set,
+)
+from paceline.compat.horovod.torch.allreduce import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    sparse_allreduce_async,
+)
+from paceline.compat.horovod.torch.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
+from paceline.compat.horovod.torch.gather import (
+    allgather,
+    allgather_async,
+    alltoall,
+    alltoall_async,
+    grouped_allgather,
+    grouped_allgather_async,
+)
+from paceline.compat.horovod.torch.reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
+    "handle_average_backwards_compatibility",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "poll",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
+    "synchronize",
+]
+
+
+def join(device: int = -1) -> int:
+    """The global rank that joined last, the same on every rank, once all have joined.
+
+    Until then this rank takes part in the others' allreduces with zeros; averages are still divided by the number of
+    all ranks. device: ignored; a joined rank's zeros lie in the host's memory.
+
+    Raises:
+        HorovodInternalError: the others ask for something that can't go on without this rank (an allgather, ...).
+    """
+    running = engine()
+    with handles.translated():
+        return int(running.join().wait())
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return once every rank of the process set has called it."""
+    checked_members(process_set)
+    number = process_set.process_set_id
+    assert number is not None
+    with handles.translated():
+        engine().barrier(number).wait()

@@ -1,0 +1,82 @@
+"""DistributedOptimizer: an optimizer whose gradients are averaged over the ranks while they are being computed.
+
+backward:  a gradient is complete -> its hook submits it; the rest of the backward pass goes on meanwhile
+step:      waits for all of them, then the wrapped optimizer's own step
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.ops import Adasum, Average
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.torch.compression import Compression
+from paceline.compat.horovod.torch.delta_optimizer import AdasumOptimizer
+from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, Reduction
+from paceline.compat.horovod.torch.parameter_names import in_groups, parameter_names
+
+O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: O,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> O:
+    """The optimizer again, as an instance of a subclass of its own class that reduces gradients over the ranks.
+
+    It shares parameter groups and state with the one that was given.
+
+    backward_passes_per_step: gradients of so many backward passes are added up (not averaged) before they are reduced.
+    gradient_predivide_factor: averages are divided by this before the sum and by the rest of the size after it.
+    groups: so many groups of parameters (or these lists of parameters), each reduced as one; num_groups: its old name.
+    sparse_as_dense: sparse gradients are made dense, and reduced as the others.
+
+    Raises:
+        ValueError: the arguments contradict each other, or name the optimizer's parameters incompletely.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if gradient_predivide_factor <= 0:
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be more than 0.")
+    if backward_passes_per_step < 1:
+        raise ValueError("backward_passes_per_step must be > 0")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+
+    names = parameter_names(optimizer, named_parameters)
+    base: type[Any] = AdasumOptimizer if op == Adasum and basics.size() > 1 else GradientOptimizer
+    # Under the name of its own class: schedulers and checkpoints look at it.
+    cls: Any = type(type(optimizer).__name__, (base, type(optimizer)), {"__module__": type(optimizer).__module__})
+    made = cls.__new__(cls)
+    # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
+    made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
+    reduction = Reduction(
+        compression=compression,
+        op=op,
+        predivide=float(gradient_predivide_factor),
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    made._begin(
+        reduction=reduction,
+        names=names,
+        groups=in_groups(names, groups, process_set) if op != Adasum else [],
+        passes=backward_passes_per_step,
+        hooked=basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1",
+    )
+    return cast(O, made)

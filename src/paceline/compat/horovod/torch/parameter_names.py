@@ -1,0 +1,85 @@
+"""The names under which an optimizer's parameters meet those of other ranks, and the groups in which they travel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members
+from paceline.compat.horovod.torch.functions import broadcast_object
+
+
+def parameter_names(
+    optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, torch.Tensor]] | None
+) -> dict[torch.Tensor, str]:
+    """Parameter -> name, in the order of the optimizer's groups.
+
+    Raises:
+        ValueError: what is given are no pairs; a name stands twice; a parameter has none.
+    """
+    params = [
+        (group, index, p)
+        for group, members in enumerate(optimizer.param_groups)
+        for index, p in enumerate(members["params"])
+    ]
+    given = list(named or [])
+    if not given:
+        return {p: f"allreduce.noname.{group}.{index}" for group, index, p in params}
+    if any(not isinstance(item, tuple) or len(item) != 2 for item in given):
+        raise ValueError(
+            "named_parameters should be a sequence of tuples (name, parameter), usually produced by model.named_parameters()."
+        )
+    twice = sorted(name for name, count in Counter(name for name, _ in given).items() if count > 1)
+    if twice:
+        raise ValueError(f"Parameter names in named_parameters must be unique. Found duplicates: {', '.join(twice)}")
+    known = {p: name for name, p in given}
+    missing = [f"{index} of group {group}" for group, index, p in params if p not in known]
+    if missing:
+        raise ValueError(
+            "named_parameters was specified, but one or more model parameters were not named: number "
+            f"{', '.join(missing)}. Python object ids differ between ranks, so each of them needs a name."
+        )
+    return {p: known[p] for _, _, p in params}
+
+
+def in_groups(
+    names: dict[torch.Tensor, str],
+    groups: int | Sequence[Sequence[torch.Tensor]] | None,
+    process_set: ProcessSet,
+) -> list[tuple[str, list[torch.Tensor]]]:
+    """(name, parameters) of each group; a parameter that stands in none is reduced alone.
+
+    groups: a number of groups to make of all parameters, in the order that the first rank has; or lists of them.
+
+    Raises:
+        ValueError: a negative number, something else, or a parameter that is not the optimizer's or stands twice.
+    """
+    trained = {p: name for p, name in names.items() if p.requires_grad}
+    if groups is None or groups == 0:
+        return []
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups={groups} should be a non-negative integer or a list of lists of parameters.")
+        by_name = {name: p for p, name in trained.items()}
+        order = broadcast_object(list(by_name), checked_members(process_set)[0], process_set=process_set)
+        count = min(groups, len(order))
+        lists = [
+            [by_name[name] for name in order[i * len(order) // count : (i + 1) * len(order) // count]]
+            for i in range(count)
+        ]
+    elif isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
+        lists = [list(members) for members in groups]
+    else:
+        raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of parameters.")
+    seen: set[int] = set()
+    for members in lists:
+        for p in members:
+            if not isinstance(p, torch.Tensor) or p not in names:
+                raise ValueError("groups names a parameter that is not one of the optimizer's.")
+            if id(p) in seen:
+                raise ValueError(f"groups names the parameter {names[p]!r} twice; each belongs to one group at most.")
+            seen.add(id(p))
+    kept = ([p for p in members if p in trained] for members in lists)
+    return [(f"group.{names[members[0]]}", members) for members in kept if members]

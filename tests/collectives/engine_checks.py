@@ -1,0 +1,82 @@
+"""What test_engine.py runs on several ranks: every check, one after the other, in one world."""
+
+from __future__ import annotations
+
+import random
+
+import numpy
+
+from paceline import collectives
+
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool", "complex64")
+SHAPES = ((), (0,), (1,), (3, 5), (2, 0, 3), (70000,), (1100, 1000))
+
+
+def value(rank: int, seed: int, shape: tuple[int, ...], dtype: str) -> numpy.ndarray:
+    return numpy.random.default_rng((seed, rank)).integers(0, 4, shape).astype(dtype)
+
+
+def reductions(engine: collectives.Engine) -> None:
+    cases = [(d, s, op) for d in DTYPES for s in SHAPES for op in ("sum", "min", "max", "product")]
+    cases = [case for case in cases if not (case[0].startswith("complex") and case[2] in ("min", "max"))]
+    order = list(range(len(cases)))
+    random.Random(engine.rank).shuffle(order)
+    handles = {}
+    for i in order:
+        dtype, shape, op = cases[i]
+        handles[i] = engine.allreduce(f"r{i}", value(engine.rank, i, shape, dtype), op=op)
+    functions = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}
+    for i, (dtype, shape, op) in enumerate(cases):
+        wanted = value(0, i, shape, dtype)
+        for rank in range(1, engine.size):
+            wanted = functions[op](wanted, value(rank, i, shape, dtype))
+        numpy.testing.assert_array_equal(handles[i].wait(60), wanted, str(cases[i]))
+
+
+def movements(engine: collectives.Engine) -> None:
+    rank, size = engine.rank, engine.size
+    gathered = engine.allgather("g", numpy.full((rank, 2), rank)).wait(20)
+    assert gathered.tolist() == [[k, k] for k in range(size) for _ in range(k)]
+    assert engine.broadcast("b", numpy.arange(3) + rank, root=size - 1).wait(20)[0] == size - 1
+    rows, received = engine.alltoall("a", numpy.arange(size) * 10 + rank).wait(20)
+    assert rows.tolist() == [rank * 10 + k for k in range(size)]
+    assert received == (1,) * size
+    assert engine.reducescatter("s", numpy.ones((size + 1, 2), numpy.float16)).wait(20).shape == (1 + (rank == 0), 2)
+
+
+def mismatches_raise_everywhere_and_the_engine_goes_on(engine: collectives.Engine) -> None:
+    try:
+        engine.allreduce("m", numpy.ones(3 + engine.rank)).wait(20)
+    except collectives.MismatchError as error:
+        told = str(error)
+    else:
+        told = "'m'" if engine.size == 1 else "nothing was raised"
+    assert "'m'" in told
+    assert engine.allreduce("m", numpy.ones(3)).wait(20)[0] == engine.size
+
+
+def process_sets(engine: collectives.Engine) -> None:
+    if engine.size > 2:
+        number = engine.add_process_set([1, 0])
+        if engine.rank < 2:
+            assert engine.allreduce("p", numpy.ones(2), process_set=number).wait(20)[0] == 2
+        assert engine.remove_process_set(number)
+
+
+def joining(engine: collectives.Engine) -> None:
+    for _ in range(engine.rank):
+        assert engine.allreduce("j", numpy.ones(3), op="average").wait(20)[0] <= 1
+    last = engine.join().wait(20)
+    assert (engine.allgather("l", numpy.array([last])).wait(20) == last).all()
+
+
+if __name__ == "__main__":
+    started = collectives.start()
+    for check in (reductions, movements, mismatches_raise_everywhere_and_the_engine_goes_on, process_sets, joining):
+        for _ in range(3):
+            check(started)
+    for _ in range(100):
+        collectives.stop()
+        started = collectives.start()
+        assert started.allreduce("q", numpy.ones(1)).wait(20)[0] == started.size
+    print("ok", started.rank, flush=True)

@@ -1,0 +1,138 @@
+"""Elastic state, sampler and loop (semantic 32)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.compat.horovod.checks.optimizer import linear
+
+
+def check_32_a_failed_collective_goes_back_to_the_last_commit(hvd):
+    model = linear(hvd.rank() + 1.0)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9), model.named_parameters())
+    state = hvd.elastic.TorchState(model=model, optimizer=opt, batch=0)
+    seen, resets = [], []
+    state.register_reset_callbacks([lambda: resets.append(hvd.is_initialized())])
+
+    @hvd.elastic.run
+    def train(state, factor):
+        while state.batch < 4:
+            seen.append((state.batch, state.model.weight.item()))
+            state.optimizer.zero_grad()
+            state.model(torch.tensor([[factor]])).sum().backward()
+            if state.batch == 2 and not resets:
+                if hvd.size() == 1:
+                    raise hvd.HorovodInternalError("made up")
+                hvd.allreduce(torch.ones(1 + (hvd.rank() > 0)), name="mismatch")
+            state.optimizer.step()
+            state.batch += 1
+            if state.batch == 1:
+                state.commit()
+        return "done"
+
+    assert train(state, 1.0) == "done"
+    # It starts from the first rank's weight; the second batch is done twice, from the same place.
+    assert [batch for batch, _ in seen] == [0, 1, 2, 1, 2, 3]
+    assert seen[0][1] == 1.0
+    assert seen[3] == seen[1]
+    assert seen[4] == seen[2]
+    assert resets == [True]
+
+
+def check_32_new_hosts_interrupt_without_going_back(hvd):
+    from horovod.common.elastic import notification_manager
+
+    state = hvd.elastic.TorchState(batch=0)
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append(state.batch)])
+
+    @hvd.elastic.run
+    def train(state):
+        while state.batch < 3:
+            state.batch += 1
+            if state.batch == 2 and not resets and hvd.rank() == 0:
+                notification_manager.handle_hosts_updated()
+            state.commit()
+
+    train(state)
+    assert resets == [2]
+    assert notification_manager._listeners == []
+
+
+def check_32_an_error_without_end_is_raised(hvd):
+    state = hvd.elastic.TorchState(batch=0)
+    tries = []
+
+    @hvd.elastic.run
+    def train(state):
+        tries.append(1)
+        raise hvd.HorovodInternalError("for ever")
+
+    with pytest.raises(hvd.HorovodInternalError, match="for ever"):
+        train(state)
+    assert len(tries) == 11
+
+
+def check_32_assigning_saves_and_objects_are_not_copied(hvd):
+    values = [1]
+    state = hvd.elastic.TorchState(model=linear(), values=values, other=None)
+    state.model = linear(5.0)
+    with torch.no_grad():
+        state.model.weight.fill_(9.0)
+    values.append(2)
+    state.restore()
+    assert state.model.weight.item() == 5.0
+    assert state.values is values
+    assert state.other is None
+
+
+def check_32_the_sampler_shares_what_is_left(hvd):
+    sampler = hvd.elastic.ElasticSampler(range(50), shuffle=True, seed=3)
+    everyone = hvd.allgather_object(list(sampler))
+    assert len({len(part) for part in everyone}) == 1
+    assert set().union(*everyone) == set(range(50))
+    state = hvd.elastic.TorchState(sampler=sampler)
+    sampler.record_batch(0, 5)
+    processed = {index for part in everyone for index in part[:5]}
+    assert sampler.state_dict() == {"epoch": 0, "processed_num": 5 * hvd.size()}
+    state.commit()
+    sampler.set_epoch(1)
+    state.restore()
+    left = hvd.allgather_object(list(sampler))
+    assert set().union(*left) == set(range(50)) - processed
+    sampler.set_epoch(1)
+    assert sampler.processed_num == 0
+    assert hvd.allgather_object(list(sampler)) != everyone
+    small = hvd.elastic.ElasticSampler(range(1), shuffle=False)
+    assert list(small) == [0]
+    small.record_batch(0, 1)
+    small.reset()
+    assert list(small) == []
+
+
+def check_32_a_handler_of_the_users_own(hvd):
+    from horovod.torch.elastic import state as module
+
+    class Box:
+        value = hvd.rank()
+
+    class BoxHandler(module.StateHandler):
+        def save(self):
+            self._saved = self.value.value
+
+        def restore(self):
+            self.value.value = self._saved
+
+        def sync(self):
+            self.value.value = hvd.broadcast_object(self.value.value)
+            self.save()
+
+    before = module.get_handler_registry()
+    module.set_handler_registry([(Box, BoxHandler), *before])
+    try:
+        state = hvd.elastic.TorchState(box=Box())
+        state.sync()
+        assert state.box.value == 0
+    finally:
+        module.set_handler_registry(before)

@@ -1,0 +1,284 @@
+"""DistributedOptimizer's own rules (semantics 18 to 25)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+
+def linear(value=1.0):
+    """A model of one weight, whose gradient is its input."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.constant_(model.weight, value)
+    return model
+
+
+def wrapped(hvd, model, **how):
+    return hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), **how)
+
+
+def backward(model, value):
+    model(torch.tensor([[float(value)]])).sum().backward()
+
+
+def mean_rank(hvd):
+    return (hvd.size() + 1) / 2
+
+
+def check_18_it_is_a_subclass_of_the_wrapped_class_with_its_name(hvd):
+    model = linear()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    opt = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+    assert type(opt).__name__ == "SGD"
+    assert isinstance(opt, torch.optim.SGD)
+    assert opt.param_groups is sgd.param_groups
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.1)
+    backward(model, 1)
+    opt.step()
+    scheduler.step()
+    assert abs(sgd.param_groups[0]["lr"] - 0.05) < 1e-9
+    assert opt.state_dict()["state"][0]["momentum_buffer"].tolist() == [[1.0]]
+
+
+def check_18_a_scheduler_of_the_wrapped_one_does_not_go_round_it(hvd):
+    model = linear()
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    torch.optim.lr_scheduler.StepLR(sgd, 1)
+    opt = hvd.DistributedOptimizer(sgd)
+    backward(model, hvd.rank() + 1)
+    opt.step()
+    assert model.weight.item() == 1 - mean_rank(hvd)
+
+
+def check_19_gradients_of_several_passes_are_added_not_averaged(hvd):
+    for passes in (2, 4):
+        model = linear()
+        opt = wrapped(hvd, model, backward_passes_per_step=passes)
+        for _ in range(2):
+            opt.zero_grad()
+            for _ in range(passes):
+                backward(model, hvd.rank() + 1)
+            opt.synchronize()
+            assert model.weight.grad.item() == passes * mean_rank(hvd)
+
+
+def check_19_one_pass_too_many_is_an_assertion(hvd):
+    if hvd.size() == 1:
+        return
+    model = linear()
+    opt = wrapped(hvd, model)
+    backward(model, 1)
+    with pytest.raises(AssertionError, match="more than backward_passes_per_step times"):
+        backward(model, 1)
+    opt.synchronize()
+    opt.set_backward_passes_per_step(2)
+    opt.zero_grad()
+    backward(model, 1)
+    backward(model, 1)
+    # A step before the last pass reduces what there is.
+    with opt.skip_synchronize():
+        pass
+    opt.step()
+    opt.zero_grad()
+    backward(model, hvd.rank() + 1)
+    opt.synchronize()
+    assert model.weight.grad.item() == mean_rank(hvd)
+
+
+def check_20_zero_grad_between_backward_and_step_is_an_assertion(hvd):
+    model = linear()
+    opt = wrapped(hvd, model)
+    backward(model, 1)
+    if hvd.size() > 1:
+        with pytest.raises(AssertionError, match="zero_grad"):
+            opt.zero_grad()
+    opt.step()
+    opt.zero_grad(set_to_none=False)
+    assert model.weight.grad.item() == 0
+    opt.zero_grad(set_to_none=True)
+    assert model.weight.grad is None
+
+
+def check_21_clipping_between_synchronize_and_step(hvd):
+    model = linear()
+    opt = wrapped(hvd, model)
+    backward(model, 10 * (hvd.rank() + 1))
+    opt.synchronize()
+    assert model.weight.grad.item() == 10 * mean_rank(hvd)
+    torch.nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    with opt.skip_synchronize():
+        opt.step()
+    assert model.weight.item() == 0.5
+
+
+def check_21_a_step_after_synchronize_reduces_again_and_warns(hvd):
+    if hvd.size() == 1:
+        return
+    model = linear()
+    opt = wrapped(hvd, model, op=hvd.Sum)
+    backward(model, 1)
+    opt.synchronize()
+    with pytest.warns(UserWarning, match="skip_synchronize"):
+        opt.step()
+    assert model.weight.item() == 1 - hvd.size() ** 2
+
+
+def check_21_a_step_with_a_closure_returns_its_loss(hvd):
+    model = linear()
+    opt = wrapped(hvd, model)
+    loss = model(torch.tensor([[hvd.rank() + 1.0]])).sum()
+    loss.backward()
+    assert opt.step(lambda: loss) is loss
+    assert model.weight.item() == 1 - mean_rank(hvd)
+
+
+def check_21_gradients_of_a_closure_are_reduced(hvd):
+    model = linear()
+    opt = wrapped(hvd, model)
+
+    def closure():
+        opt.zero_grad()
+        loss = model(torch.tensor([[hvd.rank() + 1.0]])).sum()
+        loss.backward()
+        return loss
+
+    for step in range(3):
+        opt.step(closure)
+        assert model.weight.item() == 1 - (step + 1) * mean_rank(hvd)
+
+
+def check_22_a_parameter_without_a_gradient_is_reduced_with_zeros(hvd):
+    model = torch.nn.ModuleList([linear(), linear()])
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    backward(model[0], 1)
+    if hvd.rank() == 0:
+        backward(model[1], hvd.size())
+    opt.step()
+    assert model[1].weight.item() == 0
+    assert model[0].weight.item() == 0
+
+
+def check_23_names_must_be_complete_and_unique(hvd):
+    model = torch.nn.Sequential(linear(), linear())
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    named = list(model.named_parameters())
+    for wrong, reason in (
+        (named[:1], "were not named"),
+        ([(named[0][0], p) for _, p in named], "must be unique"),
+        ([p for _, p in named], "sequence of tuples"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            hvd.DistributedOptimizer(sgd, named_parameters=wrong)
+    opt = hvd.DistributedOptimizer(sgd)
+    assert list(opt._names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
+
+
+def check_23_groups_and_predivide(hvd):
+    for how in (
+        {"groups": 2},
+        {"groups": 7},
+        {"lists": True},
+        {"groups": 1, "gradient_predivide_factor": 2.0},
+        {"gradient_predivide_factor": 4.0},
+    ):
+        model = torch.nn.Sequential(linear(), linear(), linear())
+        params = list(model.parameters())
+        given = {"groups": [params[:2]]} if how.pop("lists", False) else how
+        opt = wrapped(hvd, model, **given)
+        for _ in range(2):
+            opt.zero_grad()
+            model(torch.tensor([[hvd.rank() + 1.0]])).sum().backward()
+            opt.synchronize()
+            assert all(abs(p.grad.item() - mean_rank(hvd)) < 1e-6 for p in params)
+    with pytest.raises(ValueError, match="not supported with op != Average"):
+        wrapped(hvd, linear(), gradient_predivide_factor=2.0, op=hvd.Sum)
+    for groups in (-1, "many", [[torch.nn.Parameter(torch.ones(1))]], [[params[0]], [params[0]]]):
+        with pytest.raises(ValueError, match="groups"):
+            wrapped(hvd, model, groups=groups)
+    with pytest.warns(DeprecationWarning, match="groups"):
+        wrapped(hvd, linear(), num_groups=1)
+
+
+def check_24_sparse_gradients(hvd):
+    # Horovod itself crashes with fp16 here.
+    for how in ({}, {"sparse_as_dense": True}, {"compression": hvd.Compression.fp16}, {"groups": 1}):
+        model = torch.nn.Embedding(8, 2, sparse=True)
+        torch.nn.init.zeros_(model.weight)
+        opt = wrapped(hvd, model, **how)
+        for _ in range(2):
+            opt.zero_grad()
+            model(torch.tensor([hvd.rank(), 7])).sum().backward()
+            opt.step()
+        expected = torch.zeros(8, 2)
+        expected[: hvd.size()] = -2 / hvd.size()
+        expected[7] = -2
+        assert torch.allclose(model.weight, expected, atol=1e-3), how
+        if hvd.size() > 1:
+            # A rank whose batch has no gradient at all takes part with an empty one.
+            opt.zero_grad()
+            if hvd.rank():
+                model(torch.tensor([6])).sum().backward()
+            opt.step()
+            assert torch.allclose(model.weight[6], torch.full((2,), -(hvd.size() - 1) / hvd.size()), atol=1e-3)
+
+
+def check_25_fp16_compression_keeps_the_parameters_type(hvd):
+    model = linear()
+    opt = wrapped(hvd, model, compression=hvd.Compression.fp16)
+    backward(model, 0.1)
+    opt.step()
+    assert model.weight.dtype == model.weight.grad.dtype == torch.float32
+    assert abs(model.weight.item() - 0.9) < 1e-4
+
+
+def check_17_adasum_combines_the_steps(hvd):
+    if hvd.size() == 3:
+        return
+    model = linear()
+    opt = wrapped(hvd, model, op=hvd.Adasum, backward_passes_per_step=2)
+    for step in range(2):
+        opt.zero_grad()
+        backward(model, 0.5)
+        backward(model, 0.5)
+        opt.step()
+        # Equal steps are parallel: their combination is one of them.
+        assert abs(model.weight.item() - (0.0 - step)) < 1e-6
+    if hvd.size() > 1:
+        with pytest.raises(AssertionError, match="Adasum"), opt.skip_synchronize():
+            pass
+
+
+def check_gradients_that_are_not_contiguous_and_frozen_parameters(hvd):
+    conv = torch.nn.Conv2d(3, 4, 2).to(memory_format=torch.channels_last)
+    conv.bias.requires_grad_(False)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(conv.parameters(), lr=1.0), conv.named_parameters())
+    hvd.broadcast_parameters(conv.state_dict(), 0)
+    x = torch.ones(1, 3, 4, 4).to(memory_format=torch.channels_last) * (hvd.rank() + 1)
+    conv(x).sum().backward()
+    opt.synchronize()
+    assert torch.allclose(conv.weight.grad, torch.full_like(conv.weight, 9 * mean_rank(hvd)))
+    assert conv.bias.grad is None
+
+
+def check_a_process_set_of_its_own(hvd):
+    if hvd.size() < 3:
+        return
+    made = hvd.add_process_set([0, 1])
+    if made.included():
+        model = linear()
+        opt = wrapped(hvd, model, process_set=made, groups=1)
+        backward(model, hvd.rank() + 1)
+        opt.step()
+        assert model.weight.item() == -0.5
+    hvd.remove_process_set(made)
+
+
+def check_an_elastic_world_of_one_has_hooks(hvd):
+    os.environ["HOROVOD_ELASTIC"] = "1"
+    try:
+        assert wrapped(hvd, linear())._hooked
+    finally:
+        del os.environ["HOROVOD_ELASTIC"]
+    assert wrapped(hvd, linear())._hooked == (hvd.size() > 1)

@@ -1,0 +1,290 @@
+"""The semantics that are easy to get wrong, each its own; the numbers are those of docs/horovod.md."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+
+import pytest
+import torch
+
+
+def check_1_average_is_the_default_and_op_supersedes_average(hvd):
+    assert torch.equal(hvd.allreduce(torch.tensor([float(hvd.rank())])), torch.tensor([(hvd.size() - 1) / 2]))
+    for call in (hvd.allreduce, hvd.allreduce_async, hvd.allreduce_, hvd.allreduce_async_):
+        with pytest.raises(ValueError, match="The op parameter supersedes average"):
+            call(torch.ones(1), average=True, op=hvd.Sum)
+    with pytest.warns(DeprecationWarning, match="average"):
+        assert hvd.allreduce(torch.ones(1), average=False).item() == hvd.size()
+    with pytest.raises(ValueError, match=r"op=7 is no operation.*hvd\.Sum"):
+        hvd.allreduce(torch.ones(1), op=7)
+    assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
+
+
+def check_1_positions_of_arguments_differ_with_compression(hvd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        assert hvd.allreduce(torch.ones(1), False, "p", hvd.Compression.none).item() == hvd.size()
+    assert hvd.allreduce_(torch.ones(1), None, "p", hvd.Sum).item() == hvd.size()
+
+
+def check_2_integers_are_scaled_and_cut_toward_zero(hvd):
+    size, rank = hvd.size(), hvd.rank()
+    total = size * (size + 1) // 2
+    for dtype in (torch.int32, torch.int64):
+        given = torch.tensor([rank + 1, -rank - 1], dtype=dtype)
+        assert hvd.allreduce(given).tolist() == [int(total / size), -int(total / size)]
+        scaled = hvd.allreduce(given, op=hvd.Sum, prescale_factor=0.6)
+        each = [int((r + 1) * 0.6) for r in range(size)]
+        assert scaled.tolist() == [sum(each), -sum(each)]
+        assert hvd.allreduce(given, op=hvd.Sum, postscale_factor=0.5).tolist() == [int(total * 0.5), -int(total * 0.5)]
+
+
+def check_2_half_precision_is_scaled_in_single(hvd):
+    # 60000 is close to float16's largest number: a sum in float16 would be infinite.
+    assert hvd.allreduce(torch.full((2,), 60000.0, dtype=torch.float16)).tolist() == [60000.0, 60000.0]
+
+
+def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
+    if hvd.size() == 1:
+        return
+    rank = hvd.rank()
+    wrong = [
+        lambda: hvd.allreduce(torch.ones(2 + (rank > 0)), name="shape"),
+        lambda: hvd.allreduce(torch.ones(2, dtype=torch.float32 if rank else torch.float64), name="dtype"),
+        lambda: hvd.allreduce(torch.ones(2), name="op", op=hvd.Sum if rank else hvd.Max),
+        lambda: hvd.allreduce(torch.ones(2), name="pre", prescale_factor=1.0 + rank),
+        lambda: hvd.allreduce(torch.ones(2), name="post", postscale_factor=1.0 + rank),
+        lambda: hvd.broadcast(torch.ones(2), min(rank, 1), name="root"),
+        lambda: hvd.allgather(torch.ones(2, 2 + (rank > 0)), name="columns"),
+    ]
+    for call in wrong:
+        with pytest.raises(hvd.HorovodInternalError, match=r"(?i)mismatch"):
+            call()
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+    assert issubclass(hvd.HorovodInternalError, RuntimeError)
+
+
+def check_4_what_is_wrong_on_this_rank_is_a_value_error(hvd):
+    size = hvd.size()
+    rows = torch.ones(2 * size)
+    for splits in (
+        torch.ones(size, dtype=torch.int64),
+        [2 * size + 1] + [0] * (size - 1),
+        [1] * (size + 1),
+        [-1] * size,
+    ):
+        with pytest.raises(ValueError, match="splits"):
+            hvd.alltoall(rows, splits=splits)
+    if size > 1:
+        with pytest.raises(ValueError, match="share equally"):
+            hvd.alltoall(torch.ones(2 * size + 1))
+    with pytest.raises(ValueError, match=r"torch\.Tensor, not list"):
+        hvd.allreduce_async([1.0])
+    with pytest.raises(ValueError, match="is not among"):
+        hvd.broadcast(rows, size)
+
+
+def check_4_a_name_can_be_in_flight_once(hvd):
+    if hvd.size() == 1:
+        return
+    # Only the last rank's part is missing, so that it can't be finished early.
+    last = hvd.size() - 1
+    if hvd.rank() != last:
+        handle = hvd.allreduce_async(torch.ones(2), name="twice")
+        with pytest.raises(ValueError, match="same name as another tensor"):
+            hvd.allreduce_async(torch.ones(2), name="twice")
+    hvd.barrier()
+    if hvd.rank() == last:
+        handle = hvd.allreduce_async(torch.ones(2), name="twice")
+    assert hvd.synchronize(handle).tolist() == [1, 1]
+    assert hvd.allreduce(torch.ones(2), name="twice").tolist() == [1, 1]
+
+
+def check_6_tensors_without_dimensions(hvd):
+    assert hvd.allreduce(torch.tensor(2.0), op=hvd.Sum).item() == 2 * hvd.size()
+    with pytest.raises(IndexError, match="without dimensions"):
+        hvd.allgather(torch.tensor(1.0))
+    with pytest.raises(hvd.HorovodInternalError, match="rank-zero tensor"):
+        hvd.reducescatter(torch.tensor(1.0))
+
+
+def check_9_reducescatter_takes_average_and_sum_only(hvd):
+    with pytest.raises(hvd.HorovodInternalError, match="currently only supports AVERAGE and SUM"):
+        hvd.reducescatter(torch.ones(4), op=hvd.Max)
+
+
+def check_11_12_process_sets(hvd):
+    size, rank = hvd.size(), hvd.rank()
+    assert hvd.global_process_set.process_set_id == 0
+    assert hvd.global_process_set.rank() == rank
+    assert hvd.remove_process_set(hvd.global_process_set) is False
+    with pytest.raises(ValueError, match="already exists"):
+        hvd.add_process_set(list(range(size)))
+    with pytest.raises(ValueError, match=f"no rank {size}"):
+        hvd.add_process_set([size])
+    if size == 1:
+        return
+    ranks = [size - 1, 0] if size > 2 else [1]
+    made = hvd.add_process_set(hvd.ProcessSet(ranks))
+    assert made.ranks == sorted(ranks)
+    assert made.size() == len(ranks)
+    assert made.included() == (rank in ranks)
+    if rank in ranks:
+        assert made.rank() == made.ranks.index(rank)
+        given = torch.tensor([float(rank)])
+        # The same name in two sets at once.
+        whole = hvd.allreduce_async(given, name="both", op=hvd.Sum)
+        part = hvd.allreduce_async(given, name="both", op=hvd.Sum, process_set=made)
+        assert hvd.synchronize(part).item() == sum(ranks)
+        # Ranks outside give zeros to the world's.
+        assert hvd.synchronize(whole).item() == sum(ranks)
+        assert hvd.allreduce(given, process_set=made).item() == sum(ranks) / len(ranks)
+        # The root is a rank of the world.
+        assert hvd.broadcast(given, size - 1, process_set=made).item() == size - 1
+        assert hvd.allgather(given, process_set=made).tolist() == [float(r) for r in sorted(ranks)]
+        assert hvd.broadcast_object(rank if rank == size - 1 else None, size - 1, process_set=made) == size - 1
+        assert hvd.allgather_object(rank, process_set=made) == sorted(ranks)
+        hvd.barrier(process_set=made)
+    else:
+        hvd.allreduce(torch.zeros(1), name="both", op=hvd.Sum)
+        with pytest.raises(ValueError, match="is not a member of the provided process set"):
+            hvd.allreduce(torch.ones(1), process_set=made)
+    # Unnamed operations of the world still meet, although some ranks had more of them.
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    assert hvd.remove_process_set(made) is True
+    assert made.process_set_id is None
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.allreduce(torch.ones(1), process_set=made)
+
+
+def check_13_joined_ranks_give_zeros_and_averages_keep_the_size(hvd):
+    size, rank = hvd.size(), hvd.rank()
+    for batch in range(rank + 1):
+        result = hvd.allreduce(torch.ones(2), name=f"batch.{batch}")
+        assert torch.allclose(result, torch.full((2,), (size - batch) / size))
+    last = hvd.join()
+    assert hvd.allgather_object(last) == [last] * size
+    assert last in range(size)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+
+
+def check_13_others_can_not_gather_while_a_rank_has_joined(hvd):
+    if (hvd.size() > 1 and hvd.rank() == 0) or (hvd.size() > 2 and hvd.rank() > 1):
+        with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
+            hvd.allgather(torch.ones(1), name="joined")
+    hvd.join()
+
+
+def check_15_unknown_handles(hvd):
+    assert hvd.synchronize(99999) is None
+    with pytest.raises(ValueError, match="Handle 99999 was not created or has been cleared"):
+        hvd.poll(99999)
+    handle = hvd.allreduce_async(torch.ones(1))
+    assert isinstance(handle, int)
+    hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+    with pytest.raises(ValueError, match="has been cleared"):
+        hvd.poll(handle)
+
+
+def check_15_poll_tells_when_the_result_is_there(hvd):
+    if hvd.rank() == 0:
+        handle = hvd.allreduce_async(torch.ones(1), name="polled")
+        assert hvd.size() == 1 or not hvd.poll(handle)
+    hvd.barrier()
+    if hvd.rank() != 0:
+        handle = hvd.allreduce_async(torch.ones(1), name="polled")
+    while not hvd.poll(handle):
+        pass
+    assert hvd.synchronize(handle).item() == 1
+
+
+def check_16_an_empty_group_is_refused(hvd):
+    for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match="at least one tensor"):
+            call([])
+
+
+def check_17_adasum_takes_no_process_set(hvd):
+    if hvd.size() == 2:
+        made = hvd.add_process_set([0])
+        if hvd.rank() == 0:
+            with pytest.raises(NotImplementedError, match="all ranks"):
+                hvd.allreduce(torch.ones(1), op=hvd.Adasum, process_set=made)
+        hvd.remove_process_set(made)
+
+
+def check_topology_and_build(hvd):
+    assert hvd.is_initialized()
+    assert 0 <= hvd.rank() < hvd.size()
+    assert (hvd.local_rank(), hvd.local_size()) == (hvd.rank(), hvd.size())
+    assert (hvd.cross_rank(), hvd.cross_size()) == (0, 1)
+    assert hvd.mpi_built()
+    assert hvd.mpi_enabled()
+    assert hvd.mpi_threads_supported()
+    assert hvd.nccl_built() == 0
+    assert not any(
+        built()
+        for built in (hvd.gloo_built, hvd.gloo_enabled, hvd.ddl_built, hvd.ccl_built, hvd.cuda_built, hvd.rocm_built)
+    )
+    from horovod.torch.mpi_ops import is_homogeneous
+
+    assert is_homogeneous()
+
+
+def check_29_the_timeline_is_a_chrome_trace_of_rank_0(hvd):
+    import json
+    import tempfile
+    from pathlib import Path
+
+    with pytest.raises(ValueError, match="HOROVOD_TIMELINE=DYNAMIC"):
+        hvd.start_timeline("never.json")
+    with tempfile.TemporaryDirectory() as folder, dynamic_timeline():
+        path = Path(folder) / "trace.json"
+        hvd.start_timeline(str(path), mark_cycles=True)
+        hvd.allreduce(torch.ones(2), name='a "name"')
+        hvd.stop_timeline()
+        assert path.exists() == (hvd.rank() == 0)
+        if hvd.rank() == 0:
+            events = json.loads(path.read_text())
+            assert {"name": "ALLREDUCE", "ph": "B"}.items() <= next(e for e in events if e.get("ph") == "B").items()
+            assert [e["ph"] for e in events if e.get("name") == "ALLREDUCE"] == ["B", "E"]
+            assert any(e.get("args", {}).get("name") == 'allreduce.a "name"' for e in events)
+            assert any(e.get("name") == "CYCLE_START" for e in events)
+        hvd.allreduce(torch.ones(2))
+
+
+@contextlib.contextmanager
+def dynamic_timeline():
+    os.environ["HOROVOD_TIMELINE"] = "DYNAMIC"
+    try:
+        yield
+    finally:
+        del os.environ["HOROVOD_TIMELINE"]
+
+
+def check_shutdown_and_init_again(hvd):
+    for _ in range(5):
+        hvd.shutdown()
+        assert not hvd.is_initialized()
+        for call in (hvd.rank, hvd.size, lambda: hvd.allreduce(torch.ones(1)), hvd.join):
+            with pytest.raises(ValueError, match=r"Horovod has not been initialized; use hvd.init\(\)"):
+                call()
+        hvd.init()
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    with pytest.raises(ValueError, match="HOROVOD_DYNAMIC_PROCESS_SETS=1"):
+        hvd.add_process_set([0])
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="takes all of them"):
+        hvd.init(comm=[hvd_size_plus_one])
+    fixed = hvd.ProcessSet([0])
+    hvd.init(process_sets=[] if os.environ.get("OMPI_COMM_WORLD_SIZE", "1") == "1" else [fixed])
+    assert hvd.size() == 1 or fixed.process_set_id is not None
+    hvd.shutdown()
+    assert fixed.process_set_id is None
+    hvd.init(process_sets="dynamic")
+
+
+hvd_size_plus_one = 99

@@ -1,0 +1,92 @@
+"""Parameters and optimizers begin everywhere as on the root (semantics 26 and 27)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+
+def model_of(hvd):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(float(hvd.rank() + 1))
+    model[1].num_batches_tracked.fill_(hvd.rank())
+    return model
+
+
+def check_26_parameters_as_dict_list_and_generator(hvd):
+    root = hvd.size() - 1
+    for how in (lambda m: m.state_dict(), lambda m: m.named_parameters(), lambda m: list(m.named_parameters())):
+        model = model_of(hvd)
+        hvd.broadcast_parameters(how(model), root_rank=root)
+        assert all((p == root + 1).all() for p in model.parameters())
+    hvd.broadcast_parameters(model.state_dict(), root)
+    assert model[1].num_batches_tracked.item() == root
+    hvd.broadcast_parameters({"nothing": None, "some": torch.ones(1)}, root)
+    for wrong in (torch.ones(2), list(model.parameters()), 3):
+        with pytest.raises(ValueError, match="invalid params"):
+            hvd.broadcast_parameters(wrong, 0)
+    with pytest.raises(ValueError, match="'step' is of type int"):
+        hvd.broadcast_parameters({"step": 3}, 0)
+
+
+def check_26_optimizer_state_and_options_come_from_the_root(hvd):
+    root = hvd.size() - 1
+    makers = (
+        lambda p: torch.optim.SGD(p, lr=0.1 + hvd.rank(), momentum=0.9, weight_decay=0.1),
+        lambda p: torch.optim.AdamW(p, lr=0.1 + hvd.rank(), amsgrad=True),
+        lambda p: torch.optim.Adagrad(p, lr=0.1 + hvd.rank()),
+        lambda p: torch.optim.RMSprop(p, lr=0.1 + hvd.rank(), momentum=0.5),
+    )
+    for make in makers:
+        model = model_of(hvd)
+        plain = make(model.parameters())
+        groups = plain.param_groups
+        if hvd.rank() == root:
+            model(torch.randn(5, 3)).sum().backward()
+            plain.step()
+        opt = hvd.DistributedOptimizer(plain, model.named_parameters())
+        before = [p.detach().clone() for p in model.parameters()]
+        hvd.broadcast_optimizer_state(opt, root_rank=root)
+        assert plain.param_groups is groups
+        assert groups[0]["lr"] == 0.1 + root
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True)), "a step was taken"
+        states = hvd.allgather_object(dict(opt.state_dict()["state"]))
+        for state in states:
+            assert state.keys() == states[root].keys()
+            for key, values in states[root].items():
+                for name, value in values.items():
+                    assert (
+                        torch.equal(torch.as_tensor(state[key][name]), torch.as_tensor(value))
+                        if value is not None
+                        else state[key][name] is None
+                    )
+        hvd.broadcast_parameters(model.state_dict(), root)
+        opt.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        opt.step()
+        weights = hvd.allgather_object([p.tolist() for p in model.parameters()])
+        assert all(weight == weights[0] for weight in weights)
+
+
+def check_26_a_root_without_state_takes_that_of_the_others_away(hvd):
+    model = model_of(hvd)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if hvd.rank() > 0:
+        model(torch.randn(5, 3)).sum().backward()
+        opt.step()
+    hvd.broadcast_optimizer_state(opt, root_rank=0)
+    assert not opt.state
+
+
+def check_26_what_can_not_be_broadcast(hvd):
+    model = model_of(hvd)
+    with pytest.raises(ValueError, match="LBFGS"):
+        hvd.broadcast_optimizer_state(torch.optim.LBFGS(model.parameters()), 0)
+    if hvd.size() > 1:
+        params = list(model.parameters())
+        opt = torch.optim.SGD(params[:2] if hvd.rank() else params, lr=0.1)
+        with pytest.raises(ValueError, match="other groups"):
+            hvd.broadcast_optimizer_state(opt, 0)

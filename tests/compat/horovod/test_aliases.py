@@ -1,0 +1,130 @@
+"""`import horovod...` finds Paceline's modules, each once, and never hides a real horovod unasked."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline.compat
+from paceline.errors import UserError
+
+MODULES = (
+    "horovod",
+    "horovod.torch",
+    "horovod.torch.mpi_ops",
+    "horovod.torch.compression",
+    "horovod.torch.functions",
+    "horovod.torch.optimizer",
+    "horovod.torch.sync_batch_norm",
+    "horovod.torch.elastic",
+    "horovod.torch.elastic.sampler",
+    "horovod.torch.elastic.state",
+    "horovod.common",
+    "horovod.common.basics",
+    "horovod.common.elastic",
+    "horovod.common.exceptions",
+    "horovod.common.process_sets",
+    "horovod.common.util",
+)
+
+
+def run(code: str, *path: Path, check: bool = True) -> str:
+    """What a fresh interpreter prints, with these folders on its PYTHONPATH."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode == 0) == check, done.stderr
+    return done.stdout.strip() if check else done.stderr.strip()
+
+
+@pytest.fixture
+def real(tmp_path):
+    """A folder with a real package `horovod`."""
+    (tmp_path / "site" / "horovod").mkdir(parents=True)
+    (tmp_path / "site" / "horovod" / "__init__.py").write_text("real = True\n")
+    return tmp_path / "site"
+
+
+IMPORT_ALL = (
+    f"import importlib, sys\nfor name in {MODULES}:\n"
+    "    own = importlib.import_module('paceline.compat.' + name)\n"
+    "    spec = own.__spec__\n"
+    "    assert importlib.import_module(name) is own is sys.modules[name], name\n"
+    "    assert own.__spec__ is spec and own.__name__ == 'paceline.compat.' + name, name\n"
+    "import horovod.torch as hvd, horovod.torch.elastic.state\n"
+    "assert hvd.elastic.state is horovod.torch.elastic.state\n"
+    "missing = [name for name in hvd.__all__ if not hasattr(hvd, name)]; assert not missing, missing\n"
+    "print('ok')"
+)
+
+
+def test_every_module_is_one_under_both_names():
+    pytest.importorskip("torch")
+    assert run("import paceline.compat as c; c.install('horovod'); c.install('horovod')\n" + IMPORT_ALL) == "ok"
+
+
+def test_the_folder_of_names_does_the_same():
+    pytest.importorskip("torch")
+    assert run(IMPORT_ALL, paceline.compat.names_dir()) == "ok"
+
+
+def test_a_real_horovod_is_not_hidden_unasked(real):
+    answer = run("import paceline.compat as c; c.install('horovod')", real, check=False)
+    assert "the real horovod is installed" in answer
+    assert "force=True" in answer
+
+
+def test_a_real_horovod_is_hidden_when_forced(real):
+    code = (
+        "import horovod; assert horovod.real\nimport paceline.compat as c; c.install('horovod', force=True)\n"
+        "import horovod; print(horovod.__name__)"
+    )
+    assert run(code, real) == "paceline.compat.horovod"
+
+
+def test_a_real_horovod_that_is_loaded_counts(real):
+    code = (
+        f"import sys; sys.path.insert(0, {str(real)!r}); import horovod; sys.path.pop(0)\n"
+        "import paceline.compat as c; c.install('horovod')"
+    )
+    assert "the real horovod is installed" in run(code, check=False)
+
+
+def test_the_folder_of_names_comes_before_a_real_one(real):
+    assert (
+        run("import horovod; print(horovod.__name__)", paceline.compat.names_dir(), real) == "paceline.compat.horovod"
+    )
+
+
+def test_uninstalling_takes_the_name_away():
+    code = (
+        "import paceline.compat as c; c.install('horovod'); import horovod\n"
+        "from paceline.compat.horovod import aliases; aliases.uninstall()\nimport importlib.util\n"
+        "print(importlib.util.find_spec('horovod'))"
+    )
+    assert run(code) == "None"
+
+
+def test_what_is_not_there_says_so():
+    code = "import paceline.compat as c; c.install('horovod'); import horovod.tensorflow.keras"
+    assert "Paceline has no horovod.tensorflow yet" in run(code, check=False)
+    code = "import paceline.compat as c; c.install('horovod'); import horovod.torch.nothing"
+    assert "No module named 'horovod.torch.nothing'" in run(code, check=False)
+    code = "import paceline.compat as c; c.install('horovod'); import horovod; horovod.run(print)"
+    assert "paceline run" in run(code, check=False)
+
+
+def test_another_name_is_refused():
+    with pytest.raises(UserError, match=r"no 'azure'\. There is: 'horovod'"):
+        paceline.compat.install("azure")
+
+
+def test_importing_it_loads_neither_torch_nor_numpy_nor_mpi():
+    code = (
+        "import paceline.compat as c; c.install('horovod'); import horovod, horovod.common.util, sys\n"
+        "print([name for name in ('torch', 'numpy', 'mpi4py') if name in sys.modules])"
+    )
+    assert run(code) == "[]"

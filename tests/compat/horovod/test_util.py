@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from paceline.compat.horovod.common import util
+
+
+def test_versions_are_compared_by_number():
+    assert util.is_version_greater_equal_than("2.13.0+cpu", "2.9.0")
+    assert not util.is_version_greater_equal_than("2.9", "2.10.0")
+    with pytest.raises(ValueError, match="three numbers"):
+        util.is_version_greater_equal_than("2.13.0", "2.9")
+
+
+def test_environment_variables_are_set_for_a_while(monkeypatch):
+    monkeypatch.setenv("KEPT", "before")
+    with util.env(KEPT=None, NEW="1"):
+        assert ("KEPT" in os.environ, os.environ["NEW"]) == (False, "1")
+    assert (os.environ["KEPT"], "NEW" in os.environ) == ("before", False)
+
+
+def test_what_is_built():
+    assert util.gloo_built() is False
+    assert not util.extension_available("tensorflow")
+    with pytest.raises(ImportError, match=r"horovod\.mxnet can't be used"):
+        util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
+
+
+def test_a_cached_function_is_called_once():
+    calls = []
+    cached = util._cache(lambda value: calls.append(value) or value)
+    assert (cached(1), cached(1), calls) == (1, 1, [1])

@@ -1,0 +1,70 @@
+"""Horovod's calls and torch's `mpi` backend in real runs, with nothing in the script that knows of Paceline."""
+
+from __future__ import annotations
+
+import pytest
+
+import paceline as pl
+from tests.engines.lab import KEEP, Lab, exit_codes, seen
+
+HOROVOD = KEEP + (
+    "import torch\n"
+    "import horovod.torch as hvd\n"
+    "hvd.init()\n"
+    "model = torch.nn.Linear(3, 1)\n"
+    "hvd.broadcast_parameters(model.state_dict(), root_rank=0)\n"
+    "optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())\n"
+    "for step in range(3):\n"
+    "    optimizer.zero_grad()\n"
+    "    model(torch.full((2, 3), float(hvd.rank() + step))).sum().backward()\n"
+    "    optimizer.step()\n"
+    "total = hvd.allreduce(torch.tensor([float(hvd.rank())]), op=hvd.Sum, name='total')\n"
+    "keep([hvd.rank(), hvd.size(), hvd.local_rank(), total.item(), model.weight.tolist()])\n"
+)
+TORCH = KEEP + (
+    "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('mpi')\n"
+    "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))\n"
+    "model(torch.full((2, 3), float(dist.get_rank()))).sum().backward()\n"
+    "keep([dist.get_backend(), dist.get_world_size(), model.module.weight.grad.tolist()])\n"
+    "dist.destroy_process_group()\n"
+)
+WORLD = {"estimator": pl.PyTorch, "distributed_backend": "mpi", "process_count_per_node": 2}
+
+
+@pytest.fixture(autouse=True)
+def wheel(any_mpirun: str) -> None:
+    """With the Open MPI of the wheel, which mpi4py is built for."""
+
+
+def test_a_horovod_script_runs_as_it_is(lab: Lab) -> None:
+    run = lab.complete(HOROVOD, **WORLD)
+    found = [seen(run, rank) for rank in range(2)]
+    assert [values[:4] for values in found] == [[0, 2, 0, 1.0], [1, 2, 1, 1.0]]
+    assert found[0][4] == found[1][4]
+
+
+def test_horovod_is_known_to_one_process_as_well(lab: Lab) -> None:
+    run = lab.complete(HOROVOD)
+    assert seen(run)[:4] == [0, 1, 0, 0.0]
+
+
+def test_a_horovod_of_the_script_s_own_comes_first(lab: Lab) -> None:
+    run = lab.complete(KEEP + "import horovod\nkeep(horovod.WHOSE)\n", {"horovod/__init__.py": "WHOSE = 'mine'\n"})
+    assert seen(run) == "mine"
+
+
+def test_torch_has_the_backend_mpi(lab: Lab) -> None:
+    run = lab.complete(TORCH, **WORLD)
+    assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
+
+
+@pytest.mark.parametrize("script", [HOROVOD, TORCH], ids=["horovod", "torch"])
+@pytest.mark.parametrize(("end", "code"), [("raise ValueError('mine')", 1), ("sys.exit(7)", 7)])
+def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab, script: str, end: str, code: int) -> None:
+    wait = "hvd.allreduce(torch.ones(1))" if "hvd" in script else "dist.barrier()"
+    body = script.replace("dist.destroy_process_group()\n", "")
+    run = lab.finish(f"{body}if os.environ['RANK'] == '1': {end}\n{wait}\n", **WORLD)
+    assert run.failure is not None
+    assert (run.failure.cause, run.failure.rank, run.failure.exit_code) == ("exception", 1, code)
+    assert exit_codes(run)["0"] != 0
