@@ -26,7 +26,7 @@ chaos: .venv/.ready
 
 bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
-	    layered_environment s3_download partition; do \
+	    layered_environment s3_download partition torch_mpi; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
 

@@ -28,6 +28,12 @@ NAMES = [
     "s3_download",
     "s3_download_warm",
     "partition",
+    "torch_mpi_all_reduce_4k",
+    "torch_mpi_all_reduce_1024k",
+    "torch_mpi_all_reduce_16384k",
+    "torch_mpi_all_reduce_65536k",
+    "torch_mpi_step_transformer",
+    "torch_mpi_step_cnn",
 ]
 
 
