@@ -52,8 +52,10 @@ def check(run: pl.Run, python: str, rank: int = 0) -> None:
     library = str(run.folder.path.parent.parent / "lib")
     # Of the submitting environment only the folder that holds the package, by a link, and nothing else.
     assert not [path for path in found["path"] if path.startswith((ours, sys.prefix))]
-    (ours_on_path,) = [path for path in found["path"] if path.startswith(library)]
+    ours_on_path, names = [path for path in found["path"] if path.startswith(library)]
     assert os.listdir(ours_on_path) == ["paceline"]
+    # Behind everything else, names for packages that are not installed.
+    assert found["path"][-1] == names == os.path.join(ours_on_path, "paceline", "compat", "names")
     assert run.get_metrics("version", rank=rank) == {"version": found["version"][1]}
 
 
