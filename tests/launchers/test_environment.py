@@ -138,6 +138,12 @@ def test_threads_are_the_node_s_cores_divided_by_its_workers(cores, workers, thr
     assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == (threads, "1")
 
 
+@pytest.mark.parametrize(("backend", "value"), [("mpi", "1"), ("gloo", None)])
+def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
+    launch = make_launch(make_job(distributed_backend=backend, process_count_per_node=2))
+    assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
+
+
 def test_on_one_machine_gloo_and_nccl_talk_over_the_loopback():
     nodes = tuple(Node(node_rank=rank, name=f"local-{rank}", address="127.0.0.1", cores=1) for rank in (0, 1))
     launch = make_launch(make_job(**TWO_BY_TWO), nodes=nodes)
