@@ -6,11 +6,14 @@ mean where they are parallel (Maleki et al., "Scaling Distributed Training with 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.collectives.transport import Transport
 
 
-def adasum(comm: Any, array: Any) -> None:
-    """Replace the flat float32 or float64 array by the Adasum over the ranks of `comm`, a power of two of them.
+def adasum(transport: Transport, array: Any) -> None:
+    """Replace the flat float32 or float64 array by the Adasum over the transport's ranks, a power of two of them.
 
     By recursive doubling: each rank exchanges the whole vector log2(size) times.
 
@@ -22,11 +25,11 @@ def adasum(comm: Any, array: Any) -> None:
 
     other = numpy.empty_like(array)
     distance = 1
-    while distance < comm.size:
-        partner = comm.rank ^ distance
-        comm.Sendrecv(array, partner, 3, other, partner, 3)
+    while distance < transport.size:
+        partner = transport.rank ^ distance
+        transport.exchange(array, other, partner)
         # In the same order on both sides, so that both get the same bits.
-        first, second = (array, other) if comm.rank < partner else (other, array)
+        first, second = (array, other) if transport.rank < partner else (other, array)
         one, two = _weights(first, second)
         first *= first.dtype.type(one)
         second *= second.dtype.type(two)

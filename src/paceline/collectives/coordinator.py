@@ -14,34 +14,50 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from paceline.collectives import small
 from paceline.collectives.request import JOIN, Agreement, Request, agree
 
 Key = tuple[str, str]
 
 
 class Message(NamedTuple):
-    """What a rank has to say. epoch: which numbering its slots are of. leaving: it shuts down."""
+    """What a rank has to say. epoch: which numbering its slots are of. leaving: it shuts down.
+
+    payload: what the rank has to add, where it asks for one small reduction; see `small.py`.
+    """
 
     epoch: int
     slots: tuple[int, ...] = ()
     requests: tuple[Request, ...] = ()
     leaving: bool = False
+    payload: bytes | None = None
 
 
 class Response(NamedTuple):
     """What all ranks are to do next: numbers, then full agreements, in this order.
 
     epoch: the numbering from now on; another one than before says that every number given until now is void, once the
-    numbers in this response have been worked off. end: the reason why nothing more will be done.
+    numbers in this response have been worked off. end: the reason why nothing more will be done. results: place in this
+    list -> what came out, where nothing is left to be done.
     """
 
     epoch: int
     slots: tuple[int, ...] = ()
     agreements: tuple[Agreement, ...] = ()
     end: str | None = None
+    results: tuple[tuple[int, bytes], ...] = ()
+
+
+class Late(NamedTuple):
+    """An operation that some ranks wait for. missing, submitted: ranks of the set; one that has joined is neither."""
+
+    key: Key
+    age_s: float
+    missing: list[int]
+    submitted: list[int]
 
 
 class _Slot(NamedTuple):
@@ -68,13 +84,21 @@ class Coordinator:
         self._joined = 0
         self._last_joined = -1
         self._old_slots: list[_Slot] = []
+        self._payloads: dict[Key, dict[int, bytes]] = {}
         self._behind = 0  # ranks, as bits, that may still send numbers of the epoch before
         self._full = False
         self._end: str | None = None
+        self._left = 0
+        #: Operation -> which rank asked for it when (`time.monotonic`), if somebody wants to know. They take it out.
+        self.arrivals: dict[Key, list[tuple[int, float]]] | None = None
 
     def receive(self, rank: int, message: Message) -> None:
         """Take in what a rank says."""
         bit = 1 << rank
+        if self.arrivals is not None:
+            self._note(rank, message)
+        if message.payload is not None:
+            self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
@@ -98,8 +122,14 @@ class Coordinator:
                     self._ready_slots.append(slot)
         for request in message.requests:
             self._ask(rank, request.key, request)
-        if message.leaving and self._end is None:
-            self._end = f"rank {rank} has shut down"
+        if message.leaving:
+            self._left |= bit
+            self.end(f"rank {rank} has shut down")
+
+    @property
+    def is_left_by_all(self) -> bool:
+        """Whether every other rank has said that it leaves: nothing more will come."""
+        return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
         """Let the next response be the last one."""
@@ -110,28 +140,57 @@ class Coordinator:
         """What is to be done next; None: nothing yet."""
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
+        results: list[tuple[int, bytes]] = []
+        if self._payloads:
+            self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()
         if not slots and not agreements and self._end is None:
             return None
-        return Response(self._epoch, slots, agreements, self._end)
+        if self._payloads and agreements:
+            wrong = {place for place, agreement in enumerate(agreements, len(slots)) if agreement.error is not None}
+            self._fold(results, len(slots), [agreement.request for agreement in agreements], wrong)
+        return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
-    def waiting(self, longer_than_s: float) -> list[tuple[str, float, list[int]]]:
-        """Name, age in seconds and missing ranks of each operation that some ranks have waited for this long."""
+    def waiting(self, longer_than_s: float) -> list[Late]:
+        """Each operation that some ranks have waited for this long."""
         now_s = time.monotonic()
         found = []
         for key, since_s in self._since_s.items():
             if now_s - since_s >= longer_than_s:
                 slot = self._slot_of.get(key, -1)
-                mask = self._joined
-                if key in self._open:
-                    mask |= sum(1 << rank for rank in self._open[key])
-                elif slot >= 0:
-                    mask |= self._asked[slot]
-                missing = [rank for rank in range(self._size) if not mask & (1 << rank)]
-                found.append((f"{key[0]} {key[1]!r}", now_s - since_s, missing))
+                asked = sum(1 << rank for rank in self._open[key]) if key in self._open else 0
+                if not asked and slot >= 0:
+                    asked = self._asked[slot]
+                missing = [rank for rank in range(self._size) if not (asked | self._joined) & (1 << rank)]
+                submitted = [rank for rank in range(self._size) if asked & (1 << rank)]
+                found.append(Late(key, now_s - since_s, missing, submitted))
         return found
+
+    def _note(self, rank: int, message: Message) -> None:
+        assert self.arrivals is not None
+        now_s = time.monotonic()
+        slots = self._slots if message.epoch == self._epoch else self._old_slots
+        for key in [slots[slot].key for slot in message.slots] + [request.key for request in message.requests]:
+            self.arrivals.setdefault(key, []).append((rank, now_s))
+
+    def _keep(self, rank: int, message: Message, payload: bytes) -> None:
+        if message.requests:
+            key = message.requests[0].key
+        else:
+            slots = self._slots if message.epoch == self._epoch else self._old_slots
+            key = slots[message.slots[0]].key
+        self._payloads.setdefault(key, {})[rank] = payload
+
+    def _fold(
+        self, results: list[tuple[int, bytes]], begin: int, requests: Iterable[Request], wrong: Collection[int] = ()
+    ) -> None:
+        """Add up what has come with the messages, where every rank has sent it along. wrong: places of disagreements."""
+        for place, request in enumerate(requests, begin):
+            payloads = self._payloads.pop(request.key, None)
+            if payloads is not None and len(payloads) == self._size and place not in wrong:
+                results.append((place, small.fold(request, [payloads[rank] for rank in range(self._size)])))
 
     def _ask(self, rank: int, key: Key, request: Request) -> None:
         if request.kind == JOIN:

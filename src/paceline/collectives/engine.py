@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paceline.collectives import mpi
+from paceline.collectives import world
 from paceline.collectives.channel import Channel, Task
-from paceline.collectives.errors import ArgumentError, CollectivesError, ShutDownError
+from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
-from paceline.collectives.peers import Peers, Place
+from paceline.collectives.peers import Peers
 from paceline.collectives.request import (
-    ADD_SET,
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
     BARRIER,
     BROADCAST,
+    CHANGE_SETS,
     JOIN,
     REDUCESCATTER,
-    REMOVE_SET,
     Request,
 )
 from paceline.collectives.settings import Settings
+from paceline.collectives.transport import Transport
+from paceline.collectives.world import World
 
+_DYING_S, _LET_GO_S = 0.3, 3.0
+_NUMBERS = frozenset("biufc")
+DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
-_TAGS = 30000
 
 
 class Engine:
@@ -39,21 +45,29 @@ class Engine:
     Process set 0 is all ranks; an operation in a set is called by the set's ranks alone.
     """
 
-    def __init__(self, comm: Any, places: Sequence[Place], generation: int, settings: Settings) -> None:
-        self.rank: int = comm.rank
-        self.size: int = comm.size
+    def __init__(self, joined: World, settings: Settings) -> None:
+        transport = joined.transport
+        self.rank: int = transport.rank if transport is not None else 0
+        self.size: int = transport.size if transport is not None else 1
+        self.transport_name = joined.name
         self.settings = settings
-        here = places[self.rank]
+        here = joined.places[self.rank]
         self.local_rank, self.local_size = here.local_rank, here.local_size
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
-        self._generation = generation
+        self._world = joined
+        self._lock = threading.Lock()
         self._observers: list[Callable[..., object]] = []
+        self._arrival_observers: list[Callable[..., object]] = []
         self._barriers: dict[int, itertools.count[int]] = {}
         self._set_numbers = itertools.count(1)
+        self._set_changes = itertools.count()
+        self._device_groups: dict[int, Any] = {}
         self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(self.size))}
         self._failed = False
-        self._channels = {0: self._channel(comm, self._sets[0], 0)}
-        self._peers = Peers(places, self.rank, self._lost, self._watch)
+        self._channels: dict[int, Channel] = {}
+        self._channels[0] = self._channel(transport, self._sets[0], 0)
+        watched = {} if transport is None else transport.watched()
+        self._peers = Peers(joined.places, self.rank, self._peer_lost, self._watch, watched)
 
     # Reductions.
 
@@ -74,7 +88,7 @@ class Engine:
         Average divides the sum by the number of ranks; integers are cut off towards 0. float16 and bfloat16 are added
         up in float32. Adasum: floats, and a power of two of ranks.
         """
-        self._check_op(op, process_set, [array])
+        self._check_op(op, process_set, [array], dtype)
         return self._submit(
             ALLREDUCE,
             name,
@@ -100,7 +114,7 @@ class Engine:
         dtype: str | Sequence[str | None] | None = None,
     ) -> Handle:
         """The handle of the list of reduced arrays, which are reduced once all of them are there on all ranks."""
-        self._check_op(op, process_set, arrays)
+        self._check_op(op, process_set, arrays, dtype)
         return self._submit(
             ALLREDUCE,
             name,
@@ -141,6 +155,44 @@ class Engine:
     ) -> Handle:
         """The handle of the list of this rank's rows of each reduced array."""
         return self._reducescatter(name, arrays, op, prescale, postscale, process_set, dtype, True)
+
+    def device_allreduce(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        outs: Sequence[Any],
+        *,
+        op: str = "sum",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        process_set: int = 0,
+    ) -> Handle:
+        """The handle of a function, which lets the caller's stream wait for the outs to be filled.
+
+        tensors, outs: torch's, all on one GPU, of which NCCL reduces them; an out may be its tensor. It is done as soon
+        as all ranks have begun. A rank that has joined can't take part. Not for Adasum.
+        """
+        self._members(process_set)
+        channel = self._channels.get(process_set)
+        if channel is None or op not in OPERATIONS or op == "adasum" or not tensors:
+            raise ArgumentError(
+                f"device_allreduce {name!r} of {len(tensors)} tensors with op={op!r} in set {process_set}."
+            )
+        from paceline.collectives import device
+
+        place = tensors[0].device
+        ready = device.ready(place)
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
+        dtypes = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        request = Request(DEVICE_ALLREDUCE, name, dtypes, shapes, op, prescale, postscale, grouped=True)
+
+        def begin(_: Any) -> Callable[[], None]:
+            group = self._device_group(process_set, place)
+            with device.translated(self.rank):
+                done = group.allreduce(tensors, outs, op, prescale, postscale, ready)
+            return lambda: group.let_wait(done)
+
+        return channel.submit(Task(request, [], [], Handle(f"{DEVICE_ALLREDUCE}.{name}", channel.wait), begin))
 
     # Movements.
 
@@ -200,36 +252,46 @@ class Engine:
 
         Raises:
             ArgumentError: ranks are unknown, named twice, or a set of their own already.
+            MismatchError: the ranks of the world name different ones, or one of them removes a set meanwhile.
         """
         members = tuple(sorted(int(rank) for rank in ranks))
-        if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self.size:
-            raise ArgumentError(
-                f"a process set of ranks {list(ranks)}: name each rank once, from 0 to {self.size - 1}, and at least one."
-            )
-        same = [number for number, others in self._sets.items() if others == members]
-        if same:
-            raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
-        name = ",".join(map(str, members))
-        handle = self._submit(ADD_SET, name, [], 0, splits=members, finish=lambda _: self._make_set(members))
+        # Even what can't be right is told to the others, who may have asked for something else, and would wait.
+        handle = self._change_sets("add", members, lambda _: self._make_set(members))
         return int(handle.wait())
 
     def remove_process_set(self, number: int) -> bool:
-        """Whether there was such a set, and it is gone. Every rank of the world has to call it; set 0 always stays."""
-        if number == 0 or number not in self._sets:
+        """Whether there was such a set, and it is gone. Every rank of the world has to call it; set 0 always stays.
+
+        Raises:
+            MismatchError: the ranks of the world name different ones, or one of them adds a set meanwhile.
+        """
+        if number == 0:
             return False
-        handle = self._submit(REMOVE_SET, str(number), [], 0, finish=lambda _: self._drop_set(number))
-        return bool(handle.wait())
+        return bool(self._change_sets("remove", (number,), lambda _: self._drop_set(number)).wait())
 
     def process_sets(self) -> dict[int, tuple[int, ...]]:
         """Number -> ranks of each process set, 0 being all ranks."""
         return dict(self._sets)
 
-    def observe(self, callback: Callable[[Request, float, float | None, float], object]) -> None:
+    def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
         """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation, in the engine's thread.
 
-        Times are those of `time.monotonic`. For timelines: it has to be quick.
+        Times are those of `time.monotonic`. For timelines: it has to be quick. What the ranks disagreed on has None for
+        agreed_s. arrivals: a fifth value is given, the (rank, time) at which each rank's request was heard; only the
+        first rank of a process set knows them, on the others it is empty.
         """
-        self._observers.append(callback)
+        if arrivals:
+            self._arrival_observers.append(callback)
+            for channel in list(self._channels.values()):
+                channel.note_arrivals()
+        else:
+            self._observers.append(callback)
+
+    def ignore(self, callback: Callable[..., object]) -> None:
+        """Call it no more; nothing if it isn't called."""
+        for observers in (self._observers, self._arrival_observers):
+            if callback in observers:
+                observers.remove(callback)
 
     def _reducescatter(
         self,
@@ -281,7 +343,7 @@ class Engine:
         ready = [array if array.flags.c_contiguous else array.copy(order="C") for array in arrays]
         given = list(outs) if outs is not None else [None] * len(ready)
         for array, out in zip(ready, given, strict=True):
-            if out is not None and (out.shape != array.shape or out.dtype != array.dtype):
+            if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
                     f"out of {kind} {name!r} has {out.dtype}{list(out.shape)}, the array "
                     f"{array.dtype}{list(array.shape)}. Give one of the same type and shape."
@@ -292,18 +354,20 @@ class Engine:
         request = Request(
             kind,
             name,
-            dtypes=tuple(told or array.dtype.name for told, array in zip(names, ready, strict=True)),
+            dtypes=tuple(told or _dtype_name(array.dtype) for told, array in zip(names, ready, strict=True)),
             shapes=tuple(array.shape for array in ready),
             grouped=grouped,
             **values,
         )
-        return channel.submit(Task(request, ready, given, Handle(f"{kind}.{name}", channel.waiting), finish))
+        return channel.submit(Task(request, ready, given, Handle(f"{kind}.{name}", channel.wait), finish))
 
-    def _check_op(self, op: str, process_set: int, arrays: Sequence[Any]) -> None:
+    def _check_op(
+        self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None
+    ) -> None:
         if op not in OPERATIONS:
             raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
         kinds = {array.dtype.kind for array in arrays}
-        if not kinds <= set("biufc"):
+        if not kinds <= _NUMBERS:
             raise ArgumentError(f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers.")
         if op in ("min", "max") and "c" in kinds:
             raise ArgumentError(f"op={op!r} of complex numbers: they have no order. Reduce real and imaginary part.")
@@ -311,7 +375,9 @@ class Engine:
             size = len(self._members(process_set))
             if size & (size - 1):
                 raise ArgumentError(f"op='adasum' needs a power of two of ranks, and there are {size}.")
-            if any(array.dtype.name not in ("float16", "float32", "float64", "uint16") for array in arrays):
+            told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
+            names = [name or array.dtype.name for name, array in zip(told, arrays, strict=True)]
+            if not set(names) <= {"float16", "bfloat16", "float32", "float64"}:
                 raise ArgumentError("op='adasum' is for floating-point arrays.")
 
     def _members(self, process_set: int) -> tuple[int, ...]:
@@ -319,46 +385,82 @@ class Engine:
             raise ArgumentError(f"there is no process set {process_set}; there are {sorted(self._sets)}.")
         return self._sets[process_set]
 
+    def _device_group(self, process_set: int, place: Any) -> Any:
+        """Made by the first operation, which all ranks of the set begin in the same order."""
+        from paceline.collectives import device
+
+        if process_set not in self._device_groups:
+            members = self._sets[process_set]
+            made = device.join(os.environ, self._world.generation, process_set, members, self.rank, place)
+            self._device_groups[process_set] = made
+        return self._device_groups[process_set]
+
     # Process sets; both are run in the world's thread, in the same order on all ranks.
 
+    def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], Any]) -> Handle:
+        # By their place in the order of all changes, so that ranks that want different ones meet, and are told.
+        with self._lock:
+            name = f"change.{next(self._set_changes)}"
+            return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
+
     def _make_set(self, members: tuple[int, ...]) -> int:
+        if not members or len(set(members)) < len(members) or members[0] < 0 or members[-1] >= self.size:
+            raise ArgumentError(
+                f"a process set of ranks {list(members)}: name each rank once, from 0 to {self.size - 1}, and at least "
+                "one."
+            )
+        same = [number for number, others in self._sets.items() if others == members]
+        if same:
+            raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
         number = next(self._set_numbers)
-        world = self._channels[0]
-        comm = None
-        if world.comm is not None:
-            comm = world.comm.Split(0 if self.rank in members else 1, self.rank)
+        world = self._channels[0].transport
+        transport = world.split(members, number) if world is not None and len(members) > 1 else None
         self._sets[number] = members
         if self.rank in members:
-            self._channels[number] = self._channel(comm, members, number)
-        elif comm is not None:
-            comm.Free()
+            self._channels[number] = self._channel(transport, members, number)
         return number
 
     def _drop_set(self, number: int) -> bool:
+        if number not in self._sets:
+            return False
         channel = self._channels.pop(number, None)
         del self._sets[number]
+        self._device_groups.pop(number, None)
         if channel is not None:
             channel.leave()
             channel.join()
         return True
 
-    def _channel(self, comm: Any, members: tuple[int, ...], number: int) -> Channel:
-        tag = 10 + (self._generation * 101 + number) % _TAGS
-        return Channel(comm if len(members) > 1 else None, members, tag, self.settings, self._observed)
+    def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> Channel:
+        channel = Channel(transport, members, number, self.settings, self._lost, self._observed)
+        if self._arrival_observers:
+            channel.note_arrivals()
+        return channel
 
-    def _observed(self, request: Request, *times_s: Any) -> None:
+    def _observed(self, request: Request, *values: Any) -> None:
         for callback in self._observers:
-            callback(request, *times_s)
+            callback(request, *values[:3])
+        for callback in self._arrival_observers:
+            callback(request, *values)
 
     # The end.
 
-    def _lost(self, reason: str) -> None:
+    def _peer_lost(self, rank: int, reason: str) -> None:
+        # Once all have heard the end, each goes when it likes.
+        if not self._channels[0].has_heard_end:
+            self._lost(reason, rank)
+
+    def _lost(self, reason: str, lost_rank: int = -1) -> None:
         self._failed = True
-        mpi.abandon()
+        # The others may go because of the first.
+        if lost_rank >= 0 and not self._world.lost_ranks:
+            self._world.lost_ranks.add(lost_rank)
         for channel in list(self._channels.values()):
             channel.fail(
                 ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause.")
             )
+            if channel.transport is not None:
+                channel.transport.abandon(reason)
 
     def _watch(self) -> None:
         """Once a second: fail what has waited for too long, where a limit is set."""
@@ -371,49 +473,46 @@ class Engine:
                     return
 
     def _stop(self) -> None:
+        if self._failed and not self._world.lost_ranks:
+            # A process that dies closes its connections some time before the kernel says that it is gone.
+            time.sleep(_DYING_S)
         self._peers.close()
         channels = [self._channels[number] for number in sorted(self._channels, reverse=True)]
         if self._failed:
+            if self.transport_name == world.GLOO:
+                # Those in the middle of something end when the others let go, and must not outlive the interpreter:
+                # a thread of Gloo's that gives back its tensor then aborts the process.
+                for channel in channels:
+                    channel.join(_LET_GO_S)
             return
         for channel in channels:
             channel.leave()
         ended = [channel.join() for channel in channels]
-        if not all(ended):
-            mpi.abandon()
+        for channel, has_ended in zip(channels, ended, strict=True):
+            if not has_ended and channel.transport is not None:
+                channel.transport.abandon("another rank has not heard that this one shuts down")
 
 
 _lock = threading.Lock()
 _engine: Engine | None = None
-_world_comm: Any = None
-_places: Sequence[Place] = ()
-_generations = itertools.count()
 
 
 def start(settings: Settings | None = None) -> Engine:
     """The engine of this process, started if there is none. Every rank of the run has to call it.
 
     Raises:
-        CollectivesError: MPI can't be had, or belongs to another launcher than the one that started the processes.
+        CollectivesError: there is no transport, the ranks don't come together, or one of them has died before.
         ArgumentError: one of the HOROVOD_* settings can't be read.
     """
-    global _engine, _world_comm, _places
+    global _engine
     with _lock:
-        if _engine is not None:
-            return _engine
-        settings = settings or Settings.from_environment()
-        world = mpi.world()
-        if mpi.is_abandoned():
-            raise CollectivesError(
-                "a rank was lost, and MPI can't go on in this process. Let the run be restarted (max_restarts)."
-            )
-        if _world_comm is None:
-            import atexit
-
-            _world_comm = world.Dup()
-            _places = Place.of_all(_world_comm, os.environ)
+        if _engine is None:
+            settings = settings or Settings.from_environment()
+            joined = world.join(os.environ)
             # Runs before MPI is finalised: what is registered last comes first.
+            atexit.unregister(stop)
             atexit.register(stop)
-        _engine = Engine(_world_comm, _places, next(_generations), settings)
+            _engine = Engine(joined, settings)
         return _engine
 
 
@@ -429,6 +528,12 @@ def stop() -> None:
         engine, _engine = _engine, None
     if engine is not None:
         engine._stop()
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    # NumPy puts it together each time.
+    return str(dtype.name)
 
 
 def _check_rows(kind: str, name: str, arrays: Sequence[Any]) -> None:

@@ -17,5 +17,13 @@ class ShutDownError(CollectivesError):
     """A rank has died, or has shut its engine down, while others still needed it. No further operation is possible."""
 
 
+class LostRankError(ShutDownError):
+    """That rank's process is gone, for certain. lost_rank: in the world."""
+
+    def __init__(self, message: str, lost_rank: int = -1) -> None:
+        super().__init__(message)
+        self.lost_rank = lost_rank
+
+
 class ArgumentError(UserError):
     """An operation was asked for in a way that can't be right on any rank; nothing was submitted. Also a ValueError."""

@@ -15,11 +15,12 @@ _callbacks_lock = threading.Lock()
 class Handle:
     """An operation in flight, and then its result. A step makes hundreds, so a lock is all that it holds."""
 
-    __slots__ = ("_callbacks", "_done", "_error", "_lock", "_result", "_waiting", "name")
+    __slots__ = ("_await", "_callbacks", "_done", "_error", "_lock", "_result", "name")
 
-    def __init__(self, name: str, waiting: list[int]) -> None:
+    def __init__(self, name: str, wait: Callable[[Handle, float | None], None] | None = None) -> None:
+        """wait: is called by whoever waits, and may get on with the work; returns when it is done, or time is up."""
         self.name = name
-        self._waiting = waiting
+        self._await = wait
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
@@ -40,14 +41,12 @@ class Handle:
             TimeoutError: `timeout_s` has passed; the operation goes on.
         """
         if not self._done:
-            # Tells the engine's thread that nothing better is to be done than to look for news.
-            self._waiting.append(1)
-            try:
-                if not self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-                    raise TimeoutError(f"{self.name!r} has not been completed within {timeout_s:g} s.")
-                self._lock.release()
-            finally:
-                self._waiting.pop()
+            if self._await is not None:
+                self._await(self, timeout_s)
+            else:
+                self.block(timeout_s)
+            if not self._done:
+                raise TimeoutError(f"{self.name!r} has not been completed within {timeout_s:g} s.")
         if self._error is not None:
             raise type(self._error)(*self._error.args) from self._error.__cause__
         return self._result
@@ -59,6 +58,11 @@ class Handle:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
         callback(self)
+
+    def block(self, timeout_s: float | None) -> None:
+        """Sleep until it is done, or time is up."""
+        if self._lock.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            self._lock.release()
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> bool:
         """Whether this call is what completed the handle: the first one wins."""

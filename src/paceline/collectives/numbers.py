@@ -55,15 +55,16 @@ def from_float32(source: Any, target: Any, dtype: str) -> None:
 
 def scale(array: Any, factor: float, divisor: int = 1) -> None:
     """Multiply in place by factor / divisor. Integers: in float64, truncated towards 0."""
-    import numpy
-
     if factor == 1.0 and divisor == 1:
         return
+    import numpy
+
     if array.dtype.kind in "fc":
-        numpy.multiply(array, array.dtype.type(factor / divisor), out=array)
+        with numpy.errstate(all="ignore"):
+            numpy.multiply(array, array.dtype.type(factor / divisor), out=array)
     elif factor == 1.0 and array.dtype.kind in "iu":
-        # Exact for every integer; // would round towards minus infinity.
-        quotient = numpy.abs(array) // array.dtype.type(divisor) if array.dtype.kind == "i" else array // divisor
-        array[...] = quotient * numpy.sign(array) if array.dtype.kind == "i" else quotient
+        # Exact for every integer, the smallest too; // alone would round towards minus infinity.
+        whole = array.dtype.type(divisor)
+        array[...] = (array - numpy.fmod(array, whole)) // whole
     else:
         array[...] = numpy.trunc(array.astype(numpy.float64) * factor / divisor).astype(array.dtype)

@@ -10,9 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paceline.collectives.transport import Transport
 
 _LOCAL = ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+_HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +32,19 @@ class Place:
     cross_size: int = 1
 
     @classmethod
-    def of_all(cls, comm: Any, environ: Mapping[str, str]) -> list[Place]:
+    def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[Place]:
         """The place of each rank. The launcher's word counts where it has one for this world, else the host names."""
         namespace = ""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             namespace = f"{boot} {os.readlink('/proc/self/ns/pid')}"
         told = None
-        if environ.get("HOROVOD_SIZE") == str(comm.size) and environ.get("HOROVOD_RANK") == str(comm.rank):
+        rank, size = (0, 1) if transport is None else (transport.rank, transport.size)
+        if environ.get("HOROVOD_SIZE") == str(size) and environ.get("HOROVOD_RANK") == str(rank):
             texts = [environ.get(f"HOROVOD_{name}", "") for name in _LOCAL]
             told = [int(text) for text in texts] if all(text.isdigit() for text in texts) else None
-        all_told = comm.allgather((socket.gethostname(), os.getpid(), namespace, told))
+        own = (socket.gethostname(), os.getpid(), namespace, told)
+        all_told = [own] if transport is None else transport.gather_objects(own)
         hosts = [host for host, *_ in all_told]
         places = []
         for rank, (host, pid, where, told) in enumerate(all_told):
@@ -61,22 +67,34 @@ class Place:
 
 
 class Peers:
-    """Watches the processes of the ranks on this machine; calls `lost(reason)` when one is gone, however it ended.
+    """Watches the processes of the ranks on this machine; calls `lost(rank, reason)` when one is gone, however it ended.
 
     The kernel tells (pidfd, Linux 5.3): nothing is polled. `tick` is called about once a second.
+    watched: file descriptor -> rank, of connections that hang up when that rank is gone; they are only looked at.
     """
 
     def __init__(
-        self, places: Sequence[Place], rank: int, lost: Callable[[str], object], tick: Callable[[], object]
+        self,
+        places: Sequence[Place],
+        rank: int,
+        lost: Callable[[int, str], object],
+        tick: Callable[[], object],
+        watched: Mapping[int, int] | None = None,
     ) -> None:
         self._lost, self._tick = lost, tick
         self._ranks: dict[int, tuple[int, Place]] = {}
+        # Copies, which stay open until this thread is done with them. Processes of this machine are watched better.
+        self._links: dict[int, tuple[int, Place]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]
         for other, place in enumerate(places):
             if other != rank and here.namespace and place.namespace == here.namespace:
                 with contextlib.suppress(OSError, AttributeError):
                     self._ranks[os.pidfd_open(place.pid)] = (other, place)
+        local = {other for other, _ in self._ranks.values()}
+        for fd, other in (watched or {}).items():
+            if other not in local:
+                self._links[os.dup(fd)] = (other, places[other])
         self._thread = threading.Thread(target=self._run, name="paceline-peers", daemon=True)
         self._thread.start()
 
@@ -90,16 +108,24 @@ class Peers:
         poll = select.poll()
         for fd in (self._end, *self._ranks):
             poll.register(fd, select.POLLIN)
+        for fd in self._links:
+            poll.register(fd, _HANG_UP)
         try:
             while True:
                 events = poll.poll(1000)
                 for fd, _ in events:
                     if fd == self._end:
-                        return
-                    rank, place = self._ranks[fd]
+                        continue
                     poll.unregister(fd)
-                    self._lost(f"rank {rank} (process {place.pid} on {place.host}) has died")
+                    if fd in self._ranks:
+                        rank, place = self._ranks[fd]
+                        self._lost(rank, f"rank {rank} (process {place.pid} on {place.host}) has died")
+                    else:
+                        rank, place = self._links[fd]
+                        self._lost(rank, f"rank {rank} on {place.host} has died, or can't be reached any more")
+                if any(fd == self._end for fd, _ in events):
+                    return
                 self._tick()
         finally:
-            for fd in (self._end, *self._ranks):
+            for fd in (self._end, *self._ranks, *self._links):
                 os.close(fd)

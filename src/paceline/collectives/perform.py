@@ -21,18 +21,19 @@ from paceline.collectives.request import (
 
 if TYPE_CHECKING:
     from paceline.collectives.channel import Task
+    from paceline.collectives.transport import Transport
 
 Ready = tuple["Task", Agreement]
 
 
 class Performer:
-    """Does agreed operations with one communicator; None: a set of one rank."""
+    """Does agreed operations over one transport; None: a set of one rank."""
 
-    def __init__(self, comm: Any, fusion_bytes: int) -> None:
-        self._comm = comm
-        self._size = 1 if comm is None else comm.size
-        self._rank = 0 if comm is None else comm.rank
-        self._reducer = Reducer(comm, fusion_bytes)
+    def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
+        self._transport = transport
+        self._size = 1 if transport is None else transport.size
+        self._rank = 0 if transport is None else transport.rank
+        self._reducer = Reducer(transport, fusion_bytes)
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
         """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
@@ -41,8 +42,9 @@ class Performer:
         for task, agreement in ready:
             request = agreement.request
             if request.kind == ALLREDUCE and request.op != "adasum" and len(set(request.dtypes)) == 1:
-                op = "sum" if request.op == "average" else request.op
-                fused.setdefault((op, request.dtypes[0]), []).append((task, agreement))
+                fused.setdefault((_operation(request.op, request.dtypes[0]), request.dtypes[0]), []).append(
+                    (task, agreement)
+                )
             else:
                 complete(task, self._one(task, agreement))
         for (op, dtype), members in fused.items():
@@ -60,8 +62,8 @@ class Performer:
         import numpy
 
         outs, parts = [], []
-        divisor = self._size if request.op == "average" else 1
-        for array, given in zip(task.arrays, task.outs, strict=True):
+        for array, given, dtype in zip(task.arrays, task.outs, request.dtypes, strict=True):
+            divisor = self._divisor(request.op, dtype)
             out = numpy.empty_like(array) if given is None else given
             outs.append(out)
             parts.append(Part(array.reshape(-1), out.reshape(-1), request.prescale, request.postscale, divisor))
@@ -74,14 +76,14 @@ class Performer:
             return self._allreduce(task, request)
         if kind == ALLGATHER:
             pairs = zip(task.arrays, agreement.rows, strict=True)
-            return _shaped(request, [move.allgather(self._comm, array, rows) for array, rows in pairs])
+            return _shaped(request, [move.allgather(self._transport, array, rows) for array, rows in pairs])
         if kind == BROADCAST:
             import numpy
 
             out = numpy.empty_like(task.arrays[0]) if task.outs[0] is None else task.outs[0]
-            return move.broadcast(self._comm, task.arrays[0], out, request.root)
+            return move.broadcast(self._transport, task.arrays[0], out, request.root)
         if kind == ALLTOALL:
-            return move.alltoall(self._comm, task.arrays[0], agreement.rows)
+            return move.alltoall(self._transport, task.arrays[0], agreement.rows)
         if kind == REDUCESCATTER:
             arrays = zip(task.arrays, request.dtypes, strict=True)
             return _shaped(request, [self._reducescatter(array, dtype, request) for array, dtype in arrays])
@@ -94,7 +96,7 @@ class Performer:
             if request.op == "adasum":
                 self._adasum(part, dtype)
             else:
-                self._reducer.allreduce([part], "sum" if request.op == "average" else request.op, dtype)
+                self._reducer.allreduce([part], _operation(request.op, dtype), dtype)
         return _shaped(request, outs)
 
     def _adasum(self, part: Part, dtype: str) -> None:
@@ -105,8 +107,8 @@ class Performer:
         if half:
             numbers.to_float32(part.source, array, dtype)
         numbers.scale(array, part.prescale)
-        if self._comm is not None:
-            adasum(self._comm, array)
+        if self._transport is not None:
+            adasum(self._transport, array)
         numbers.scale(array, part.postscale)
         if half:
             numbers.from_float32(array, part.target, dtype)
@@ -120,11 +122,21 @@ class Performer:
         width = array[:1].size if array.shape[0] else 0
         result = numpy.empty((rows[self._rank], *array.shape[1:]), array.dtype)
         if array.size:
-            divisor = self._size if request.op == "average" else 1
+            divisor = self._divisor(request.op, dtype)
             part = Part(array.reshape(-1), result.reshape(-1), request.prescale, request.postscale, divisor)
-            op = "sum" if request.op == "average" else request.op
-            self._reducer.reducescatter(part, [count * width for count in rows], op, dtype)
+            counts = [count * width for count in rows]
+            self._reducer.reducescatter(part, counts, _operation(request.op, dtype), dtype)
         return result
+
+    def _divisor(self, op: str, dtype: str) -> int:
+        return self._size if op == "average" and dtype != "bool" else 1
+
+
+def _operation(op: str, dtype: str) -> str:
+    """What the ranks' arrays are joined by. An average of truth values, cut off, is true where all of them are."""
+    if op == "average":
+        return "min" if dtype == "bool" else "sum"
+    return op
 
 
 def _shaped(request: Request, results: list[Any]) -> Any:

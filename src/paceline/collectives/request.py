@@ -15,12 +15,12 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
     "alltoall",
     "reducescatter",
 )
-BARRIER, JOIN, ADD_SET, REMOVE_SET = "barrier", "join", "add_process_set", "remove_process_set"
+BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
 
 class Request(NamedTuple):
     """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set.
-    splits: rows for each rank (alltoall), or the ranks of a process set."""
+    splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove")."""
 
     kind: str
     name: str
@@ -105,8 +105,8 @@ def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
     ):
         if getattr(first, field) != getattr(other, field):
             return what, getattr(first, field), getattr(other, field)
-    if first.kind in (ADD_SET, REMOVE_SET) and first.splits != other.splits:
-        return "process sets", first.splits, other.splits
+    if first.kind == CHANGE_SETS and first.splits != other.splits:
+        return "ranks", list(first.splits), list(other.splits)
     return None
 
 

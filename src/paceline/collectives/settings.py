@@ -14,8 +14,9 @@ class Settings:
     """How the engine fuses, caches, waits and complains.
 
     fusion_bytes: small tensors of a type are reduced together in buffers of up to this size; 0: each on its own.
-        No more than 4 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
-    cycle_s: how long a rank that waits for others sleeps between two looks, once waiting has taken a while.
+        No more than 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
+    cycle_s: how long the engine gathers what is submitted, as long as nobody waits for it; also the pause between two
+        looks for news of a caller that has waited for a while.
     cache_capacity: how many names are agreed upon by number alone; 0: none.
     stall_warning_s: rank 0 names a tensor that some ranks have not submitted after this time; 0: never.
     stall_shutdown_s: pending operations fail after this time; 0: never.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from paceline.compat.horovod.common import handles, timeline
+from paceline.compat.horovod.common import autotune, handles, timeline
 from paceline.compat.horovod.common.process_sets import ProcessSet, registry
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     except BaseException:
         shutdown()
         raise
-    timeline.begin(engine.rank)
+    timeline.begin(engine)
+    autotune.begin(engine)
 
 
 def shutdown() -> None:
@@ -107,32 +109,46 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI was initialised for calls from several threads; ValueError before `init`, as the rest."""
-    engine()
-    with suppress(ImportError):
-        from mpi4py import MPI
+    """Whether MPI was initialised for calls from several threads.
 
-        return bool(MPI.Is_initialized() and MPI.Query_thread() == MPI.THREAD_MULTIPLE)
-    return False
+    Raises:
+        ValueError: `init` has not been called, or the ranks talk to each other without MPI.
+    """
+    if engine().transport_name != "mpi":
+        raise ValueError("mpi_threads_supported() has no answer: this job's ranks don't use MPI.")
+    from mpi4py import MPI
+
+    return bool(MPI.Is_initialized() and MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
 
 def mpi_enabled() -> bool:
-    return mpi_built()
+    """Whether the ranks talk over MPI; before `init`, whether they will."""
+    return _transport_name() == "mpi"
 
 
 def mpi_built() -> bool:
+    """Whether mpi4py is installed."""
     return find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    return False
+    """Whether the ranks talk over torch's Gloo; before `init`, whether they will."""
+    return _transport_name() == "gloo"
 
 
 def gloo_built() -> bool:
-    return False
+    """Whether torch is installed, every build of which for Linux has Gloo."""
+    return find_spec("torch") is not None
 
 
 def nccl_built() -> int:
+    """The version of torch's NCCL, as 22703 for 2.27.3; 0 where torch has none, or was not loaded by the script."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.version.cuda is None:
+        return 0
+    with suppress(Exception):
+        major, minor, patch = torch.cuda.nccl.version()[:3]
+        return int(major * 10000 + minor * 100 + patch)
     return 0
 
 
@@ -145,11 +161,13 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    return False
+    """Whether the torch that the script has loaded was built for CUDA."""
+    return getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) is not None
 
 
 def rocm_built() -> bool:
-    return False
+    """Whether the torch that the script has loaded was built for ROCm."""
+    return getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None) is not None
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
@@ -163,7 +181,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
             "the timeline can't be started: set HOROVOD_TIMELINE=DYNAMIC before hvd.init() to start it from the script, "
             "or HOROVOD_TIMELINE=<file> to write one of the whole job."
         )
-    timeline.start(file_path, rank(), mark_cycles=mark_cycles)
+    timeline.start(file_path, engine(), mark_cycles=mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -175,6 +193,14 @@ def stop_timeline() -> None:
     if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
         raise ValueError("the timeline can be stopped by the script only with HOROVOD_TIMELINE=DYNAMIC.")
     timeline.stop()
+
+
+def _transport_name() -> str:
+    from paceline import collectives
+    from paceline.collectives import world
+
+    running = collectives.current()
+    return running.transport_name if running is not None else world.choice(os.environ)
 
 
 def _check_comm(comm: Any, world_size: int) -> None:

@@ -6,11 +6,10 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from paceline.collectives.channel import waiting_at_once
 from paceline.collectives.errors import CollectivesError
-from paceline.compat.horovod.common import timeline
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, registry
 
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
     from paceline.collectives import Engine, Handle
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pending:
+__all__ = ["clear", "poll", "submit", "synchronize", "translated", "waiting_at_once"]
+
+
+class _Pending(NamedTuple):
     key: tuple[int, str]
     handle: Handle
     # Keeps what the engine reads and writes alive, too.
@@ -59,14 +60,13 @@ def submit(
             f"Requested to {kind} a tensor with the same name as another tensor that is currently being processed: "
             f"{name!r}. Give each tensor a name of its own, or synchronize the first before the second."
         )
-    with translated():
+    try:
         handle = start(registry.engine(), full)
-    if timeline.is_on():
-        timeline.note("B", full, kind.upper())
-        handle.add_done_callback(lambda _: timeline.note("E", full, kind.upper()))
+    except CollectivesError as error:
+        raise HorovodInternalError(str(error)) from error
     made = next(_numbers)
     _in_flight[key] = handle
-    _pending[made] = _Pending(key=key, handle=handle, finish=finish)
+    _pending[made] = _Pending(key, handle, finish)
     return made
 
 
@@ -92,8 +92,9 @@ def synchronize(handle: int) -> Any:
     if pending is None:
         return None
     try:
-        with translated():
-            result = pending.handle.wait()
+        result = pending.handle.wait()
+    except CollectivesError as error:
+        raise HorovodInternalError(str(error)) from error
     finally:
         if _in_flight.get(pending.key) is pending.handle:
             del _in_flight[pending.key]

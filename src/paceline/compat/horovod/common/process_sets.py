@@ -132,13 +132,7 @@ class _Registry:
         if process_set.ranks is None and process_set.mpi_comm is not None:
             process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
         assert process_set.ranks is not None
-        if process_set.ranks[-1] >= engine.size:
-            raise ValueError(
-                f"process set {process_set.ranks}: there is no rank {process_set.ranks[-1]} in a world of {engine.size}."
-            )
-        for known in self._sets.values():
-            if known.ranks == process_set.ranks:
-                raise ValueError(f"A process set with ranks {process_set.ranks} already exists: {known!r}.")
+        # The engine checks them, on all ranks together: one that refused here alone would leave the others waiting.
         process_set.process_set_id = engine.add_process_set(process_set.ranks)
         self._sets[process_set.process_set_id] = process_set
 

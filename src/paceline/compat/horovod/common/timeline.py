@@ -1,6 +1,10 @@
-"""A trace of the collectives of rank 0, in the format that chrome://tracing and Perfetto read.
+"""A trace of the collectives, written by rank 0, in the format that chrome://tracing and Perfetto read.
 
-Each tensor is a line (`pid`) of its own, as in Horovod's; what is drawn is the time from its submission to its result.
+Each tensor is a line (`pid`) of its own, as in Horovod's: NEGOTIATE_ALLREDUCE from the first rank's request until all
+have asked for it, with a mark, named by the rank, where each rank's request was heard; then ALLREDUCE until its result.
+
+    NEGOTIATE_ALLREDUCE |0------1---2|  ALLREDUCE |------|
+
 The file is valid after every event: viewers take an array without its closing bracket, and a killed job leaves one.
 """
 
@@ -10,24 +14,28 @@ import json
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from paceline.collectives import Engine
 
 _lock = threading.Lock()
 _trace: _Trace | None = None
 
 
-def begin(rank: int) -> None:
+def begin(engine: Engine) -> None:
     """Start the trace that HOROVOD_TIMELINE names, at `init`."""
     path = os.environ.get("HOROVOD_TIMELINE", "")
     if path and path != "DYNAMIC":
-        start(path, rank, mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
+        start(path, engine, mark_cycles=os.environ.get("HOROVOD_TIMELINE_MARK_CYCLES", "0") not in ("", "0"))
 
 
-def start(path: str, rank: int, *, mark_cycles: bool) -> None:
+def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
     """Write a new trace to `path`, on rank 0; the others do nothing.
 
-    mark_cycles: also draw a line at the start of each submission after a result, under the name CYCLE_START.
+    mark_cycles: also draw a line where each list of operations that all ranks have asked for is begun: CYCLE_START.
 
     Raises:
         ValueError: a trace is being written.
@@ -36,8 +44,9 @@ def start(path: str, rank: int, *, mark_cycles: bool) -> None:
     with _lock:
         if _trace is not None:
             raise ValueError(f"a timeline is being written to {_trace.path}. Call hvd.stop_timeline() first.")
-        if rank == 0:
-            _trace = _Trace(path, mark_cycles)
+        if engine.rank == 0:
+            _trace = _Trace(path, mark_cycles, engine)
+            engine.observe(_trace.observed, arrivals=True)
 
 
 def stop() -> None:
@@ -46,48 +55,53 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
+        trace.engine.ignore(trace.observed)
         trace.close()
 
 
 end = stop
 
 
-def is_on() -> bool:
-    return _trace is not None
-
-
-def note(event: str, name: str, kind: str) -> None:
-    """Write that the tensor's collective (ALLREDUCE, ...) begins ("B") or ends ("E")."""
-    trace = _trace
-    if trace is not None:
-        trace.write(event, name, kind)
-
-
 class _Trace:
-    def __init__(self, path: str, mark_cycles: bool) -> None:
+    def __init__(self, path: str, mark_cycles: bool, engine: Engine) -> None:
         self.path = path
+        self.engine = engine
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
-        self._lines: dict[str, int] = {}
+        self._lines: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
-        self._start_ns = time.perf_counter_ns()
+        self._start_s = time.monotonic()
         self._mark_cycles = mark_cycles
-        self._idle = True
+        self._cycle_s = 0.0
 
-    def write(self, event: str, name: str, kind: str) -> None:
+    def observed(
+        self,
+        request: Any,
+        submitted_s: float,
+        agreed_s: float | None,
+        done_s: float,
+        arrivals: Sequence[tuple[int, float]],
+    ) -> None:
+        """Write down one operation. Called by the engine, when it is over."""
+        kind = request.kind.upper()
         with self._lock:
             if self._file is None:
                 return
-            line = self._lines.get(name)
-            if line is None:
-                line = self._lines[name] = len(self._lines) + 1
-                self._put({"name": "process_name", "ph": "M", "pid": line, "args": {"name": name}})
-                self._put({"name": "process_sort_index", "ph": "M", "pid": line, "args": {"sort_index": line}})
-            if event == "B" and self._idle and self._mark_cycles:
-                self._put({"name": "CYCLE_START", "ph": "i", "pid": 0, "ts": self._now_us(), "s": "g"})
-            self._idle = event == "E"
-            self._put({"name": kind, "ph": event, "pid": line, "tid": 0, "ts": self._now_us()})
+            if self._mark_cycles and agreed_s is not None and agreed_s != self._cycle_s:
+                self._cycle_s = agreed_s
+                self._put({"name": "CYCLE_START", "ph": "i", "pid": 0, "ts": self._us(agreed_s), "s": "g"})
+            line = self._line((request.kind, request.name))
+            agreed_or_done_s = done_s if agreed_s is None else max(agreed_s, submitted_s)
+            self._event(line, f"NEGOTIATE_{kind}", "B", min([submitted_s, *(heard_s for _, heard_s in arrivals)]))
+            for rank, heard_s in arrivals:
+                place = {"pid": line, "tid": 0, "ts": self._us(heard_s), "dur": 0}
+                self._put({"name": str(rank), "ph": "X", **place})
+            self._event(line, f"NEGOTIATE_{kind}", "E", agreed_or_done_s)
+            if agreed_s is not None:
+                self._event(line, kind, "B", agreed_or_done_s)
+                self._event(line, kind, "E", done_s)
+            self._file.flush()
 
     def close(self) -> None:
         with self._lock:
@@ -96,9 +110,20 @@ class _Trace:
                 self._file.close()
                 self._file = None
 
+    def _line(self, key: tuple[str, str]) -> int:
+        line = self._lines.get(key)
+        if line is None:
+            line = self._lines[key] = len(self._lines) + 1
+            self._put({"name": "process_name", "ph": "M", "pid": line, "args": {"name": key[1]}})
+            self._put({"name": "process_sort_index", "ph": "M", "pid": line, "args": {"sort_index": line}})
+        return line
+
+    def _event(self, line: int, name: str, phase: str, time_s: float) -> None:
+        self._put({"name": name, "ph": phase, "pid": line, "tid": 0, "ts": self._us(time_s)})
+
     def _put(self, record: dict[str, Any]) -> None:
         assert self._file is not None
         self._file.write(json.dumps(record) + ",\n")
 
-    def _now_us(self) -> float:
-        return (time.perf_counter_ns() - self._start_ns) / 1000
+    def _us(self, time_s: float) -> float:
+        return round((time_s - self._start_s) * 1e6, 3)

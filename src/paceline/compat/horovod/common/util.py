@@ -31,7 +31,7 @@ num_rank_is_power_2 = is_power_of_two
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether `horovod.<ext_base_name>` can be used: its framework is installed, and Paceline has it."""
-    return ext_base_name == "torch" and find_spec("torch") is not None
+    return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
@@ -47,11 +47,15 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Whether the framework sees a GPU."""
-    if ext_base_name != "torch":
-        return False
-    import torch
+    if ext_base_name == "torch":
+        import torch
 
-    return bool(torch.cuda.is_available())
+        return bool(torch.cuda.is_available())
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+    return False
 
 
 def mpi_built(verbose: bool = False) -> bool:

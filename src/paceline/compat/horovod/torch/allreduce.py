@@ -10,7 +10,14 @@ import torch
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, is_power_of_two, resolve_op
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, empty_like, host, write_back
+from paceline.compat.horovod.torch.arrays import (
+    HostTensor,
+    differentiable,
+    empty_like,
+    host,
+    stays_on_device,
+    write_back,
+)
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.gather import allgather_async
 
@@ -65,7 +72,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """The tensor itself, reduced over the ranks in place."""
     asked = resolve_op(op, average)
-    done = _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
+    with handles.waiting_at_once():
+        done = _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
 
 
@@ -194,7 +202,9 @@ class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how[1:]
-        return handles.synchronize(_submit([tensor], [None], *how, first=True))  # type: ignore[no-any-return]
+        with handles.waiting_at_once():
+            done = _submit([tensor], [None], *how, first=True)
+        return handles.synchronize(done)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
@@ -240,6 +250,8 @@ def _submit(
     """The handle of the reduction of `tensors` into `targets` (None: a new tensor). first: not a group, but one."""
     if op == Adasum:
         _check_adasum(process_set)
+    elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
+        return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=first)
     sources = [host(tensor) for tensor in tensors]
     outs = [
         source if target is not None else empty_like(source.tensor)
@@ -259,6 +271,41 @@ def _submit(
 
     def finish(_: Any) -> Any:
         results = [_result(*item) for item in zip(tensors, targets, outs, strict=True)]
+        return results[0] if first else results
+
+    return handles.submit("allreduce" if first else "grouped_allreduce", name, process_set, start, finish)
+
+
+def _submit_on_device(
+    tensors: list[torch.Tensor],
+    targets: Sequence[torch.Tensor | None],
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    *,
+    first: bool,
+) -> int:
+    given = [tensor.detach() for tensor in tensors]
+    results = [
+        torch.empty_like(tensor, memory_format=torch.contiguous_format) if target is None else target
+        for tensor, target in zip(given, targets, strict=True)
+    ]
+
+    def start(engine: Any, full: str) -> Any:
+        return engine.device_allreduce(
+            full,
+            given,
+            [result.detach() for result in results],
+            op=ENGINE_NAMES[op],
+            prescale=float(prescale),
+            postscale=float(postscale),
+            process_set=process_set.process_set_id,
+        )
+
+    def finish(let_wait: Callable[[], None]) -> Any:
+        let_wait()
         return results[0] if first else results
 
     return handles.submit("allreduce" if first else "grouped_allreduce", name, process_set, start, finish)

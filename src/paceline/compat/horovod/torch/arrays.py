@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,15 @@ def differentiable(function: Any, *given: Any) -> Any:
     return function.apply(*given)
 
 
+def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether NCCL reduces them where they lie: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
+    if not all(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors):
+        return False
+    from paceline.collectives import device
+
+    return device.is_wanted(os.environ) and len({tensor.device for tensor in tensors}) == 1
+
+
 def host(tensor: torch.Tensor) -> HostTensor:
     """The tensor's values in this machine's memory: its own memory if it lies there without gaps, else a copy.
 
@@ -45,8 +56,10 @@ def host(tensor: torch.Tensor) -> HostTensor:
         raise ValueError(
             f"a tensor of layout {tensor.layout} can't be sent as it is; use hvd.sparse_allreduce_async, or to_dense()."
         )
-    # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    plain = tensor.detach()
+    if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
+        # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
+        plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
     try:
         array = (plain.view(torch.uint16) if plain.dtype == torch.bfloat16 else plain).numpy()
     except TypeError as error:

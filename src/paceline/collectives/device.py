@@ -1,0 +1,161 @@
+"""Reductions of tensors that lie on a GPU, by NCCL, where they lie.
+
+    caller's stream   ... backward | ready                      | waits for done, then step ...
+    stream of ours                   waits for ready | reduce | done
+
+The host waits for neither: it hears that the reduction was begun, and lets its stream wait for the event `done`.
+Operations begin in the order that the engine's ranks have agreed upon, which NCCL needs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from paceline.collectives import rendezvous
+from paceline.collectives.errors import CollectivesError
+
+_NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product": "PRODUCT"}
+
+
+def is_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. It has not been run on one yet."""
+    return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
+
+
+def streams_of(device: Any) -> Any:
+    """`torch.cuda` for a GPU, None for the CPU."""
+    import torch
+
+    return torch.cuda if device.type == "cuda" else None
+
+
+def ready(device: Any) -> Any:
+    """An event after what the caller's stream does until now; None on a CPU."""
+    streams = streams_of(device)
+    if streams is None:
+        return None
+    event = streams.Event()
+    event.record(streams.current_stream(device))
+    return event
+
+
+def join(
+    environ: Mapping[str, str], generation: int, number: int, members: Sequence[int], rank: int, device: Any
+) -> Any:
+    """The DeviceGroup of a process set, on this device; all of its members make it at the same time.
+
+    Raises:
+        CollectivesError: torch has no NCCL, or the ranks can't meet.
+    """
+    import torch.distributed as dist
+
+    name = f"device/{generation}"
+    with translated(rank):
+        meeting = rendezvous.place_to_meet(environ, name)
+        if meeting.rank != rank:
+            raise CollectivesError(f"RANK={meeting.rank}, but this is rank {rank} of the world.")
+        part = meeting.part(f"set{number}", members)
+        part.wait_for_all()
+        store, there = part.store("group"), members.index(rank)
+        if device.type == "cuda":
+            nccl = getattr(dist, "ProcessGroupNCCL", None)
+            if nccl is None:
+                raise CollectivesError(f"torch {sys.modules['torch'].__version__} has no NCCL.")
+            with sys.modules["torch"].cuda.device(device):
+                group = nccl(store, there, len(members), nccl.Options())
+        else:
+            gloo: Any = dist.ProcessGroupGloo
+            group = gloo(store, there, len(members), part.operation_timeout)
+    return DeviceGroup(group, len(members), streams_of(device), device)
+
+
+@contextmanager
+def translated(rank: int) -> Iterator[None]:
+    """What keeps the ranks' GPUs from meeting, and what to do about it."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise CollectivesError(
+            f"rank {rank} can't reduce tensors on its GPU: {first}. Unset HOROVOD_GPU_OPERATIONS to go through the host."
+        ) from error
+
+
+class DeviceGroup:
+    """A process set's reductions on one device.
+
+    group: torch's process group of the set's ranks. streams: the module that has Stream, Event, stream and
+    current_stream, `torch.cuda`; None for tensors of the CPU, where nothing runs beside the caller.
+    """
+
+    def __init__(self, group: Any, size: int, streams: Any = None, device: Any = None) -> None:
+        self._group = group
+        self._size = size
+        self._streams = streams
+        self._stream = streams.Stream(device=device) if streams is not None else None
+
+    def allreduce(
+        self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float, ready: Any
+    ) -> Any:
+        """Begin to fill the targets, which may be the sources; the event of their being filled. None: they are."""
+        if self._streams is None:
+            self._reduce(sources, targets, op, prescale, postscale)
+            return None
+        assert self._stream is not None
+        with self._streams.stream(self._stream):
+            self._stream.wait_event(ready)
+            for tensor in (*sources, *targets):
+                # Its memory must not be given to others while this stream still uses it.
+                tensor.record_stream(self._stream)
+            self._reduce(sources, targets, op, prescale, postscale)
+            done = self._streams.Event()
+            done.record(self._stream)
+        return done
+
+    def let_wait(self, done: Any) -> None:
+        """Let what the caller's stream does from now on come after the event."""
+        if done is not None:
+            self._streams.current_stream().wait_event(done)
+
+    def _reduce(
+        self, sources: Sequence[Any], targets: Sequence[Any], op: str, prescale: float, postscale: float
+    ) -> None:
+        from torch.distributed import ReduceOp
+
+        works = []
+        for source, target in zip(sources, targets, strict=True):
+            work, kind = _prepared(source, op, prescale)
+            # Waiting lets the stream wait, not the host.
+            self._group.allreduce([work], getattr(ReduceOp, kind)).wait()
+            works.append((work, target))
+        for work, target in works:
+            divisor = self._size if op == "average" and str(target.dtype) != "torch.bool" else 1
+            target.copy_(_scaled(work, postscale, divisor))
+
+
+def _prepared(source: Any, op: str, prescale: float) -> tuple[Any, str]:
+    """A contiguous copy in the type that is reduced, scaled, and what NCCL calls the operation."""
+    import torch
+
+    if source.dtype == torch.bool:
+        # Truth values: a sum is "any"; a product is "all", as is an average that is cut off.
+        return source.to(torch.uint8).contiguous(), "MAX" if op in ("sum", "max") else "MIN"
+    half = source.dtype in (torch.float16, torch.bfloat16)
+    work = source.detach().to(torch.float32 if half else source.dtype, copy=True).contiguous()
+    return _scaled(work, prescale, 1), _NAMES[op]
+
+
+def _scaled(tensor: Any, factor: float, divisor: int) -> Any:
+    """The tensor times factor / divisor; integers in float64, cut off towards 0, as the host does it."""
+    import torch
+
+    if factor == 1.0 and divisor == 1:
+        return tensor
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.mul_(factor / divisor)
+    if factor == 1.0:
+        return torch.div(tensor, divisor, rounding_mode="trunc")
+    return (tensor.to(torch.float64) * factor / divisor).trunc().to(tensor.dtype)

@@ -1,0 +1,332 @@
+"""The engine's transport where there is no MPI: arrays by torch's Gloo, messages by links of our own.
+
+Gloo can't be asked whether a message has come without waiting for it, and the engine has to. Nothing here touches
+torch's default process group: a script may make one of its own before, after, or never.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+import re
+import secrets
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.collectives import links
+from paceline.collectives.errors import LostRankError, ShutDownError
+from paceline.collectives.links import Link
+from paceline.collectives.rendezvous import Meeting
+
+_LEAVE_S, _WHY_S = 5.0, 0.5
+#: What no pickle is: the sender has let go, and says why; the sender has come to the end.
+_FAILED, _BYE = b"!", b""
+#: What rows of different numbers may be padded to in all, before they are sent one rank after the other.
+_PADDED_BYTES = 1 << 16
+_EXCHANGE_TAG = 3
+
+
+class GlooTransport:
+    """Ranks that have met. All of them make it at the same time.
+
+    ranks: of the transport's ranks, their ranks in the world; for messages.
+
+    Raises:
+        CollectivesError: the others were not found in time, or can't be reached.
+    """
+
+    def __init__(self, meeting: Meeting, ranks: Sequence[int]) -> None:
+        import torch
+        from torch.distributed import ProcessGroupGloo
+
+        self.rank, self.size = meeting.rank, meeting.size
+        self._torch = torch
+        self._meeting = meeting
+        self._ranks = tuple(ranks)
+        self._gathered = itertools.count()
+        self._lock = threading.Lock()
+        self._reason: str | None = None
+        with meeting.translated("connect to the other ranks"):
+            self._links = _star(meeting)
+            gloo: Any = ProcessGroupGloo
+            options = gloo._Options()
+            options._devices = [meeting.device()]
+            options._timeout = meeting.operation_timeout
+            options._threads = 1
+            self._group: Any = gloo(meeting.store("gloo"), self.rank, self.size, options)
+        self._poll = select.poll()
+        for link in self._links.values():
+            self._poll.register(link.fileno(), select.POLLIN)
+        self._rank_of = {link.fileno(): rank for rank, link in self._links.items()}
+
+    # Messages.
+
+    def send(self, data: bytes, rank: int) -> None:
+        try:
+            link = self._links[rank]
+            link.send(data)
+            # The first rank goes on to what it has announced, and would wait there for a rank that has not heard all
+            # of it. The others look for news, and send meanwhile.
+            while self.rank == 0 and not link.flush():
+                links.wait([link], 1.0)
+        except OSError as error:
+            raise self._gone(rank, error) from error
+
+    def receive(self) -> tuple[int, bytes] | None:
+        for rank, link in self._links.items():
+            if link.has_message():
+                return self._taken(rank, link)
+            if link.has_unsent():
+                with contextlib.suppress(OSError):
+                    link.flush()
+        for fd, _ in self._poll.poll(0):
+            rank = self._rank_of[fd]
+            taken = self._taken(rank, self._links[rank])
+            if taken is not None:
+                return taken
+        return None
+
+    def _taken(self, rank: int, link: Link) -> tuple[int, bytes] | None:
+        try:
+            message = link.receive()
+        except (OSError, EOFError) as error:
+            raise self._gone(rank, error) from error
+        if message is not None and message.startswith(_FAILED):
+            raise ShutDownError(f"rank {self._ranks[rank]} has given up: {message[1:].decode(errors='replace')}")
+        return None if message is None else (rank, message)
+
+    def _gone(self, rank: int, error: BaseException) -> ShutDownError:
+        return LostRankError(
+            f"rank {self._ranks[rank]} is gone: the connection to it has ended ({error})", self._ranks[rank]
+        )
+
+    # Arrays.
+
+    def allreduce(self, source: Any, target: Any, op: str) -> None:
+        if source is not target:
+            target[...] = source
+        self._reduce(target, op)
+
+    def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
+        import numpy
+
+        # Each rank gets everybody's part of what is its own, and adds it up: half of what an all-reduce would move.
+        parts = numpy.empty((self.size, target.size), target.dtype)
+        sent = [count * source.itemsize for count in counts]
+        self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
+        _ufunc(op, target.dtype).reduce(parts, axis=0, dtype=target.dtype, out=target)
+
+    def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
+        import numpy
+
+        row_bytes = result.nbytes // result.shape[0]
+        most = max(rows)
+        whole = _bytes(result)
+        if min(rows) == most:
+            self._run("allgather", lambda g: g._allgather_base(self._tensor(whole), self._tensor(_bytes(array))))
+        elif most * self.size * row_bytes <= max(2 * whole.size, _PADDED_BYTES):
+            padded = numpy.zeros(most * row_bytes, numpy.uint8)
+            padded[: array.nbytes] = _bytes(array)
+            everything = numpy.empty((self.size, most * row_bytes), numpy.uint8)
+            self._run("allgather", lambda g: g._allgather_base(self._tensor(_bytes(everything)), self._tensor(padded)))
+            start = 0
+            for rank, count in enumerate(rows):
+                whole[start : start + count * row_bytes] = everything[rank, : count * row_bytes]
+                start += count * row_bytes
+        else:
+            start = 0
+            for rank, count in enumerate(rows):
+                part = whole[start : start + count * row_bytes]
+                if rank == self.rank:
+                    part[...] = _bytes(array)
+                if count:
+                    self.broadcast(part, rank)
+                start += count * row_bytes
+
+    def broadcast(self, array: Any, root: int) -> None:
+        self._run("broadcast", lambda group: group.broadcast(self._tensor(array), root))
+
+    def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
+        row_bytes = array.itemsize
+        for length in array.shape[1:]:
+            row_bytes *= length
+        out = [count * row_bytes for count in sent]
+        self._alltoall(_bytes(array)[: sum(out)], out, _bytes(result), [count * row_bytes for count in received])
+
+    def exchange(self, array: Any, other: Any, partner: int) -> None:
+        def both(group: Any) -> Any:
+            received = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
+            group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
+            return received
+
+        self._run("exchange", both)
+
+    def _alltoall(self, source: Any, sent: Sequence[int], target: Any, received: Sequence[int]) -> None:
+        self._run(
+            "alltoall",
+            lambda g: g.alltoall_base(self._tensor(target), self._tensor(source), list(received), list(sent)),
+        )
+
+    def _reduce(self, array: Any, op: str) -> None:
+        """All-reduce in place; in a type that Gloo knows, whose result has the same bits."""
+        import numpy
+
+        kind, name = array.dtype.kind, array.dtype.name
+        if kind == "b":
+            # As NumPy has it: a sum of truth values is "any", a product is "all".
+            self._gloo(array.view(numpy.uint8), {"sum": "max", "product": "min"}.get(op, op))
+        elif kind == "c" and op == "sum":
+            self._gloo(array.view(f"float{array.itemsize * 4}"), op)
+        elif name in ("int16", "uint16", "uint32"):
+            wide = array.astype(numpy.int64 if name == "uint32" else numpy.int32)
+            self._gloo(wide, op)
+            array[...] = wide.astype(array.dtype)
+        elif name == "uint64":
+            # Sums and products are the same modulo 2^64; for an order, 0 has to come before the half.
+            bits = array.view(numpy.int64)
+            if op in ("min", "max"):
+                array ^= numpy.uint64(1 << 63)
+            self._gloo(bits, op)
+            if op in ("min", "max"):
+                array ^= numpy.uint64(1 << 63)
+        elif name in ("float32", "float64", "int8", "uint8", "int32", "int64"):
+            self._gloo(array, op)
+        else:
+            everything = numpy.empty((self.size, array.size), array.dtype)
+            self.allgather(array.reshape(1, -1), everything, [1] * self.size)
+            _ufunc(op, array.dtype).reduce(everything, axis=0, dtype=array.dtype, out=array)
+
+    def _gloo(self, array: Any, op: str) -> None:
+        from torch.distributed import ReduceOp
+
+        kinds = {"sum": ReduceOp.SUM, "min": ReduceOp.MIN, "max": ReduceOp.MAX, "product": ReduceOp.PRODUCT}
+        self._run("allreduce", lambda group: group.allreduce(self._tensor(array), kinds[op]))
+
+    def _run(self, what: str, start: Any) -> None:
+        group = self._group
+        if group is None:
+            raise ShutDownError(self._reason or "the transport was closed")
+        try:
+            start(group).wait()
+        except RuntimeError as error:
+            self._say_why()
+            raise ShutDownError(f"{what} over Gloo has failed in the middle: {_short(error)}") from error
+
+    def _say_why(self) -> None:
+        """Raise what the other ranks have to say, if they say it soon: Gloo knows only that a connection has ended."""
+        end_s = time.monotonic() + _WHY_S
+        while self._reason is None and time.monotonic() < end_s:
+            for rank, link in self._links.items():
+                while self._taken(rank, link) is not None:
+                    pass
+            links.wait(self._links.values(), end_s - time.monotonic())
+
+    def _tensor(self, array: Any) -> Any:
+        return self._torch.from_numpy(array if array.flags.writeable else array.copy())
+
+    # Life.
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        store = self._meeting.store(f"objects{next(self._gathered)}")
+        store.set(str(self.rank), pickle.dumps(value))
+        with self._meeting.translated("hear from the other ranks"):
+            return [pickle.loads(store.get(str(rank))) for rank in range(self.size)]
+
+    def split(self, members: Sequence[int], number: int) -> GlooTransport | None:
+        if self.rank not in members:
+            return None
+        return GlooTransport(self._meeting.part(f"set{number}", members), [self._ranks[rank] for rank in members])
+
+    def watched(self) -> dict[int, int]:
+        return {link.fileno(): rank for rank, link in self._links.items()}
+
+    def close(self) -> None:
+        # Nobody lets go before all have come to the end: a rank that still takes its last array would lose it.
+        end_s = time.monotonic() + _LEAVE_S
+        if self.rank == 0:
+            self._hear(end_s)
+        self._tell(_BYE)
+        if self.rank != 0:
+            self._hear(end_s)
+        while not all(self._flushed(link) for link in self._links.values()) and time.monotonic() < end_s:
+            time.sleep(0.001)
+        self._let_go()
+
+    def abandon(self, reason: str) -> None:
+        with self._lock:
+            first, self._reason = self._reason is None, self._reason or reason
+        if first:
+            self._tell(_FAILED + reason.encode())
+            self._let_go()
+
+    def _tell(self, data: bytes) -> None:
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.send(data)
+
+    def _hear(self, end_s: float) -> None:
+        """Wait until each has said that it has come to the end, or is gone."""
+        waiting = dict(self._links)
+        while True:
+            for rank, link in list(waiting.items()):
+                try:
+                    while (message := link.receive()) is not None:
+                        if message == _BYE:
+                            del waiting[rank]
+                            break
+                except (OSError, EOFError):
+                    del waiting[rank]
+            if not waiting or time.monotonic() >= end_s:
+                return
+            links.wait(waiting.values(), end_s - time.monotonic())
+
+    @staticmethod
+    def _flushed(link: Link) -> bool:
+        try:
+            return link.flush()
+        except OSError:
+            return True
+
+    def _let_go(self) -> None:
+        # The last reference: its connections are closed, so that ranks in the middle of something are not left there.
+        self._group = None
+        for link in self._links.values():
+            link.close()
+
+
+def _star(meeting: Meeting) -> dict[int, Link]:
+    """Links between rank 0 and each of the others."""
+    store = meeting.store("links")
+    if meeting.size == 1:
+        return {}
+    if meeting.rank == 0:
+        token = secrets.token_bytes(32)
+        with links.listen(meeting.address) as server:
+            store.set("server", pickle.dumps((meeting.address, server.getsockname()[1], token)))
+            return links.accept(server, token, range(1, meeting.size), meeting.timeout_s)
+    address, port, token = pickle.loads(store.get("server"))
+    return {0: links.connect(address, port, token, meeting.rank, meeting.timeout_s)}
+
+
+def _short(error: BaseException) -> str:
+    """Gloo's text without the line of its source, and without its advice."""
+    text = str(error).splitlines()[0] if str(error) else repr(error)
+    return re.sub(r"^\[\S+\] ", "", text).partition(". This is typically")[0]
+
+
+def _bytes(array: Any) -> Any:
+    import numpy
+
+    return array.reshape(-1).view(numpy.uint8)
+
+
+def _ufunc(op: str, dtype: Any) -> Any:
+    import numpy
+
+    if dtype.kind == "b":
+        return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
+    return {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}[op]

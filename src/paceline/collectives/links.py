@@ -1,0 +1,191 @@
+"""Messages between two processes over TCP: whole, in order, and sending never waits for the other one to read.
+
+Used where there is no MPI. Who connects has to show a token first, that the ranks share through their rendezvous.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterable
+
+_HEADER = struct.Struct("!Q")
+_HELLO = struct.Struct("!I")
+_READ_BYTES = 1 << 16
+#: A stranger that says nothing is not listened to for longer.
+_HELLO_S = 5.0
+#: A machine that is gone in silence is noticed after about 25 s.
+_KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+
+class Link:
+    """One connection. May be used by one thread at a time."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVE:
+            if hasattr(socket, name):
+                self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._out = bytearray()
+        self._in = bytearray()
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, data: bytes) -> None:
+        """Queue a message, and send what can be sent at once.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        self._out += _HEADER.pack(len(data))
+        self._out += data
+        self.flush()
+
+    def flush(self) -> bool:
+        """Whether all that was queued has been handed to the kernel; sends what it takes.
+
+        Raises:
+            OSError: the other side is gone.
+        """
+        while self._out:
+            try:
+                del self._out[: self._socket.send(self._out)]
+            except BlockingIOError:
+                return False
+        return True
+
+    def receive(self) -> bytes | None:
+        """The next message, None if none has come.
+
+        Raises:
+            OSError: the other side is gone; EOFError (no OSError): it has closed the connection.
+        """
+        if self._out:
+            self.flush()
+        message = self._next()
+        while message is None:
+            try:
+                read = self._socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                return None
+            if not read:
+                raise EOFError("the connection was closed by the other side")
+            self._in += read
+            message = self._next()
+        return message
+
+    def has_message(self) -> bool:
+        """Whether a whole message was read already, which no poll tells of any more."""
+        return len(self._in) >= _HEADER.size and len(self._in) - _HEADER.size >= _HEADER.unpack_from(self._in)[0]
+
+    def has_unsent(self) -> bool:
+        return bool(self._out)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _next(self) -> bytes | None:
+        if not self.has_message():
+            return None
+        end = _HEADER.size + _HEADER.unpack_from(self._in)[0]
+        message = bytes(self._in[_HEADER.size : end])
+        del self._in[:end]
+        return message
+
+
+def listen(address: str) -> socket.socket:
+    """A server on this machine's `address`, on a port that is free."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family, backlog=1024)
+
+
+def accept(server: socket.socket, token: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, Link]:
+    """A link to each of these ranks, once all of them have connected.
+
+    Raises:
+        TimeoutError: some have not; the message names them.
+    """
+    links: dict[int, Link] = {}
+    missing = set(ranks)
+    end_s = time.monotonic() + timeout_s
+    while missing:
+        server.settimeout(max(0.0, end_s - time.monotonic()) or 0.001)
+        try:
+            connected, _ = server.accept()
+        except TimeoutError:
+            for link in links.values():
+                link.close()
+            names = ", ".join(map(str, sorted(missing)))
+            raise TimeoutError(f"no connection from rank {names} within {timeout_s:g} s") from None
+        rank = _greeted(connected, token)
+        if rank in missing:
+            missing.discard(rank)
+            links[rank] = Link(connected)
+        else:
+            connected.close()
+    return links
+
+
+def connect(address: str, port: int, token: bytes, rank: int, timeout_s: float) -> Link:
+    """A link to the server there, as this rank.
+
+    Raises:
+        OSError: it can't be reached.
+    """
+    connected = socket.create_connection((address, port), timeout=timeout_s)
+    try:
+        connected.sendall(token + _HELLO.pack(rank))
+        return Link(connected)
+    except BaseException:
+        connected.close()
+        raise
+
+
+def wait(links: Iterable[Link], timeout_s: float) -> None:
+    """Return when one of them has something to read, or room for what is queued, or after the time."""
+    poll = select.poll()
+    for link in links:
+        poll.register(link.fileno(), select.POLLIN | (select.POLLOUT if link.has_unsent() else 0))
+    poll.poll(max(0.0, timeout_s) * 1000)
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine by which it reaches `host`: the one under which others there reach it.
+
+    Raises:
+        OSError: the host's name is unknown, or there is no way to it.
+    """
+    last: OSError | None = None
+    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as probe:
+            try:
+                # Sends nothing: it asks the kernel for the route.
+                probe.connect(address)
+                return str(probe.getsockname()[0])
+            except OSError as error:
+                last = error
+    raise last or OSError(f"no address is known for {host!r}")
+
+
+def _greeted(connected: socket.socket, token: bytes) -> int:
+    """The rank that a connection says it is; -1 if it doesn't know the token."""
+    end_s = time.monotonic() + _HELLO_S
+    hello = b""
+    with contextlib.suppress(OSError):
+        while len(hello) < len(token) + _HELLO.size:
+            connected.settimeout(max(0.001, end_s - time.monotonic()))
+            read = connected.recv(len(token) + _HELLO.size - len(hello))
+            if not read:
+                return -1
+            hello += read
+        if hmac.compare_digest(hello[: len(token)], token):
+            return int(_HELLO.unpack(hello[len(token) :])[0])
+    return -1

@@ -1,0 +1,41 @@
+"""A rank's side of the negotiation: which names have numbers, and what was agreed upon under them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.collectives.coordinator import Key, Message, Response
+from paceline.collectives.request import Agreement, Request
+
+
+class Member:
+    """What a rank knows of what the ranks have agreed upon. Knows no transport, as `Coordinator`."""
+
+    def __init__(self) -> None:
+        self._epoch = 0
+        self._numbers: dict[tuple[str, str], tuple[int, Request]] = {}
+        self._agreements: dict[int, Agreement] = {}
+
+    def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
+        """How to ask for these: by number where exactly this was agreed upon before."""
+        slots, others = [], []
+        for request in requests:
+            known = self._numbers.get(request.key)
+            if known is not None and known[1] == request:
+                slots.append(known[0])
+            else:
+                others.append(request)
+        return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
+
+    def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
+        """What is to be done, in this order. asked: what this rank has asked for under a key; None: nothing, it has joined."""
+        known = [self._agreements[slot] for slot in response.slots]
+        if response.epoch != self._epoch:
+            # All numbers are void, also those that have just been looked up.
+            self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
+        for agreement in response.agreements:
+            request = asked(agreement.request.key) if agreement.slot >= 0 else None
+            if request is not None:
+                self._agreements[agreement.slot] = agreement
+                self._numbers[request.key] = (agreement.slot, request)
+        return [*known, *response.agreements]

@@ -1,0 +1,122 @@
+"""The engine's transport over MPI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+from paceline.collectives import mpi
+
+#: MPI counts in 32-bit numbers.
+_BROADCAST_BYTES = 1 << 30
+_EXCHANGE_TAG = 3
+_FIRST_TAG = 10
+_TAGS = 30000
+_LEAVE_S = 1.0
+
+
+class MpiTransport:
+    """A communicator, and the tag that tells this engine's messages from those of one that was shut down.
+
+    generation: how many engines this process has had before. owned: nobody else uses the communicator, so that
+        `close` frees it.
+    """
+
+    def __init__(self, comm: Any, generation: int = 0, owned: bool = False) -> None:
+        from mpi4py import MPI
+
+        self.comm = comm
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self._mpi = MPI
+        self._generation = generation
+        self._tag = _FIRST_TAG + generation % _TAGS
+        self._owned = owned
+        self._sends: list[tuple[Any, bytes]] = []
+        sums = {"sum": MPI.SUM, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.PROD}
+        # As NumPy has it: a sum of truth values is "any", a product is "all".
+        truths = {"sum": MPI.MAX, "min": MPI.MIN, "max": MPI.MAX, "product": MPI.MIN}
+        self._operations = {False: sums, True: truths}
+
+    def send(self, data: bytes, rank: int) -> None:
+        if self._sends:
+            self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
+        self._sends.append((self.comm.Isend([data, len(data), self._mpi.BYTE], rank, self._tag), data))
+
+    def receive(self) -> tuple[int, Any] | None:
+        status = self._mpi.Status()
+        message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
+        if message is None:
+            return None
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        message.Recv([data, len(data), self._mpi.BYTE])
+        return status.Get_source(), data
+
+    def allreduce(self, source: Any, target: Any, op: str) -> None:
+        operation = self._operations[target.dtype.kind == "b"][op]
+        self.comm.Allreduce(self._mpi.IN_PLACE if source is target else _viewed(source), _viewed(target), operation)
+
+    def reducescatter(self, source: Any, target: Any, counts: Sequence[int], op: str) -> None:
+        operation = self._operations[target.dtype.kind == "b"][op]
+        self.comm.Reduce_scatter(_viewed(source), _viewed(target), list(counts), operation)
+
+    def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
+        with self._row_type(result) as row:
+            self.comm.Allgatherv([array, rows[self.rank], row], [result, rows, _starts(rows), row])
+
+    def broadcast(self, array: Any, root: int) -> None:
+        for start in range(0, array.size, _BROADCAST_BYTES):
+            self.comm.Bcast(array[start : start + _BROADCAST_BYTES], root)
+
+    def alltoall(self, array: Any, sent: Sequence[int], result: Any, received: Sequence[int]) -> None:
+        with self._row_type(array) as row:
+            self.comm.Alltoallv([array, sent, _starts(sent), row], [result, received, _starts(received), row])
+
+    def exchange(self, array: Any, other: Any, partner: int) -> None:
+        self.comm.Sendrecv(array, partner, _EXCHANGE_TAG, other, partner, _EXCHANGE_TAG)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        return list(self.comm.allgather(value))
+
+    def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
+        comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)
+        # MPI gives a new communicator the number of one that was freed, and with it what nobody has received there.
+        return MpiTransport(comm, self._generation * 101 + number, owned=True) if self.rank in members else None
+
+    def watched(self) -> dict[int, int]:
+        return {}
+
+    def close(self) -> None:
+        end_s = time.monotonic() + _LEAVE_S
+        while self._sends and time.monotonic() < end_s:
+            self._sends = [(request, data) for request, data in self._sends if not request.Test()]
+        if self._owned and not self._sends and not mpi.is_abandoned():
+            self.comm.Free()
+
+    def abandon(self, reason: str) -> None:
+        # Its end at interpreter exit would wait for the rank that is gone.
+        mpi.abandon()
+
+    @contextmanager
+    def _row_type(self, array: Any) -> Iterator[Any]:
+        """A datatype that holds one row: counts in rows pass 2 GiB where counts in bytes don't."""
+        row_bytes = array.itemsize
+        for length in array.shape[1:]:
+            row_bytes *= length
+        row = self._mpi.BYTE.Create_contiguous(row_bytes).Commit()
+        try:
+            yield row
+        finally:
+            row.Free()
+
+
+def _starts(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)][:-1]
+
+
+def _viewed(array: Any) -> Any:
+    """The array as MPI can reduce it: bool has no order there, so it is reduced as the integers 0 and 1."""
+    return array.view("uint8") if array.dtype.kind == "b" else array

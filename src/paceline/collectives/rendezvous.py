@@ -1,0 +1,196 @@
+"""Where ranks find each other without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
+
+The same store serves the script's own `init_process_group`, before ours or after it: torch lets several users in one
+process share the server on a port, and each puts its keys under a name of its own. Below torchrun the agent has it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+from paceline.collectives import links
+from paceline.collectives.errors import CollectivesError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+#: For all ranks to come, and for one operation that all of them have begun. As torch's own.
+_START_S, _OPERATION_S = 300.0, 1800.0
+
+#: Of this process: the store's client (and server, on rank 0), and Gloo's network devices. They are kept to the end.
+_stores: dict[tuple[str, int], Any] = {}
+_devices: dict[str, Any] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """A place in the store where `size` ranks meet. address: of this machine, as the others reach it."""
+
+    rank: int
+    size: int
+    address: str
+    prefix: str
+    root: Any
+    timeout_s: float
+    operation_timeout: timedelta
+
+    def store(self, name: str) -> Any:
+        """The part of the store under this name."""
+        import torch.distributed as dist
+
+        return getattr(dist, "PrefixStore")(  # noqa: B009 - torch's stubs don't have it
+            f"{self.prefix}/{name}", self.root
+        )
+
+    def part(self, name: str, members: Sequence[int]) -> Meeting:
+        """The meeting of some of its ranks; called by those alone."""
+        rank = members.index(self.rank)
+        return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
+
+    def device(self) -> Any:
+        """What Gloo listens on: the way to the first rank, unless GLOO_SOCKET_IFNAME names an interface."""
+        import os
+
+        from torch.distributed import ProcessGroupGloo
+
+        interface = os.environ.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
+        key = interface or self.address
+        if key not in _devices:
+            how = {"interface": interface} if interface else {"hostname": self.address}
+            _devices[key] = ProcessGroupGloo.create_device(**how)
+        return _devices[key]
+
+    def wait_for_all(self) -> list[str]:
+        """The ranks' addresses, when every rank has come.
+
+        Raises:
+            CollectivesError: some have not within `timeout_s`; they are named.
+        """
+        store = self.store("here")
+        with self.translated("say that this rank is here"):
+            store.set(str(self.rank), self.address)
+        end_s = time.monotonic() + self.timeout_s
+        pause_s = 0.002
+        missing = list(range(self.size))
+        while True:
+            with self.translated("ask which ranks are here"):
+                missing = [rank for rank in missing if not store.check([str(rank)])]
+            if not missing:
+                return [store.get(str(rank)).decode() for rank in range(self.size)]
+            if time.monotonic() > end_s:
+                raise CollectivesError(
+                    f"rank {', '.join(map(str, missing))} of {self.size} ranks did not call hvd.init() within "
+                    f"{self.timeout_s:g} s of rank {self.rank}. Has it ended, or does it take another way through the "
+                    "script? HOROVOD_GLOO_TIMEOUT_SECONDS sets a longer time."
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.2, 0.1)
+
+    @contextmanager
+    def translated(self, what: str) -> Iterator[None]:
+        """torch's errors in one sentence of ours."""
+        try:
+            yield
+        except (RuntimeError, OSError, EOFError) as error:
+            if isinstance(error, CollectivesError):
+                raise
+            first = (str(error).splitlines() or [repr(error)])[0]
+            raise CollectivesError(
+                f"rank {self.rank} could not {what}: {first}. Look for a rank that has ended, and whether the machines "
+                "reach each other (GLOO_SOCKET_IFNAME names the network interface to use)."
+            ) from error
+
+
+def meet(environ: Mapping[str, str], generation: int) -> Meeting:
+    """The meeting of all ranks, once all have come. generation: how many engines this process has had before.
+
+    Raises:
+        CollectivesError: torch or a variable is missing, the store can't be reached, or a rank doesn't come.
+        ArgumentError: HOROVOD_GLOO_TIMEOUT_SECONDS is no number.
+    """
+    meeting = place_to_meet(environ, str(generation))
+    far = [other for other in meeting.wait_for_all() if not _is_loopback(other)]
+    if far and _is_loopback(meeting.address):
+        # The name of a machine often stands for a loopback address on that machine itself.
+        return replace(meeting, address=links.own_address(far[0], 9))
+    return meeting
+
+
+def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
+    """A meeting of all ranks under this name, for which nobody has waited yet. Raises as `meet`."""
+    from paceline.collectives.settings import _number
+
+    rank, size, host, port = place(environ)
+    given_s = _number(environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", 0.0)
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise CollectivesError(
+            f"collectives over Gloo need torch, which {sys.executable} doesn't have. Install it "
+            "(pip install 'paceline[torch]'), or use MPI: pip install 'paceline[mpi]' and distributed_backend='mpi'."
+        ) from error
+    if not dist.is_available() or not hasattr(dist, "ProcessGroupGloo"):
+        raise CollectivesError("this torch was built without Gloo. Install one from PyPI, or use MPI.")
+    timeout_s = given_s or _START_S
+    attempt = "/".join(environ.get(name, "") for name in ("PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"))
+    address, root = _store(dist, environ, rank, host, port, timeout_s)
+    return Meeting(
+        rank=rank,
+        size=size,
+        address=address,
+        prefix=f"paceline/{attempt}/{size}/{name}",
+        root=root,
+        timeout_s=timeout_s,
+        operation_timeout=timedelta(seconds=given_s or _OPERATION_S),
+    )
+
+
+def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
+    """Rank, number of ranks, and the address and port of the store.
+
+    Raises:
+        CollectivesError: a variable is missing or no number.
+    """
+    texts = [environ.get(name) or environ.get(f"HOROVOD_{other}", "") for name, other in _VARIABLE_PAIRS]
+    rank, size, host, port = texts
+    if rank.isdigit() and size.isdigit() and int(rank) < int(size) and host and port.isdigit():
+        return int(rank), int(size), host, int(port)
+    seen = ", ".join(f"{name}={environ[name]!r}" if name in environ else f"{name} missing" for name in _VARIABLES)
+    raise CollectivesError(
+        f"collectives over Gloo need the variables {', '.join(_VARIABLES)}, which a run with "
+        f"distributed_backend='gloo', horovodrun and torchrun set: {seen}. Start the script with one of them."
+    )
+
+
+_VARIABLE_PAIRS = (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("MASTER_ADDR", ""), ("MASTER_PORT", ""))
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: int, timeout_s: float) -> tuple[str, Any]:
+    try:
+        if (host, port) not in _stores:
+            of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+            _stores[host, port] = dist.TCPStore(
+                host,
+                port,
+                is_master=rank == 0 and not of_agent,
+                timeout=timedelta(seconds=timeout_s),
+                wait_for_workers=False,
+                # torch's own rendezvous asks for the same: both use one server.
+                multi_tenant=True,
+            )
+        return links.own_address(host, port), _stores[host, port]
+    except (RuntimeError, OSError) as error:
+        first = (str(error).splitlines() or [repr(error)])[0]
+        raise CollectivesError(
+            f"rank {rank} can't reach the store at MASTER_ADDR={host}, MASTER_PORT={port}: {first}. "
+            "Is rank 0 running, and the port free of other programs?"
+        ) from error

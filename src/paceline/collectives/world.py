@@ -1,0 +1,133 @@
+"""The world that this process belongs to: which transport reaches the other ranks, and where they are.
+
+HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS is mpi or gloo     that one
+started by an mpirun, or srun --mpi                             MPI
+RANK and WORLD_SIZE say that there are several                  Gloo (torchrun, distributed_backend "gloo", "nccl")
+otherwise                                                       MPI where there is mpi4py, else this rank alone
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.collectives import mpi
+from paceline.collectives.errors import ArgumentError, CollectivesError
+from paceline.collectives.peers import Place
+from paceline.collectives.transport import Transport
+
+MPI, GLOO, ALONE = "mpi", "gloo", "alone"
+_CHOICES = ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS")
+#: What the launchers of MPI set in each process: Open MPI, MPICH and its relatives, PMIx (srun --mpi=pmix), Cray.
+_MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "PMIX_RANK", "PALS_RANKID")
+
+_generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
+_comm: Any = None
+_comm_places: Sequence[Place] = ()
+#: Ranks that were lost, and the rendezvous that they were of. Another one may be joined, the same one not.
+_lost: tuple[set[int], object] = (set(), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """name: of the transport; transport: None for a rank that is alone. lost_ranks: filled by whoever sees them go.
+    generation: how many engines the process has had before in this world.
+    """
+
+    name: str
+    transport: Transport | None
+    places: Sequence[Place]
+    lost_ranks: set[int] = field(default_factory=set)
+    generation: int = 0
+
+
+def join(environ: Mapping[str, str]) -> World:
+    """The world of the ranks that were started together. Every rank has to call it, equally often.
+
+    Raises:
+        CollectivesError: there is no transport, the ranks don't come together, or one of them has died before.
+        ArgumentError: a setting that can't be read.
+    """
+    name = choice(environ)
+    if name == ALONE:
+        return World(name=name, transport=None, places=Place.of_all(None, environ))
+    return _join_mpi(environ) if name == MPI else _join_gloo(environ)
+
+
+def choice(environ: Mapping[str, str]) -> str:
+    """ "mpi", "gloo" or "alone": the table above.
+
+    Raises:
+        ArgumentError: HOROVOD_CONTROLLER or HOROVOD_CPU_OPERATIONS names something else, or they contradict each other.
+    """
+    asked = {}
+    for variable in _CHOICES:
+        value = environ.get(variable, "").strip().lower()
+        if value and value not in (MPI, GLOO):
+            raise ArgumentError(
+                f"{variable}={environ[variable]!r}: collectives go over 'mpi' or 'gloo'. Name one, or none."
+            )
+        if value:
+            asked[variable] = value
+    if len(set(asked.values())) > 1:
+        told = " and ".join(f"{variable}={value}" for variable, value in asked.items())
+        raise ArgumentError(f"{told} contradict each other: one transport does both. Set them to the same.")
+    if asked:
+        return next(iter(asked.values()))
+    # Processes of a run that torch's launcher or ours has started may stand below an mpirun or a Slurm step.
+    if _ranks_of_mpi(environ):
+        return MPI
+    size = environ.get("WORLD_SIZE") or environ.get("HOROVOD_SIZE") or ""
+    if size.isdigit() and int(size) > 1:
+        return GLOO
+    return MPI if importlib.util.find_spec("mpi4py") is not None else ALONE
+
+
+def _ranks_of_mpi(environ: Mapping[str, str]) -> bool:
+    return any(name in environ for name in _MPI_LAUNCHERS) and "TORCHELASTIC_USE_AGENT_STORE" not in environ
+
+
+def _join_mpi(environ: Mapping[str, str]) -> World:
+    from paceline.collectives.mpi_transport import MpiTransport
+
+    global _comm, _comm_places
+    world = mpi.world()
+    if mpi.is_abandoned():
+        raise CollectivesError(
+            "a rank was lost, and MPI can't go on in this process. Let the run be restarted (max_restarts)."
+        )
+    generation = next(_generations[MPI])
+    if _comm is None:
+        _comm = world.Dup()
+        _comm_places = Place.of_all(MpiTransport(_comm), environ)
+    transport = MpiTransport(_comm, generation) if _comm.size > 1 else None
+    return World(name=MPI, transport=transport, places=_comm_places, generation=generation)
+
+
+def _join_gloo(environ: Mapping[str, str]) -> World:
+    from paceline.collectives import rendezvous
+    from paceline.collectives.gloo_transport import GlooTransport
+
+    global _lost
+    rank, size, host, port = where = rendezvous.place(environ)
+    if size == 1:
+        return World(name=GLOO, transport=None, places=Place.of_all(None, environ))
+    if _lost[0] and _lost[1] == where:
+        names = ", ".join(map(str, sorted(_lost[0])))
+        raise CollectivesError(
+            f"rank {names} of {size} was lost, and nobody has started it again: this process is still told RANK={rank}, "
+            f"WORLD_SIZE={size}, MASTER_ADDR={host}, MASTER_PORT={port}. Let the run be restarted (max_restarts), or "
+            "set these variables to those of the ranks that are left, and a free port, before hvd.init()."
+        )
+    generation = next(_generations[where[1:]])
+    meeting = rendezvous.meet(environ, generation)
+    transport = GlooTransport(meeting, range(size))
+    lost: set[int] = set()
+    _lost = (lost, where)
+    return World(
+        name=GLOO, transport=transport, places=Place.of_all(transport, environ), lost_ranks=lost, generation=generation
+    )

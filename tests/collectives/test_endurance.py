@@ -1,0 +1,80 @@
+"""10,000 steps, and a hundred lives of the engine, without growth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.collectives.test_torch_world import mpirun, need_mpi
+
+STEPS = 10_000
+#: Of the second half of the steps. A leak of one request, or one name, in each step would be ten times as much.
+MOST_TRACED_BYTES = 100_000
+MOST_RESIDENT_BYTES = 2 << 20
+PROGRAM = Path(__file__).with_name("endurance_ranks.py")
+
+LIVES = """
+import os, threading, time
+from pathlib import Path
+import numpy
+from paceline import collectives
+collectives.start().allreduce("a", numpy.ones(3)).wait(20)
+collectives.stop()
+seen = []
+for life in range(100):
+    engine = collectives.start()
+    number = engine.add_process_set([0])
+    handle = engine.allreduce("a", numpy.ones(1000)) if life % 2 else None
+    assert engine.allreduce("b", numpy.ones(3)).wait(20)[0] == engine.size
+    if handle is not None:
+        assert handle.wait(20)[0] == engine.size
+    collectives.stop()
+    fds = len(os.listdir("/proc/self/fd"))
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    seen.append((threading.active_count(), fds, pages))
+print("lives", seen[20], seen[-1], flush=True)
+assert seen[-1][:2] == seen[20][:2], seen
+assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
+"""
+
+
+@pytest.mark.timeout(300)
+def test_ten_thousand_steps_take_no_more_memory_than_five_thousand(tmp_path, monkeypatch):
+    need_mpi()
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "16")
+    growth = _growth(tmp_path, STEPS)
+    assert all(traced < MOST_TRACED_BYTES and resident < MOST_RESIDENT_BYTES for traced, resident in growth), growth
+
+
+@pytest.mark.timeout(300)
+def test_the_measure_of_memory_sees_a_leak(tmp_path, monkeypatch):
+    need_mpi()
+    monkeypatch.setenv("PACELINE_TEST_LEAK", "1")
+    growth = _growth(tmp_path, STEPS // 5)
+    # 200 bytes in each of the steps of the second half.
+    assert all(traced > STEPS // 10 * 200 for traced, _ in growth), growth
+
+
+def test_an_engine_that_was_stopped_leaves_no_thread_and_no_file_open(tmp_path):
+    need_mpi()
+    script = tmp_path / "lives.py"
+    script.write_text(LIVES)
+    done = mpirun(2, script, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("lives") == 2
+
+
+def _growth(folder: Path, steps: int) -> list[tuple[int, int]]:
+    """Of each rank, how many bytes more Python's objects and the process take at the end than in the middle."""
+    done = mpirun(2, PROGRAM, steps, folder, cwd=folder, timeout_s=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    growth = []
+    for path in sorted(folder.glob("rank_*.json")):
+        found = json.loads(path.read_text())
+        middle = len(found["traced"]) // 2
+        growth.append(
+            (found["traced"][-1] - found["traced"][middle], found["resident"][-1] - found["resident"][middle])
+        )
+    assert len(growth) == 2
+    return growth

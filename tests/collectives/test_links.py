@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from paceline.collectives import links
+
+TOKEN = b"t" * 32
+
+
+@pytest.fixture
+def pair():
+    with links.listen("127.0.0.1") as server:
+        one = links.connect("127.0.0.1", server.getsockname()[1], TOKEN, 1, 10)
+        other = links.accept(server, TOKEN, [1], 10)[1]
+    yield one, other
+    one.close()
+    other.close()
+
+
+def take(link):
+    while (message := link.receive()) is None:
+        links.wait([link], 5)
+    return message
+
+
+def test_messages_come_whole_and_in_order(pair):
+    one, other = pair
+    sent = [b"", b"a", b"\x00" * 70000, b"end"]
+    for message in sent:
+        one.send(message)
+    assert [take(other) for _ in sent] == sent
+    assert other.receive() is None
+
+
+def test_two_that_send_more_than_the_kernel_holds_do_not_wait_for_each_other(pair):
+    big = b"x" * (32 << 20)
+    for link in pair:
+        link.send(big)
+    assert all(link.has_unsent() for link in pair)
+    came: dict[int, bytes] = {}
+    while len(came) < 2:
+        for number, link in enumerate(pair):
+            message = link.receive()
+            if message is not None:
+                came[number] = message
+    assert came == {0: big, 1: big}
+
+
+def test_the_end_of_the_other_side_is_an_error_after_the_last_message(pair):
+    one, other = pair
+    one.send(b"last")
+    one.close()
+    assert take(other) == b"last"
+    with pytest.raises(EOFError):
+        take(other)
+
+
+def test_a_stranger_is_not_let_in():
+    with links.listen("127.0.0.1") as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"s" * 32 + b"\x00\x00\x00\x01")
+            right = links.connect("127.0.0.1", port, TOKEN, 1, 10)
+            link = links.accept(server, TOKEN, [1], 10)[1]
+            right.send(b"hello")
+            assert take(link) == b"hello"
+            stranger.settimeout(5)
+            assert stranger.recv(1) == b""
+            link.close()
+            right.close()
+
+
+def test_who_has_not_connected_is_named():
+    with links.listen("127.0.0.1") as server:
+        link = links.connect("127.0.0.1", server.getsockname()[1], TOKEN, 2, 10)
+        with pytest.raises(TimeoutError, match=r"no connection from rank 1, 3 within 0\.2 s"):
+            links.accept(server, TOKEN, [1, 2, 3], 0.2)
+        link.close()
+
+
+def test_the_address_that_reaches_this_machine_is_its_own():
+    assert links.own_address("127.0.0.1", 9) == "127.0.0.1"
+    with pytest.raises(socket.gaierror):
+        links.own_address("no-such-host.invalid", 9)

@@ -1,0 +1,73 @@
+"""Ranks that disagree, stall, fail and die, over both transports; what they leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.collectives.gloo_world import Ranks, free_port
+from tests.collectives.test_torch_world import mpirun, need_mpi
+
+CHECKS = Path(__file__).with_name("robust_checks.py")
+
+
+def run(transport: str, ranks: int, folder: Path, *arguments: object, **variables: str) -> list[str]:
+    """What each rank has printed, once all have ended well; over MPI the ranks' lines are one text."""
+    if transport == "gloo":
+        world = Ranks(ranks, CHECKS, *arguments, cwd=folder, **variables).wait()
+        assert world.codes == [0] * ranks, world.told()
+        return world.outputs
+    need_mpi()
+    done = mpirun(ranks, CHECKS, *arguments, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [done.stdout]
+
+
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+def test_disagreement_about_process_sets_is_told_to_all_and_nothing_is_left_behind(transport, tmp_path):
+    checks = (
+        "different_process_sets_are_told_to_all",
+        "sets_that_come_and_go_leave_nothing_behind",
+        "starts_and_stops_leave_nothing_behind",
+    )
+    run(transport, 3, tmp_path, ",".join(checks))
+
+
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+def test_a_stall_is_written_down_when_it_begins_and_when_it_is_over(transport, tmp_path, monkeypatch):
+    file = tmp_path / "stalls with a space.jsonl"
+    monkeypatch.setenv("PACELINE_STALL_FILE", str(file))
+    run(transport, 2, tmp_path, "a_stall_is_told_and_over", file, PACELINE_STALL_FILE=str(file))
+
+
+@pytest.mark.parametrize("transport", ["mpi", "gloo"])
+def test_a_stall_at_the_limit_fails_on_every_rank_and_names_the_missing_one(transport, tmp_path):
+    printed = "".join(run(transport, 3, tmp_path, "a_stall_is_ended_at_the_limit"))
+    told = [line for line in printed.splitlines() if line.startswith("told:")]
+    assert len(told) == 3
+    assert all("allreduce 'one' has waited for" in line and "missing on rank 1" in line for line in told), told
+
+
+def test_a_rank_that_is_killed_in_the_middle_is_told_to_the_others_over_gloo(tmp_path):
+    world = Ranks(3, CHECKS, "a_rank_killed_in_the_middle_is_told_to_the_others", cwd=tmp_path).wait()
+    assert world.codes == [0, 0, -9], world.told()
+    for output in world.outputs[:2]:
+        assert any(line.startswith("told: ") and "rank 2 " in line for line in output.splitlines()), output
+        assert "refused: rank 2 of 3 was lost, and nobody has started it again" in output
+
+
+def test_an_engine_that_fails_on_one_rank_is_told_to_the_others_over_gloo(tmp_path):
+    for output in run("gloo", 3, tmp_path, "an_engine_that_fails_alone_is_told_to_the_others"):
+        assert "communication has failed (TypeError" in output
+
+
+def test_survivors_meet_again_over_gloo_where_they_are_given_another_rendezvous(tmp_path):
+    outputs = run_survivors(tmp_path)
+    assert all("together again: 2.0" in output for output in outputs), outputs
+
+
+def run_survivors(folder: Path) -> list[str]:
+    # Rank 0 is the one that dies: the store goes with it.
+    world = Ranks(3, CHECKS, "survivors_meet_again", free_port(), cwd=folder).wait()
+    assert world.codes == [-9, 0, 0], world.told()
+    return world.outputs[1:]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.collectives import ArgumentError, world
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen"),
+    [
+        (TORCHRUN, "gloo"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_SIZE": "2"}, "gloo"),
+        (TORCHRUN | {"OMPI_COMM_WORLD_SIZE": "2"}, "mpi"),
+        ({"PMIX_RANK": "1"}, "mpi"),
+        # torchrun in a Slurm step or below an mpirun: its workers inherit what belongs to their parent.
+        (TORCHRUN | {"PMI_SIZE": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}, "gloo"),
+        (TORCHRUN | {"HOROVOD_CONTROLLER": "MPI"}, "mpi"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_CPU_OPERATIONS": "gloo"}, "gloo"),
+        ({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "gloo"}, "gloo"),
+    ],
+)
+def test_the_transport_follows_from_the_variables(environ, chosen):
+    assert world.choice(environ) == chosen
+
+
+@pytest.mark.parametrize(("has_mpi", "chosen"), [(True, "mpi"), (False, "alone")])
+def test_a_process_that_nobody_has_started_takes_mpi_where_it_is_there(monkeypatch, has_mpi, chosen):
+    monkeypatch.setattr(world.importlib.util, "find_spec", lambda name: object() if has_mpi else None)
+    assert world.choice({}) == chosen
+    assert world.choice({"WORLD_SIZE": "1"}) == chosen
+
+
+def test_an_unknown_transport_is_named():
+    with pytest.raises(ArgumentError, match="HOROVOD_CPU_OPERATIONS='ccl'"):
+        world.choice({"HOROVOD_CPU_OPERATIONS": "ccl"})
+
+
+def test_two_settings_that_contradict_each_other_are_refused():
+    with pytest.raises(ArgumentError, match="HOROVOD_CONTROLLER=mpi and HOROVOD_CPU_OPERATIONS=gloo"):
+        world.choice({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "mpi"})
