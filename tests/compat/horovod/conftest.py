@@ -37,7 +37,7 @@ def run_on_ranks(ranks: int, program: Path, *arguments: str, **variables: str) -
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=100, env=environment | variables, check=False
+        command, capture_output=True, text=True, timeout=300, env=environment | variables, check=False
     )
 
 

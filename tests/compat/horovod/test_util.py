@@ -23,7 +23,7 @@ def test_environment_variables_are_set_for_a_while(monkeypatch):
 
 def test_what_is_built():
     assert util.gloo_built() is False
-    assert not util.extension_available("tensorflow")
+    assert not util.extension_available("mxnet")
     with pytest.raises(ImportError, match=r"horovod\.mxnet can't be used"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
 

@@ -2,6 +2,8 @@
 
     common/    what no framework is needed for: lifecycle, process sets, operations' names, elastic state, timeline
     torch/     tensors, handles, autograd, DistributedOptimizer and the rest of `horovod.torch`
+    runner/    `horovod.run` and the command `horovodrun`
+    data/      loaders that read ahead in a thread
     aliases    how `import horovod...` finds all this
 
 Scripts import it as `horovod` (`paceline.compat.install("horovod")`) or by its own name. What differs from Horovod, and
@@ -10,19 +12,28 @@ why, is in docs/horovod.md.
 
 from __future__ import annotations
 
-from typing import NoReturn
+import os
+from collections.abc import Mapping
+from typing import Any
 
 #: The release whose interface this is; scripts compare it.
 __version__ = "0.28.1"
 
 
-def run(*_args: object, **_kwargs: object) -> NoReturn:
-    """Raise: functions can't be started on several ranks from here yet.
+def run(*args: Any, **kwargs: Any) -> list[Any]:
+    """The results of a function on several ranks, in order of rank; see `horovod.runner.call.run`."""
+    from paceline.compat.horovod import runner
 
-    Raises:
-        NotImplementedError: always; it says what to use.
-    """
-    raise NotImplementedError(
-        "horovod.run isn't there in Paceline yet. Put the function's body into a script, and start it with "
-        "`paceline run -j 1x<ranks> --backend mpi script.py`, or an estimator with distributed_backend='mpi'."
-    )
+    return runner.run(*args, **kwargs)
+
+
+def _log_as_asked(environ: Mapping[str, str]) -> None:
+    """Let the engine's messages be seen from the level on that HOROVOD_LOG_LEVEL names; unset, Python's own way stays."""
+    level = environ.get("HOROVOD_LOG_LEVEL", "").upper()
+    if level:
+        from paceline.compat.horovod.common.log import log_from
+
+        log_from(level, environ)
+
+
+_log_as_asked(os.environ)

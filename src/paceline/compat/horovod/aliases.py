@@ -13,15 +13,11 @@ from types import ModuleType
 from paceline.errors import UserError
 
 _OURS = "paceline.compat.horovod"
-#: What Horovod has and this package has not (yet), with what to do instead.
+#: What Horovod has and this package has not, with what to do instead.
 _ABSENT = {
-    "tensorflow": "Paceline has no horovod.tensorflow yet",
-    "keras": "Paceline has no horovod.keras yet",
     "mxnet": "MXNet is retired",
     "spark": "use an estimator of Paceline, or horovod itself, on Spark",
     "ray": "use a compute target of Paceline",
-    "runner": "start the script with `paceline run` and distributed_backend='mpi'",
-    "data": "use torch.utils.data.DataLoader with workers",
 }
 
 

@@ -1,0 +1,197 @@
+"""The callbacks that give every rank the same start, and the same metrics. `classes_for` makes them of a Keras."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.compat.horovod._keras import arrays, elastic, learning_rate
+from paceline.compat.horovod._keras.settings import key_of
+from paceline.compat.horovod._keras.state import build_optimizer, optimizer_variables
+from paceline.compat.horovod.common import basics, objects
+
+
+@functools.cache
+def classes_for(keras: Any) -> SimpleNamespace:
+    """The callbacks, as subclasses of that Keras's own, by name. The same ones each time."""
+    base = keras.callbacks.Callback
+    return SimpleNamespace(
+        BroadcastGlobalVariablesCallback=_made(_Broadcast, base, "BroadcastGlobalVariablesCallback"),
+        MetricAverageCallback=_made(_MetricAverage, base, "MetricAverageCallback"),
+        LearningRateScheduleCallback=_made(learning_rate.Schedule, base, "LearningRateScheduleCallback"),
+        LearningRateWarmupCallback=_made(learning_rate.Warmup, base, "LearningRateWarmupCallback"),
+        BestModelCheckpoint=_made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
+        CommitStateCallback=_made(elastic.CommitState, base, "CommitStateCallback"),
+        UpdateBatchStateCallback=_made(elastic.UpdateBatchState, base, "UpdateBatchStateCallback"),
+        UpdateEpochStateCallback=_made(elastic.UpdateEpochState, base, "UpdateEpochStateCallback"),
+    )
+
+
+class _Broadcast:
+    """Gives every rank the weights and the optimizer's variables of `root_rank`, once for each callback.
+
+    They are sent before the first batch, where every rank has them by then. What a rank makes only in the first batch
+    (a model without an input shape) is sent at its end. Either way the ranks are equal from then on.
+
+    device: means nothing here. local_variables: variables that stay as they are on each rank.
+    """
+
+    model: Any
+
+    def __init__(self, root_rank: int, device: str = "", local_variables: Iterable[Any] | None = None) -> None:
+        super().__init__()
+        self.root_rank, self.device, self.broadcast_done = root_rank, device, False
+        self._local = {key_of(variable) for variable in local_variables or ()}
+
+    def register_local_var(self, variable: Any) -> None:
+        """Leave this variable as it is on each rank."""
+        self._local.add(key_of(variable))
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.broadcast_done:
+            return
+        if self.model.built:
+            build_optimizer(self.model.optimizer, self.model.trainable_variables)
+        self.broadcast_done = self._send("begin")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.broadcast_done:
+            return
+        self.broadcast_done = self._send("first_batch")
+        if not self.broadcast_done:
+            raise ValueError(
+                f"the ranks' models differ: rank {basics.rank()} has {self._described()}, others have more, fewer, or "
+                "others. Build the same model, with the same optimizer, on every rank."
+            )
+
+    def _send(self, when: str) -> bool:
+        """Whether it was sent: only if all ranks have the same variables."""
+        variables = self._variables()
+        shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
+        ready = bool(variables) and self.model.built
+        everywhere = objects.allgather_object((ready, shapes), f"broadcast_callback.{when}")
+        if not all(other == (True, shapes) for other in everywhere):
+            return False
+        arrays.broadcast_variables(variables, self.root_rank, "broadcast_callback")
+        return True
+
+    def _variables(self) -> list[Any]:
+        if not self.model.built:
+            return []
+        weights = [*self.model.weights, *optimizer_variables(self.model.optimizer)]
+        return [variable for variable in weights if key_of(variable) not in self._local]
+
+    def _described(self) -> str:
+        return (
+            f"{len(self.model.weights)} weights and {len(optimizer_variables(self.model.optimizer))} of the optimizer"
+        )
+
+
+class _MetricAverage:
+    """Replaces each metric of an epoch by its average over the ranks, for the callbacks after it in the list.
+
+    device: means nothing here.
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        import numpy as np
+
+        if logs is None or basics.size() == 1:
+            return
+        values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
+        own = {name: array.shape for name, array in values.items()}
+        # Told first: a metric that one rank lacks would keep the others waiting for ever.
+        everywhere = objects.allgather_object(own, "metric_average.names")
+        for rank, others in enumerate(everywhere):
+            if others != everywhere[0]:
+                raise ValueError(_difference(everywhere[0], others, rank))
+        if not values:
+            return
+        flat = arrays.average(np.concatenate([array.ravel() for array in values.values()]), "metric_average.values")
+        start = 0
+        for name, array in values.items():
+            part = flat[start : start + array.size].reshape(array.shape)
+            start += array.size
+            logs[name] = part.item() if array.ndim == 0 else part
+
+
+class _BestModel:
+    """Saves the model whenever `monitor` has come to a new best value; on the first rank alone.
+
+    filepath: where to; it may be set as an attribute before the training begins.
+    """
+
+    filepath: Any
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        mode: str = "auto",
+        save_freq: Any = "epoch",
+        filepath: Any = None,
+    ) -> None:
+        # Keras wants a path now; what counts is the one that is there when the training begins.
+        super().__init__(  # type: ignore[call-arg]
+            filepath=filepath or "unset.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=False,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None if filepath is None else self.filepath
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self.filepath is None:
+            raise ValueError(
+                "BestModelCheckpoint has no file to save to: give it filepath='best.keras', or set its attribute filepath."
+            )
+        super().on_train_begin(logs)  # type: ignore[misc]
+
+    def _save_model(self, *args: Any, **kwargs: Any) -> None:
+        # One file, one writer.
+        if basics.rank() == 0:
+            super()._save_model(*args, **kwargs)  # type: ignore[misc]
+
+
+def _made(implementation: type, base: type, name: str) -> type:
+    # tf_keras asks these of a callback; one of Keras 3 that has them works in its `fit`, too.
+    asked = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
+    asked |= {"_implements_predict_batch_hooks": False}
+    answers = {question: lambda self, answer=answer: answer for question, answer in asked.items()}
+    names = {"__doc__": implementation.__doc__, "__module__": __name__}
+    return type(
+        name, (implementation, base), names if hasattr(base, "_implements_train_batch_hooks") else names | answers
+    )
+
+
+def _numbers(value: Any) -> Any:
+    """The value as an array of float64; None for what isn't made of numbers."""
+    import numpy as np
+
+    try:
+        return np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        return None
+
+
+def _difference(first: dict[str, Any], other: dict[str, Any], rank: int) -> str:
+    lacks, more = sorted(first.keys() - other.keys()), sorted(other.keys() - first.keys())
+    if not lacks and not more:
+        wrong = [name for name in first if first[name] != other[name]]
+        what = f"has {', '.join(wrong)} of another shape than rank 0"
+    else:
+        parts = [f"lacks {', '.join(lacks)}" if lacks else "", f"has {', '.join(more)} alone" if more else ""]
+        what = " and ".join(part for part in parts if part) + f"; rank 0 has {', '.join(sorted(first))}"
+    return (
+        f"MetricAverageCallback: rank {rank} {what}. Every rank must have the same metrics at the end of an epoch: give "
+        "all of them validation data, and the same metrics and callbacks."
+    )

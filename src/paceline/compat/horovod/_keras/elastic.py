@@ -1,0 +1,163 @@
+"""A model and its optimizer as elastic state, and the callbacks that keep it up to date within `fit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from paceline.compat.horovod._keras import arrays
+from paceline.compat.horovod._keras.state import build_optimizer, optimizer_variables
+from paceline.compat.horovod.common import basics, objects
+from paceline.compat.horovod.common.elastic import ObjectState, run_fn
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
+    collective has failed, within a graph of TensorFlow too. The engine is started anew each time."""
+
+    @functools.wraps(func)
+    def translated(*args: Any, **kwargs: Any) -> T:
+        try:
+            return func(*args, **kwargs)
+        except Exception as error:
+            if not isinstance(error, HorovodInternalError) and _is_from_a_graph(error):
+                raise HorovodInternalError(str(error)) from error
+            raise
+
+    return run_fn(translated, _reset)
+
+
+class KerasState(ObjectState):
+    """A model, its optimizer, and plain values, each an attribute.
+
+    optimizer: the model's own, unless it is given. backend: for scripts that say it; it means nothing here.
+    kwargs: plain values, such as `epoch=0, batch=0`; they are kept as they are.
+
+    Raises:
+        ValueError: the model isn't built, so that nobody knows its weights.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError(
+                f"the model {model.name!r} has no weights yet. Give it an input shape, or call model.build(input_shape), "
+                "before KerasState(model)."
+            )
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        build_optimizer(self.optimizer, model.trainable_variables)
+        super().__init__(lambda value: objects.broadcast_object(value, 0, "elastic_state"), basics.rank, **kwargs)
+        self._save_variables()
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        for variable, array in zip(self._variables(), self._arrays, strict=True):
+            variable.assign(array)
+        super().restore()
+
+    def sync(self) -> None:
+        arrays.broadcast_variables(self._variables(), 0, "elastic_state")
+        self._save_variables()
+        super().sync()
+
+    def _variables(self) -> list[Any]:
+        return [*self.model.weights, *optimizer_variables(self.optimizer)]
+
+    def _save_variables(self) -> None:
+        import numpy as np
+
+        self._arrays = [np.array(variable.numpy()) for variable in self._variables()]
+
+
+class CommitState:
+    """Commits the state every `batches_per_commit` batches, once all callbacks have seen the batch's end.
+
+    So its place in the list of callbacks does not matter: what is committed is what the others have written down.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit={batches_per_commit}: it must be at least 1.")
+        self.state, self.batches_per_commit = state, batches_per_commit
+        self._batches, self._is_due = 0, False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._batches, self._is_due = 0, False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        self._is_due = self._is_due or self._batches % self.batches_per_commit == 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._commit()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._commit()
+
+    def _commit(self) -> None:
+        if self._is_due:
+            self._is_due = False
+            self.state.commit()
+
+
+class UpdateBatchState:
+    """Keeps `state.batch`, the number of batches of this epoch that are done; 0 between two epochs.
+
+    A `fit` that goes on in the middle of an epoch is to be given what is left of it
+    (`dataset.skip(state.batch)`, `steps_per_epoch=steps - state.batch`); its batches are counted from there.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._done_before = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done_before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.state.batch = self._done_before + batch + 1
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._done_before = self.state.batch = 0
+
+
+class UpdateEpochState:
+    """Keeps `state.epoch`, the number of epochs that are done, whether `fit` counts them from 0 or from `initial_epoch`."""
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._done_before = 0
+        self._first: int | None = None
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._done_before, self._first = self.state.epoch, None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._first is None:
+            self._first = epoch
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.state.epoch = self._done_before + epoch - (self._first or 0) + 1
+
+
+def _is_from_a_graph(error: Exception) -> bool:
+    """TensorFlow hands on what Python has raised within a graph as a text in an error of its own."""
+    return type(error).__module__.startswith("tensorflow.") and HorovodInternalError.__name__ in str(error)
+
+
+def _reset() -> None:
+    basics.shutdown()
+    basics.init()

@@ -1,0 +1,156 @@
+"""DistributedOptimizer: an optimizer whose gradients are averaged over the ranks before it uses them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from paceline.compat.horovod._keras import hooks, libraries
+from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
+from paceline.compat.horovod._keras.keras3 import DistributedKeras3
+from paceline.compat.horovod._keras.reducing import Distribution
+from paceline.compat.horovod._keras.settings import Settings, checked_layers, chosen_groups
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer again, of a subclass of its own class that reduces gradients over the ranks.
+
+    It shares its variables and settings with the one that was given, and is written to a file as that would be. An
+    optimizer that is distributed already is given new settings; one in a LossScaleOptimizer is replaced within it.
+
+    name: what the ranks call its gradients among themselves.
+    device_dense, device_sparse: for scripts that say them; they mean nothing here.
+    backward_passes_per_step: gradients of so many passes are added up (with `average_aggregated_gradients` averaged)
+        before they are reduced; the optimizer's iterations count steps.
+
+    Raises:
+        ValueError: the arguments contradict each other, or it is not an optimizer of Keras.
+    """
+    settings = Settings(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide=float(gradient_predivide_factor),
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        groups=chosen_groups(groups, num_groups),
+        process_set=process_set,
+        scale_local=scale_local_gradients,
+        prefix=name or Settings.prefix,
+    )
+    return distribute(optimizer, settings)
+
+
+def PartialDistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedOptimizer, but the gradients of `local_layers` stay on their rank.
+
+    scale_local_gradients: they are divided by the number of ranks, as their loss is one rank's share.
+
+    Raises:
+        ValueError: as DistributedOptimizer; or something among `local_layers` has no weights.
+    """
+    settings = Settings(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        predivide=float(gradient_predivide_factor),
+        passes=backward_passes_per_step,
+        average_passes=average_aggregated_gradients,
+        groups=chosen_groups(groups, 0),
+        process_set=process_set,
+        scale_local=scale_local_gradients,
+        prefix=name or Settings.prefix,
+        local_layers=checked_layers(local_layers),
+    )
+    return distribute(optimizer, settings)
+
+
+def distribute(optimizer: Any, settings: Settings, *, in_place: bool = False) -> Any:
+    """The optimizer with these settings. in_place: the very object, for which its owner has no further use as it was.
+
+    Raises:
+        ValueError: it is no optimizer of Keras; or its own accumulation of gradients comes in the way.
+    """
+    library = libraries.name_of(optimizer)
+    base = _bare_class(optimizer)
+    mixin = _mixin_for(optimizer, library)
+    inner = hooks.inner_of(optimizer)
+    if inner is not None:
+        hooks.set_inner(optimizer, distribute(inner, settings))
+        return optimizer
+    if settings.passes > 1 and getattr(optimizer, "gradient_accumulation_steps", None):
+        raise ValueError(
+            f"backward_passes_per_step={settings.passes} and gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} both accumulate gradients: give one of them."
+        )
+    assert library is not None
+    distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
+    if library == libraries.KERAS_3:
+        hooks.install()
+    # `__class__` is what Keras writes into files, and what it asks for a copy: those are of the optimizer's own class.
+    names = {
+        "__module__": base.__module__,
+        "__doc__": base.__doc__,
+        "__class__": property(lambda self: base),
+        "distribution": distribution,
+    }
+    cls: Any = type(base.__name__, (mixin, base), names)
+    if in_place:
+        optimizer.__class__ = cls
+        return optimizer
+    made = cls.__new__(cls)
+    # One state under two classes, so that neither falls behind the other.
+    object.__setattr__(made, "__dict__", vars(optimizer))
+    return made
+
+
+def _bare_class(optimizer: Any) -> type:
+    """The optimizer's class without what an earlier DistributedOptimizer has put before it."""
+    cls = type(optimizer)
+    return cls.__bases__[1] if "distribution" in vars(cls) else cls
+
+
+def _mixin_for(optimizer: Any, library: str | None) -> type:
+    names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
+    if library == libraries.KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
+        return DistributedKeras3
+    if library == libraries.KERAS_2 and "tf_keras.src.optimizers.optimizer.Optimizer" in names:
+        return DistributedKeras2
+    if library == libraries.KERAS_2 and any(name.endswith("optimizer_v2.OptimizerV2") for name in names):
+        return DistributedLegacy
+    raise ValueError(
+        f"{optimizer!r} is not an optimizer of Keras. Give an instance, such as keras.optimizers.Adam(0.001 * hvd.size()); "
+        "an optimizer of tf.compat.v1.train is for horovod.tensorflow's DistributedOptimizer."
+    )

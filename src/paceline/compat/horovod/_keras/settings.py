@@ -1,0 +1,97 @@
+"""How a DistributedOptimizer treats gradients: what the script has said, checked."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.compat.horovod.common.ops import Average, Sum
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is done to gradients between the backward pass and the update.
+
+    compression: None stands for `Compression.none`.
+    passes: gradients of so many backward passes are added up, and averaged too with `average_passes`.
+    groups: a number of groups, lists of variables, or None.
+    local_layers: layers whose gradients stay on their rank; local_variables: keys (`key_of`) of single variables.
+    """
+
+    op: int = Average
+    compression: Any = None
+    sparse_as_dense: bool = False
+    predivide: float = 1.0
+    passes: int = 1
+    average_passes: bool = False
+    groups: Any = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+    prefix: str = "DistributedOptimizer"
+    local_layers: tuple[Any, ...] = ()
+    local_variables: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        if self.op not in (Average, Sum):
+            raise ValueError(f"op={self.op!r}: gradients can be reduced by op=hvd.Average or op=hvd.Sum in Keras.")
+        if self.predivide != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if self.predivide <= 0:
+            raise ValueError(f"gradient_predivide_factor={self.predivide}: it must be more than 0.")
+        if self.passes < 1:
+            raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
+
+    def local_keys(self) -> set[int]:
+        """The keys of all variables that stay local, those of layers that were built meanwhile among them."""
+        weights = (weight for layer in self.local_layers for weight in layer.trainable_weights)
+        return self.local_variables | {key_of(weight) for weight in weights}
+
+
+def key_of(variable: Any) -> int:
+    """What tells a variable from others: Keras's own object and the backend's variable in it count as one."""
+    return id(getattr(variable, "_value", variable))
+
+
+def shared_name(place: int, variable: Any) -> str:
+    """A name for the variable's gradient that is the same on every rank.
+
+    place: among the optimizer's variables. Keras numbers layers by how many there were before them in the process, so a
+    rank that has made another model has other numbers; they are left out.
+    """
+    name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
+    return f"{place}.{re.sub(r'_[0-9]+(?=/|$)', '', name)}"
+
+
+def chosen_groups(groups: Any, num_groups: int) -> Any:
+    """`groups`, checked, or what its old name says.
+
+    Raises:
+        ValueError: a negative number, or something that is neither a number nor lists of variables.
+    """
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+        groups = num_groups if groups is None else groups
+    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
+        return groups or None
+    if isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
+        return [list(members) for members in groups]
+    raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of variables.")
+
+
+def checked_layers(local_layers: Any) -> tuple[Any, ...]:
+    """The layers as a tuple; one alone, or None, is taken too.
+
+    Raises:
+        ValueError: something among them has no weights.
+    """
+    if local_layers is None:
+        return ()
+    layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"local_layers has {layer!r}, which is not a Keras layer.")
+    return layers

@@ -1,0 +1,70 @@
+"""The variables of a model and its optimizer, whichever Keras they are of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.compat.horovod._keras import hooks
+from paceline.compat.horovod._keras.settings import key_of
+
+
+def optimizer_variables(optimizer: Any) -> list[Any]:
+    """All variables of the optimizer, its learning rate and loss scale among them; none where there is no optimizer."""
+    if optimizer is None:
+        return []
+    variables = optimizer.variables
+    found = list(variables() if callable(variables) else variables)
+    # tf_keras keeps some of them apart: settings that can be assigned to, and the state of the loss scale.
+    own, scale = hooks.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
+    settings = getattr(own, "_hyper", None) or {"learning_rate": getattr(own, "_learning_rate", None)}
+    apart = [settings[name] for name in sorted(settings)]
+    apart += [getattr(scale, "current_loss_scale", None), getattr(scale, "counter", None)]
+    known = {key_of(variable) for variable in found}
+    return found + [value for value in apart if hasattr(value, "assign") and key_of(value) not in known]
+
+
+def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
+    """Make the optimizer's variables for these of a model, unless they are there."""
+    if optimizer is None:
+        return
+    inner = hooks.inner_of(optimizer)
+    legacy = optimizer if inner is None else inner
+    if hasattr(legacy, "_create_all_weights"):
+        legacy._create_all_weights(trainable_variables)
+    elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
+        optimizer.build(trainable_variables)
+
+
+def learning_rate_of(optimizer: Any) -> float:
+    """The learning rate in use.
+
+    Raises:
+        ValueError: it is a schedule, which can't be set.
+    """
+    import numpy as np
+
+    optimizer = hooks.inner_of(optimizer) or optimizer
+    rate = getattr(optimizer, "_learning_rate", None)
+    if rate is None:
+        rate = optimizer.learning_rate
+    if callable(rate) and not hasattr(rate, "assign"):
+        raise ValueError(
+            f"the optimizer's learning rate is {type(rate).__name__}, which sets it by itself. Give the optimizer a "
+            "number, or leave the learning-rate callback out."
+        )
+    return float(np.asarray(rate.numpy() if hasattr(rate, "numpy") else rate))
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    (hooks.inner_of(optimizer) or optimizer).learning_rate = rate
+
+
+def velocities(optimizer: Any) -> list[Any]:
+    """The variables in which SGD and RMSprop with momentum keep their last step, learning rate included."""
+    optimizer = hooks.inner_of(optimizer) or optimizer
+    if not getattr(optimizer, "momentum", None):
+        return []
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
+    if found is None and hasattr(optimizer, "get_slot_names") and "momentum" in optimizer.get_slot_names():
+        found = [variable for variable in optimizer_variables(optimizer) if "/momentum" in variable.name]
+    return [variable for variable in found or () if variable is not None]

@@ -1,0 +1,74 @@
+"""Keras on TensorFlow: the collectives are those of `horovod.tensorflow`, which work within a graph, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod import tensorflow as hvd
+from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
+from paceline.compat.horovod.tensorflow.reduction import Accumulator, Reduction, reduce_gradients
+
+__all__ = [
+    "Accumulator",
+    "Compression",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "divided",
+    "on_all_ranks",
+    "reduce",
+    "reducescatter",
+    "tensor",
+]
+
+Compression = hvd.Compression
+allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
+
+
+def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[Any]:
+    named = [_Named(shared_name(place, variable)) for place, variable in enumerate(variables)]
+    groups = settings.groups
+    if isinstance(groups, list):
+        place_of = {key_of(variable): place for place, variable in enumerate(variables)}
+        groups = [[named[place_of[key_of(v)]] for v in members if key_of(v) in place_of] for members in groups]
+    how = Reduction(
+        op=settings.op,
+        compression=settings.compression or Compression.none,
+        sparse_as_dense=settings.sparse_as_dense,
+        gradient_predivide_factor=settings.predivide,
+        groups=groups,
+        process_set=settings.process_set,
+        prefix=settings.prefix,
+    )
+    # At the top: scopes have the names that Keras gives to optimizers, which differ between ranks as layers' do.
+    with tf.name_scope(""):
+        return list(reduce_gradients(grads, named, how))
+
+
+def on_all_ranks(condition: Any, settings: Settings) -> Any:
+    with tf.name_scope(""):
+        held = hvd.allreduce(
+            tf.cast(condition, tf.int32), op=hvd.Min, name=f"{settings.prefix}.finite", process_set=settings.process_set
+        )
+    return tf.cast(held, tf.bool)
+
+
+def divided(grad: Any, number: int) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(grad.values / number, grad.indices, grad.dense_shape)
+    return grad / number
+
+
+def tensor(value: Any) -> Any:
+    """What a collective takes, of a number, an array, a tensor or a variable."""
+    return tf.convert_to_tensor(value)
+
+
+@dataclass(frozen=True, eq=False)
+class _Named:
+    """Stands for a variable where only its name counts."""
+
+    path: str

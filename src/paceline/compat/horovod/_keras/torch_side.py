@@ -1,0 +1,114 @@
+"""Keras 3 on torch: the collectives are those of `horovod.torch`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.compat.horovod import torch as hvd
+from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.ops import Average, Max, Min, Sum
+
+Compression = hvd.Compression
+allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
+
+
+def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[Any]:
+    """A gradient that some ranks have and others lack counts as zeros there; one that nobody has stays None."""
+    present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
+    anywhere = hvd.allreduce(
+        present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
+    ).tolist()
+    found = {
+        index: torch.zeros_like(_value(variable)) if grad is None else grad.to_dense() if grad.is_sparse else grad
+        for index, (grad, variable) in enumerate(zip(grads, variables, strict=True))
+        if anywhere[index]
+    }
+    result: list[Any] = [found.get(index) for index in range(len(grads))]
+    under_way = []
+    for members in _groups(list(found), variables, settings.groups):
+        sent = [_compression(settings).compress(found[index].detach()) for index in members]
+        name = f"{settings.prefix}.{shared_name(members[0], variables[members[0]])}"
+        tensors = [tensor for tensor, _ in sent]
+        handle = hvd.grouped_allreduce_async(tensors, name=name, **_how(settings))
+        under_way.append((members, sent, handle))
+    for members, sent, handle in under_way:
+        for index, (_, context), reduced in zip(members, sent, handles.synchronize(handle), strict=True):
+            result[index] = _compression(settings).decompress(reduced, context)
+    return result
+
+
+def on_all_ranks(condition: Any, settings: Settings) -> Any:
+    held = torch.as_tensor(condition).to(torch.int32)
+    name = f"{settings.prefix}.finite"
+    return hvd.allreduce(held, op=Min, name=name, process_set=settings.process_set).to(torch.bool)
+
+
+def divided(grad: Any, number: int) -> Any:
+    return grad / number
+
+
+class Accumulator:
+    """Sums of gradients over so many passes, as `horovod.tensorflow`'s. average: they are divided by that number."""
+
+    def __init__(self, passes: int, average: bool = False) -> None:
+        self.passes, self.average = passes, average
+        self._count = 0
+        self._sums: dict[int, Any] = {}
+
+    def step(self, grads: list[Any], variables: list[Any], act: Callable[[list[Any]], object]) -> bool:
+        """Add these gradients; with those of the last pass, call `act` with the sums. Whether it was called."""
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad is not None:
+                before = self._sums.get(key_of(variable))
+                self._sums[key_of(variable)] = grad.detach().clone() if before is None else before.add_(grad)
+        self._count += 1
+        if self._count < self.passes:
+            return False
+        sums = [self._sums.get(key_of(variable)) for variable in variables]
+        self._count, self._sums = 0, {}
+        act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
+        return True
+
+
+def tensor(value: Any) -> Any:
+    """What a collective takes, of a number, an array, a tensor or a variable."""
+    import keras
+
+    return keras.ops.convert_to_tensor(value).detach()
+
+
+def _value(variable: Any) -> Any:
+    return getattr(variable, "_value", variable).detach()
+
+
+def _compression(settings: Settings) -> Any:
+    return settings.compression or Compression.none
+
+
+def _how(settings: Settings) -> dict[str, Any]:
+    if settings.op == Average and settings.predivide != 1.0:
+        size = settings.process_set.size()
+        assert size is not None
+        scales = {"prescale_factor": 1 / settings.predivide, "postscale_factor": settings.predivide / size}
+        return {"op": Sum, "process_set": settings.process_set, **scales}
+    return {"op": settings.op, "process_set": settings.process_set}
+
+
+def _groups(indices: list[int], variables: list[Any], groups: Any) -> list[list[int]]:
+    """The indices, in lists that are reduced as one each."""
+    if groups is None:
+        return [[index] for index in indices]
+    if isinstance(groups, int):
+        count = min(groups, len(indices))
+        cuts = [number * len(indices) // count for number in range(count + 1)] if count else []
+        return [indices[start:end] for start, end in itertools.pairwise(cuts)]
+    place = {key_of(variable): index for index, variable in enumerate(variables)}
+    chosen = [[place[key_of(member)] for member in members if key_of(member) in place] for members in groups]
+    lists = [[index for index in members if index in set(indices)] for members in chosen]
+    grouped = {index for members in lists for index in members}
+    return [members for members in lists if members] + [[index] for index in indices if index not in grouped]

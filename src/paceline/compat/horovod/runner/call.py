@@ -1,0 +1,148 @@
+"""`horovod.run`: a function on several ranks, its results back in the caller."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import RunFailedError, UserError
+
+_TASK = str(Path(__file__).with_name("task.py"))
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+) -> list[Any]:
+    """The results of `func(*args, **kwargs)` on `num_proc` ranks (1), in order of rank.
+
+    func, args and results cross by cloudpickle: a function of the main program or of a notebook works. What the ranks
+    print is shown with their prefix. hosts, output_filename and the like are those of `horovodrun`. np: the old name of
+    num_proc. disable_cache: nothing is cached here.
+
+    Raises:
+        RunFailedError: a rank raised an exception or ended otherwise, or could not be started. The message has the rank
+            and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
+        UserError: a wrong argument, or one of an elastic job; func or its arguments can't be pickled. Also a ValueError.
+    """
+    from paceline.compat.horovod.runner import launch, start
+    from paceline.compat.horovod.runner.driver import Driver, Job
+    from paceline.compat.horovod.runner.output import Output
+
+    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
+    launch.refuse_elastic(*elastic)
+    if use_gloo and use_mpi:
+        raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
+    places = launch.slots_of(_ranks(num_proc, np), hosts, hostfile)
+    job = Job(
+        argv=(executable or sys.executable, _TASK),
+        slots=tuple(places),
+        environment=launch.environment_of(os.environ),
+        payload=_payload(func, args, dict(kwargs or {})),
+        transport=launch.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
+        ssh=start.Ssh(port=ssh_port, identity_file=ssh_identity_file),
+        start_timeout_s=launch.start_timeout_s(start_timeout),
+        interfaces=network_interfaces,
+        mpi_args=mpi_args,
+        python=executable,
+        verbose=bool(verbose),
+    )
+    output = Output(len(places), folder=output_filename, to_streams=True)
+    try:
+        outcome = Driver(job, output).run()
+    finally:
+        output.close()
+    if outcome.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if outcome.stopped_by is not None:
+        # For whoever handled it before; most often it ends this process.
+        signal.raise_signal(outcome.stopped_by)
+        raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
+    if outcome.problem is not None:
+        raise RunFailedError(outcome.problem)
+    failed = launch.why(outcome)
+    results = [_loaded(bytes(place.result)) for place in outcome.ranks]
+    if failed is not None:
+        rank, _, sentence = failed
+        told = results[rank] if isinstance(results[rank], dict) else {}
+        text = told.get("traceback") or "\n".join(output.last_lines(rank))
+        raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
+    for rank, result in enumerate(results):
+        if result is None:
+            raise RunFailedError(f"horovod.run: rank {rank} left with exit code 0 before the function returned.")
+    return [result["value"] for result in results]
+
+
+def _ranks(num_proc: int | None, np: int | None) -> int:
+    if np is not None:
+        warnings.warn("np is the old name of num_proc.", DeprecationWarning, stacklevel=3)
+    count = num_proc if num_proc is not None else np if np is not None else 1
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"num_proc={count!r} must be a whole number from 1 on.")
+    return count
+
+
+def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
+    if not callable(func):
+        raise UserError(
+            f"func={func!r} can't be called. Give the function itself, and its arguments as args and kwargs."
+        )
+    try:
+        import cloudpickle
+    except ImportError as error:
+        raise UserError("horovod.run needs cloudpickle. Install it: pip install 'paceline[mpi]'.") from error
+    try:
+        call = cloudpickle.dumps((func, tuple(args), kwargs))
+    except Exception as error:
+        raise UserError(
+            f"{getattr(func, '__name__', func)!r} or its arguments can't be sent to other processes: {error}. Make what "
+            "can't be pickled (open files, locks, connections) inside the function."
+        ) from error
+    # The path first: the function's modules may lie where only this process looks.
+    return pickle.dumps({"path": [os.path.abspath(place) for place in sys.path], "call": call})
+
+
+def _loaded(data: bytes) -> Any:
+    """What a rank has sent; an error where it has not, or where this process can't read it."""
+    if not data:
+        return None
+    content = pickle.loads(data)
+    try:
+        value = pickle.loads(content["value"])
+    except Exception as error:
+        if content["failed"]:
+            return {"traceback": content["traceback"], "error": None}
+        raise RunFailedError(
+            f"horovod.run: a rank's result can't be read here: {type(error).__name__}: {error}."
+        ) from error
+    return {"traceback": content["traceback"], "error": value} if content["failed"] else {"value": value}

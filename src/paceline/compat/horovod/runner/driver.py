@@ -1,0 +1,362 @@
+"""One job of `horovodrun`: start a process beside each rank, hear from all of them, end them all together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from paceline import processes
+from paceline.compat.horovod.runner import start, wire
+from paceline.compat.horovod.runner.hear import Ears
+from paceline.compat.horovod.runner.hosts import Slot, is_here
+from paceline.compat.horovod.runner.output import Output
+from paceline.compat.horovod.runner.ranks import Outcome, RankEnd, named, variables, with_defaults
+from paceline.compat.horovod.runner.start import Ssh, Started
+
+#: After the first failure, how long others get to report theirs, which may have come earlier.
+_SETTLE_S = 0.25
+#: More than a rank gets between SIGTERM and SIGKILL.
+_GRACE_S = 8.0
+_TICK_S = 0.1
+_LAUNCHER_LINES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be run.
+
+    argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
+    environment: of the ranks, beside their ranks. transport: "mpi" or "gloo".
+    """
+
+    argv: tuple[str, ...]
+    slots: tuple[Slot, ...]
+    environment: Mapping[str, str]
+    transport: str
+    payload: bytes = b""
+    directory: str = field(default_factory=os.getcwd)
+    ssh: Ssh = field(default_factory=Ssh)
+    start_timeout_s: float = 30.0
+    interfaces: str | None = None
+    mpi_args: str | None = None
+    binding_args: str | None = None
+    tcp: bool = False
+    python: str | None = None
+    verbose: bool = False
+
+
+class Driver:
+    """Runs one job. `run` returns when nothing of it is left."""
+
+    def __init__(self, job: Job, output: Output) -> None:
+        self._job, self._output = job, output
+        self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
+        self._is_here = start.are_here(job.slots)
+        self._ears = Ears("127.0.0.1" if self._is_here else "")
+        self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
+        self._signal: int | None = None
+        self._closed = False
+        self._asked_at = float("inf")
+
+    def run(self) -> Outcome:
+        """See the job through.
+
+        Raises:
+            UserError, LauncherError: it can't be started as it is.
+        """
+        top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        # Open MPI's shared memory; what the ranks keep may be more than fits there.
+        self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
+        self._kept = tempfile.mkdtemp(prefix="horovodrun-")
+        problem = None
+        try:
+            with self._ears, _signals(self._on_signal), open(self._log_path, "wb") as log:
+                self._start(log)
+                problem = self._gather()
+                if problem is None and self._signal is None:
+                    self._tell()
+                    problem = self._watch()
+                self._end()
+        finally:
+            self._close()
+            if problem or self._job.verbose:
+                problem = self._with_launchers_words(problem)
+            for folder in (self._scratch, self._kept):
+                shutil.rmtree(folder, ignore_errors=True)
+        return Outcome(self._ranks, problem, self._signal)
+
+    # --- starting
+
+    def _start(self, log: Any) -> None:
+        job = self._job
+        addresses = [(name, self._ears.port) for name in self._addresses()]
+        told = {"addresses": addresses, "key": self._ears.key.hex()}
+        shell = job.environment
+        if job.transport == "mpi":
+            commands = [
+                start.with_mpi(
+                    job.slots,
+                    told,
+                    shell,
+                    scratch=self._scratch,
+                    ssh=job.ssh,
+                    mpi_args=job.mpi_args,
+                    binding_args=job.binding_args,
+                    interfaces=job.interfaces,
+                    tcp=job.tcp,
+                    python=job.python,
+                )
+            ]
+        else:
+            commands = start.plain(job.slots, told, shell, ssh=job.ssh)
+        for command in commands:
+            if job.verbose:
+                print(f"horovodrun: {shlex.join(command.argv)}", file=sys.stderr)
+            # A session of its own: Ctrl-C reaches this process alone, which ends the ranks in order.
+            process = subprocess.Popen(
+                command.argv,
+                env=dict(command.environment),
+                stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(command.text.encode())
+                    process.stdin.flush()
+            self._launchers.append((command, process))
+
+    def _addresses(self) -> list[str]:
+        """Where the ranks' hosts may reach this process."""
+        if self._is_here:
+            return ["127.0.0.1"]
+        found = []
+        for host in dict.fromkeys(slot.host for slot in self._job.slots):
+            if is_here(host):
+                continue
+            # Nothing is sent: connecting a datagram socket only asks which way leads there.
+            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))
+                found.append(probe.getsockname()[0])
+        return [*dict.fromkeys(found), socket.gethostname(), "127.0.0.1"]
+
+    def _gather(self) -> str | None:
+        """Wait until every rank has come up; why not, if one hasn't."""
+        deadline = time.monotonic() + self._job.start_timeout_s
+        while any(rank.connection is None for rank in self._ranks):
+            if self._signal is not None:
+                return None
+            with contextlib.suppress(queue.Empty):
+                connection, hello = self._ears.joined.get(timeout=_TICK_S)
+                if not 0 <= hello["rank"] < len(self._ranks):
+                    return (
+                        f"mpirun has started a rank {hello['rank']}, but there are {len(self._ranks)}. A setting of Open MPI's "
+                        "(OMPI_MCA_*, PRTE_MCA_*, --mpi-args) changes how many it starts; take it away."
+                    )
+                place = self._ranks[hello["rank"]]
+                place.connection, place.hello = connection, hello
+                if is_here(place.host) and hello["host"] != socket.gethostname():
+                    return (
+                        f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "
+                        "the hosts in another order. Name each machine once, by one name."
+                    )
+                continue
+            missing = [rank for rank, place in enumerate(self._ranks) if place.connection is None]
+            ended = [(command, process) for command, process in self._launchers if process.poll() is not None]
+            for command, process in ended:
+                theirs = [rank for rank in missing if rank in command.ranks]
+                if theirs and self._ears.joined.empty():
+                    return (
+                        f"{named(theirs, self._ranks)} could not be started: {_program(process)} ended with exit code "
+                        f"{_shell_code(process)}."
+                    )
+            late = time.monotonic() > deadline
+            if late:
+                return (
+                    f"{named(missing, self._ranks)} did not come up within --start-timeout {self._job.start_timeout_s:g} s. "
+                    "Check that each host is up, that ssh logs in there without a password, and that "
+                    f"{sys.executable} and Paceline lie there at the same place; or allow more time."
+                )
+        return None
+
+    def _tell(self) -> None:
+        """Tell every rank what to run."""
+        job, head = self._job, self._ranks[0]
+        is_local = self._is_here or is_here(head.host)
+        master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
+        for slot, place in zip(job.slots, self._ranks, strict=True):
+            environment = start.for_host(job.environment, slot.host)
+            environment = with_defaults(environment, slot, is_one_machine=self._is_here)
+            environment |= variables(slot, len(job.slots), job.transport, master)
+            assert place.connection is not None
+            with contextlib.suppress(OSError):
+                wire.send(
+                    place.connection,
+                    {
+                        "argv": list(job.argv),
+                        "environment": environment,
+                        "directory": job.directory,
+                        "payload_bytes": len(job.payload),
+                        "scratch": [self._kept, self._scratch] if self._is_here else [],
+                    },
+                )
+                if job.payload:
+                    place.connection.send_bytes(job.payload)
+
+    # --- watching
+
+    def _watch(self) -> str | None:
+        """Until all ranks have ended, one has failed, or this process is told to stop; why, if the launcher is gone."""
+        failed_at: float | None = None
+        while any(place.exit_code is None for place in self._ranks):
+            self._look(_TICK_S)
+            if self._signal is not None:
+                return None
+            if failed_at is None and any(place.exit_code for place in self._ranks):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
+                return None
+            if self._job.transport == "mpi" and (self._launchers[0][1].poll() or 0) < 0:
+                return f"mpirun ended with exit code {_shell_code(self._launchers[0][1])} before the ranks did."
+        return None
+
+    def _look(self, timeout_s: float) -> None:
+        """Take what has come, for so long at most."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                rank, data = self._ears.events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            self._take(rank, data)
+            if time.monotonic() > deadline:
+                return
+
+    def _take(self, rank: int, data: bytes | None) -> None:
+        place = self._ranks[rank]
+        if data is None:
+            if place.exit_code is None:
+                # The process beside the rank has gone without a word, or its host.
+                self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
+            return
+        mark, content = data[:1], data[1:]
+        if mark == b"o":
+            self._output.write(rank, "stdout", content)
+        elif mark == b"e":
+            self._output.write(rank, "stderr", content)
+        elif mark == b"r":
+            place.result += content
+        elif mark == b"E":
+            end = json.loads(content)
+            self._ended(rank, end["exit_code"], end["error"])
+
+    def _ended(self, rank: int, exit_code: int, error: dict[str, Any] | None) -> None:
+        place = self._ranks[rank]
+        self._output.finish(rank)
+        place.exit_code, place.ended_at = exit_code, time.time()
+        # An exception on the way out after it was told to end is no failure of its own.
+        place.error = None if place.stopped and (error or {}).get("time", 0) > self._asked_at else error
+
+    # --- ending
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is not None:
+            self._close()  # the second time: at once
+        self._signal = number
+
+    def _end(self) -> None:
+        """Ask the ranks that still run to end, and wait for them for a while."""
+        self._asked_at = time.time()
+        word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
+        for place in self._ranks:
+            if place.connection is not None and place.exit_code is None:
+                place.stopped = True
+                with contextlib.suppress(OSError):
+                    wire.send(place.connection, word)
+        deadline = time.monotonic() + _GRACE_S
+        while any(p.stopped and p.exit_code is None for p in self._ranks) and time.monotonic() < deadline:
+            self._look(_TICK_S)
+            if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
+                word = {"end": True}
+                for place in self._ranks:
+                    if place.connection is not None and place.exit_code is None:
+                        with contextlib.suppress(OSError):
+                            wire.send(place.connection, word)
+
+    def _close(self) -> None:
+        """Let go of everything: a rank whose connection closes is killed by the process beside it."""
+        if self._closed:
+            return
+        self._closed = True
+        for place in self._ranks:
+            if place.connection is not None:
+                wire.hang_up(place.connection)
+        deadline = time.monotonic() + 2.0
+        for _, process in self._launchers:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.05, deadline - time.monotonic()))
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(2.0)
+            if process.poll() is None:
+                for pid in [*processes.descendants(process.pid), process.pid]:
+                    processes.send(pid, signal.SIGKILL)
+                process.wait()
+            if process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
+
+    @property
+    def _log_path(self) -> str:
+        return os.path.join(self._scratch, "launcher.log")
+
+    def _with_launchers_words(self, problem: str | None) -> str | None:
+        with contextlib.suppress(OSError):
+            with open(self._log_path, encoding="utf-8", errors="replace") as file:
+                lines = [line.rstrip() for line in file if line.strip()]
+            if lines and problem is None:
+                print("\n".join(lines), file=sys.stderr)
+            elif lines and problem is not None:
+                return "\n".join([problem, *(f"    {line}" for line in lines[-_LAUNCHER_LINES:])])
+        return problem
+
+
+@contextlib.contextmanager
+def _signals(handler: Any) -> Iterator[None]:
+    """Have these signals handled while the block runs; elsewhere than in the main thread they can't be."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _program(process: subprocess.Popen[bytes]) -> str:
+    words: Any = process.args
+    return os.path.basename(str(words[0]))
+
+
+def _shell_code(process: subprocess.Popen[bytes]) -> int:
+    code = process.returncode
+    return 128 - code if code < 0 else code

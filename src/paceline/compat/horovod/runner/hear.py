@@ -1,0 +1,80 @@
+"""Where the processes beside the ranks connect to: who has come, and what each says, in the order in which it came."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import socket
+import threading
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+from paceline.compat.horovod.runner import wire
+
+_TICK_S = 0.1
+#: Pieces that wait to be printed, at most; then the ranks wait.
+_PIECES = 1000
+
+
+class Ears:
+    """Listens while the block runs. host: the address to listen at, "" for all.
+
+    joined: (connection, hello) of each rank; events: (rank, what it has said), None at the end of its connection.
+    """
+
+    def __init__(self, host: str) -> None:
+        self.key = secrets.token_bytes(32)
+        self.joined: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
+        self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
+        self._closed = False
+        self._listener = socket.create_server((host, 0), backlog=1024)
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def __enter__(self) -> Ears:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed = True
+        # Closing alone would leave the thread waiting.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            # A thread each: whoever connects and says nothing keeps nobody waiting.
+            threading.Thread(target=self._hear, args=(connected,), daemon=True).start()
+
+    def _hear(self, connected: socket.socket) -> None:
+        connection = wire.accept(connected, self.key)
+        if connection is None:
+            return
+        try:
+            hello = wire.receive(connection)
+            rank = int(hello["rank"])
+        except (EOFError, ValueError, KeyError):
+            connection.close()
+            return
+        self.joined.put((connection, hello))
+        with contextlib.suppress(OSError, EOFError):
+            while not self._closed:
+                self._pass_on(rank, connection.recv_bytes())
+        self._pass_on(rank, None)
+
+    def _pass_on(self, rank: int, data: bytes | None) -> None:
+        while not self._closed:
+            with contextlib.suppress(queue.Full):
+                self.events.put((rank, data), timeout=_TICK_S)
+                return

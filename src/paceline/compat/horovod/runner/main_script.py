@@ -1,0 +1,31 @@
+"""Run a script as `python script.py` would: its exception is written down, and a failing rank leaves MPI alone.
+
+python .../runner/main_script.py script.py [argument ...]
+"""
+
+import os
+import sys
+
+if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+    del sys.path[0]
+
+from paceline.worker import report, script
+
+_SCRATCH = "HOROVODRUN_SCRATCH"
+
+
+def main(argv: "list[str]") -> None:
+    scratch, told = os.environ.pop(_SCRATCH, None), report.failed
+
+    def failed(error: BaseException) -> None:
+        # Only now: a process that has them takes itself for a worker of a Paceline run.
+        if scratch is not None and os.path.isdir(scratch):
+            os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1"}
+            told(error)
+
+    report.failed = failed
+    script.run(argv[0], argv[1:])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,233 @@
+"""The command line of `horovodrun`: its usual options, and a file of them in YAML."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.errors import UserError
+
+#: key of the file -> option; `not_` in front: the other way round.
+_FILE_KEYS = {
+    "params": {
+        name: name
+        for name in (
+            "fusion_threshold_mb",
+            "cycle_time_ms",
+            "cache_capacity",
+            "hierarchical_allreduce",
+            "hierarchical_allgather",
+            "torus_allreduce",
+        )
+    },
+    "autotune": {
+        "enabled": "autotune",
+        "log_file": "autotune_log_file",
+        "warmup_samples": "autotune_warmup_samples",
+        "steps_per_sample": "autotune_steps_per_sample",
+        "bayes_opt_max_samples": "autotune_bayes_opt_max_samples",
+        "gaussian_process_noise": "autotune_gaussian_process_noise",
+    },
+    "timeline": {"filename": "timeline_filename", "mark_cycles": "timeline_mark_cycles"},
+    "stall_check": {
+        "enabled": "stall_check",
+        "warning_time_seconds": "stall_check_warning_time_seconds",
+        "shutdown_time_seconds": "stall_check_shutdown_time_seconds",
+    },
+    "library_options": {
+        name: name
+        for name in ("mpi_threads_disable", "num_nccl_streams", "thread_affinity", "gloo_timeout_seconds", "mpi_args")
+    },
+    "logging": {"level": "log_level", "hide_timestamp": "log_hide_timestamp"},
+}
+_CONTROLLERS = ("gloo", "mpi", "jsrun")
+_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options and the command; exits with code 2 where an option is wrong, as argparse does.
+
+    What was not given is None. The file of `--config-file` stands over options before it and under those behind it.
+
+    Raises:
+        UserError: the file of `--config-file` can't be read, or holds what is no option.
+    """
+    options = _parser().parse_args(list(argv))
+    if options.command[:1] == ["--"]:
+        del options.command[0]
+    return options
+
+
+def usage_error(message: str) -> None:
+    """Say what is wrong with the call, and exit with code 2."""
+    _parser().error(message)
+
+
+class _ConfigFile(argparse.Action):
+    def __call__(self, parser: Any, namespace: argparse.Namespace, path: Any, option_string: Any = None) -> None:
+        for dest, value in _read(parser, path).items():
+            setattr(namespace, dest, value)
+        namespace.config_file = path
+
+
+def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"--config-file {path!r} holds no mapping. Its keys are {', '.join(_FILE_KEYS)} and others.")
+    known = {action.dest: action for action in parser._actions}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        if key == "controller":
+            if value not in _CONTROLLERS:
+                raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
+            found |= {name: name == value for name in _CONTROLLERS}
+        elif key in _FILE_KEYS:
+            if not isinstance(value, dict | None):
+                raise UserError(
+                    f"{key} in --config-file {path!r} is {value!r}. Its keys are {', '.join(_FILE_KEYS[key])}."
+                )
+            for name, inner in (value or {}).items():
+                if name not in _FILE_KEYS[key]:
+                    raise UserError(
+                        f"{key}.{name} in --config-file {path!r} is no option. Known: {', '.join(_FILE_KEYS[key])}."
+                    )
+                dest = _FILE_KEYS[key][name]
+                found[dest] = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
+        elif (dest := str(key).replace("-", "_")) in known and dest not in ("command", "config_file", "help"):
+            found[dest] = _checked(value, known[dest], f"{key} in --config-file {path!r}")
+        else:
+            raise UserError(f"{key!r} in --config-file {path!r} is no option. `horovodrun --help` lists them.")
+    return found
+
+
+def _checked(value: Any, option: argparse.Action, where: str) -> Any:
+    """The value as the command line would have given it."""
+    if value is None:
+        return None
+    if option.nargs == 0:
+        if not isinstance(value, bool):
+            raise UserError(f"{where} is {value!r}. Write true or false.")
+        return value
+    kind = option.type if callable(option.type) else str
+    try:
+        found = kind(str(value))
+    except (ValueError, argparse.ArgumentTypeError) as error:
+        raise UserError(f"{where} is {value!r}, which is no value for it: {error}.") from error
+    if option.choices is not None and found not in option.choices:
+        raise UserError(f"{where} is {value!r}. Known: {', '.join(map(str, option.choices))}.")
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="horovodrun",
+        allow_abbrev=False,
+        description="Start a training script on several processes: Horovod's command, on Paceline's collectives.",
+        usage="horovodrun [options] -np N command [argument ...]",
+        argument_default=None,
+    )
+    add = parser.add_argument
+    add("-v", "--version", action="store_true", help="say which Horovod's interface this is")
+    add("-np", "--num-proc", dest="np", type=_count, help="number of processes")
+    add("-cb", "--check-build", action="store_true", help="say which frameworks and transports there are")
+    add("--disable-cache", action="store_true", help="nothing is cached here")
+    add("--start-timeout", type=_seconds, help="seconds that all processes may take to start (30)")
+    add("--network-interfaces", "--network-interface", dest="network_interfaces", help="interfaces, as eth0,eth1")
+    add("--output-filename", help="folder that also gets each rank's output: rank.<n>/stdout and stderr")
+    add("--verbose", action="store_true", help="also show what is started, and the launcher's own output")
+    add("--config-file", action=_ConfigFile, help="YAML file of options; stands over options before it")
+    add("-prefix-timestamp", "--prefix-output-with-timestamp", dest="prefix_timestamp", action="store_true")
+
+    ssh = parser.add_argument_group("ssh").add_argument
+    ssh("-p", "--ssh-port", type=_count)
+    ssh("-i", "--ssh-identity-file")
+
+    hosts = parser.add_argument_group("hosts").add_mutually_exclusive_group().add_argument
+    hosts("-H", "--hosts", help="as host1:2,host2:4")
+    hosts("-hostfile", "--hostfile", help="file with lines `host slots=2`")
+    hosts("--host-discovery-script")
+
+    tune = parser.add_argument_group("tuning").add_argument
+    tune("--fusion-threshold-mb", type=_number)
+    tune("--cycle-time-ms", type=_number)
+    tune("--cache-capacity", type=_whole)
+    for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
+        tune(f"--{name}", action=argparse.BooleanOptionalAction)
+    tune("--autotune", action=argparse.BooleanOptionalAction)
+    tune("--autotune-log-file")
+    tune("--autotune-warmup-samples", type=_whole)
+    tune("--autotune-steps-per-sample", type=_count)
+    tune("--autotune-bayes-opt-max-samples", type=_count)
+    tune("--autotune-gaussian-process-noise", type=_number)
+
+    elastic = parser.add_argument_group("elastic").add_argument
+    elastic("--min-np", "--min-num-proc", dest="min_np", type=_count)
+    elastic("--max-np", "--max-num-proc", dest="max_np", type=_count)
+    elastic("--slots-per-host", "--slots", dest="slots", type=_count)
+    elastic("--elastic-timeout", type=_seconds)
+    elastic("--reset-limit", type=_count)
+    elastic("--blacklist-cooldown-range", type=_whole, nargs=2)
+
+    watch = parser.add_argument_group("timeline and stalls").add_argument
+    watch("--timeline-filename", type=os.path.abspath)
+    watch("--timeline-mark-cycles", action=argparse.BooleanOptionalAction)
+    watch("--stall-check", action=argparse.BooleanOptionalAction)
+    watch("--stall-check-warning-time-seconds", type=_seconds)
+    watch("--stall-check-shutdown-time-seconds", type=_seconds)
+
+    library = parser.add_argument_group("library").add_argument
+    library("--mpi-threads-disable", action=argparse.BooleanOptionalAction)
+    library("--mpi-args", help='more arguments of mpirun, in one word: --mpi-args="--map-by node"')
+    library("--tcp", action="store_true", help="MPI over TCP only")
+    library("--binding-args", help="in place of mpirun's --bind-to none")
+    library("--num-nccl-streams", type=_whole)
+    library("--thread-affinity", type=_whole)
+    library("--gloo-timeout-seconds", type=_seconds)
+    library("--log-level", type=str.upper, choices=_LEVELS)
+    library(
+        "--log-hide-timestamp", "--log-without-timestamp", dest="log_hide_timestamp", action="store_true", default=None
+    )
+    library(
+        "--no-log-hide-timestamp", "--log-with-timestamp", dest="log_hide_timestamp", action="store_false", default=None
+    )
+
+    controller = parser.add_argument_group("transport").add_mutually_exclusive_group().add_argument
+    controller("--gloo", action="store_true", help="plain processes, without mpirun")
+    controller("--mpi", action="store_true", help="mpirun")
+    controller("--jsrun", action="store_true", help="not here")
+
+    add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 on")
+    return int(text)
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return value
+
+
+_seconds = _number

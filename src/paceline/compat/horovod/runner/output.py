@@ -1,0 +1,111 @@
+"""What the ranks print, line by line: `[rank]<stdout>:text` on this process's own output, and in a file for each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+from paceline.errors import UserError
+
+_LAST_LINES = 20
+#: A longer line is shown in pieces.
+_LONGEST_LINE_BYTES = 1 << 20
+
+
+class Output:
+    """Takes pieces of the ranks' output and gives whole lines on. A line's end is `\\n`, or the `\\r` of a progress bar.
+
+    to_streams: through `sys.stdout` and `sys.stderr` (a notebook's cell), not to this process's descriptors.
+    folder: gets `rank.<n>/stdout` and `rank.<n>/stderr` too, as they were printed.
+    """
+
+    def __init__(
+        self, size: int, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False
+    ) -> None:
+        self._timestamps, self._to_streams = timestamps, to_streams
+        self._parts: dict[tuple[int, str], bytes] = {}
+        self._last: dict[int, deque[str]] = {rank: deque(maxlen=_LAST_LINES) for rank in range(size)}
+        self._files: dict[tuple[int, str], io.FileIO] = {}
+        if folder is not None:
+            self._open(Path(folder), size)
+
+    def write(self, rank: int, stream: str, data: bytes) -> None:
+        """stream: "stdout" or "stderr".
+
+        Raises:
+            BrokenPipeError: nobody reads this process's output any more.
+        """
+        self._keep(rank, stream, data)
+        text = self._parts.pop((rank, stream), b"") + data
+        # A last "\r" may be the first half of "\r\n".
+        text, held = (text[:-1], b"\r") if text.endswith(b"\r") else (text, b"")
+        whole, end, rest = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").rpartition(b"\n")
+        if len(rest) > _LONGEST_LINE_BYTES:
+            whole, end, rest = whole + end + rest, b"\n", b""
+        if rest or held:
+            self._parts[rank, stream] = rest + held
+        if end:
+            self._show(rank, stream, whole)
+
+    def finish(self, rank: int) -> None:
+        """Show what the rank has printed without a line's end."""
+        for stream in ("stdout", "stderr"):
+            if rest := self._parts.pop((rank, stream), b""):
+                self._show(rank, stream, rest.rstrip(b"\r"))
+
+    def last_lines(self, rank: int) -> tuple[str, ...]:
+        """The rank's last lines, of both streams."""
+        return tuple(self._last[rank])
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _open(self, folder: Path, size: int) -> None:
+        width = len(str(size - 1))
+        try:
+            for rank in range(size):
+                place = folder / f"rank.{rank:0{width}}"
+                place.mkdir(parents=True, exist_ok=True)
+                for stream in ("stdout", "stderr"):
+                    self._files[rank, stream] = io.FileIO(place / stream, "w")
+        except OSError as error:
+            self.close()
+            raise UserError(
+                f"--output-filename {str(folder)!r} can't be written: {error}. Name a folder that can be made."
+            ) from error
+
+    def _keep(self, rank: int, stream: str, data: bytes) -> None:
+        """Write into the stream's file. A disk that is full ends the file, not the training."""
+        file = self._files.get((rank, stream))
+        try:
+            while file is not None and data:
+                data = data[file.write(data) or 0 :]
+        except OSError as error:
+            path = f"rank.{rank}/{stream}"
+            print(f"horovodrun: {path} of --output-filename is written no more: {error.strerror}.", file=sys.stderr)
+            with contextlib.suppress(OSError):
+                self._files.pop((rank, stream)).close()
+
+    def _show(self, rank: int, stream: str, text: bytes) -> None:
+        stamp = time.asctime().encode() if self._timestamps else b""
+        prefix = stamp + f"[{rank}]<{stream}>:".encode()
+        lines = text.split(b"\n")
+        self._last[rank].extend(line.decode(errors="replace") for line in lines)
+        self._put(stream, b"".join(prefix + line + b"\n" for line in lines))
+
+    def _put(self, stream: str, data: bytes) -> None:
+        if self._to_streams:
+            target = sys.stdout if stream == "stdout" else sys.stderr
+            target.write(data.decode(errors="replace"))
+            target.flush()
+            return
+        descriptor = 1 if stream == "stdout" else 2
+        while data:
+            data = data[os.write(descriptor, data) :]

@@ -1,0 +1,196 @@
+"""Beside each rank: starts the rank's program, sends what it prints to `horovodrun`, and tells how it ended.
+
+    python .../runner/rank.py [--rank N --stdin]
+
+mpirun starts it, or `horovodrun` itself (--rank, with where to connect to on standard input). When the connection
+breaks, `horovodrun` is gone, and everything below this process is killed: so nothing is left of a job, on any host,
+however it was ended.
+"""
+
+import os
+import sys
+
+# Python puts this file's folder there; its modules must not stand in the way of others of the same name.
+if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+    del sys.path[0]
+_PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+sys.path.append(os.path.dirname(_PACKAGE))
+
+import ctypes  # noqa: E402
+import json  # noqa: E402
+import shutil  # noqa: E402
+import signal  # noqa: E402
+import socket  # noqa: E402
+import subprocess  # noqa: E402
+import tempfile  # noqa: E402
+import threading  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from multiprocessing.connection import Connection  # noqa: E402
+from typing import IO, Any  # noqa: E402
+
+from paceline import processes  # noqa: E402
+from paceline.compat.horovod.runner import wire  # noqa: E402
+from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
+
+_GRACE_S = 5.0
+#: How long pipes may stay open after the program's end: something that it started may hold them.
+_PIPES_S = 1.0
+_PR_SET_PDEATHSIG = 1
+#: What mpirun has set for this process holds over what `horovodrun` sends.
+_LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "OPAL_", "PMI_", "LD_LIBRARY_PATH")
+
+
+def main(argv: list[str]) -> int:
+    """0: the rank's end, however it was, has been told; else `horovodrun` could not be reached, or has gone."""
+    text = sys.stdin.readline() if "--stdin" in argv else os.environ.pop(wire.VARIABLE)
+    told = json.loads(text)
+    rank = int(argv[argv.index("--rank") + 1] if "--rank" in argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    processes.become_subreaper()
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    try:
+        connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], bytes.fromhex(told["key"]))
+        wire.send(connection, {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "port": port})
+        start = wire.receive(connection)
+        if "argv" not in start:
+            return 1  # the job ends before it has begun: another rank did not come up
+        payload = connection.recv_bytes() if start["payload_bytes"] else b""
+    except (OSError, EOFError) as error:
+        print(f"rank {rank}: {error or 'horovodrun has gone'}", file=sys.stderr)
+        return 1
+    # On its own host, `horovodrun` removes it, should this process be killed.
+    top = next(iter(start["scratch"]), None)
+    scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
+    is_deserted = True
+    try:
+        is_deserted = _Rank(connection, rank, start, payload, scratch).run()
+    finally:
+        # The last ones to leave clean up for a driver that can't.
+        for folder in (scratch, *(start["scratch"] if is_deserted else ())):
+            shutil.rmtree(folder, ignore_errors=True)
+    return int(is_deserted)
+
+
+class _Rank:
+    def __init__(self, connection: Connection, rank: int, start: dict[str, Any], payload: bytes, scratch: str) -> None:
+        self._connection, self._rank, self._start, self._scratch = connection, rank, start, scratch
+        self._lock = threading.Lock()
+        self._deserted = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._result = os.path.join(scratch, "result")
+        if payload:
+            with open(os.path.join(scratch, "call"), "wb") as file:
+                file.write(payload)
+
+    def run(self) -> bool:
+        """See the program through. Whether `horovodrun` has gone meanwhile."""
+        os.makedirs(os.path.join(self._scratch, "attempts", "1"))
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: threading.Thread(target=self._end, daemon=True).start())
+        try:
+            process = self._process = self._started()
+        except (OSError, ValueError) as error:
+            self._tell_end(127, {"exception": _why_not_started(error, self._start)})
+            return False
+        pumps = [
+            threading.Thread(target=self._pump, args=(stream, mark), daemon=True)
+            for stream, mark in ((process.stdout, b"o"), (process.stderr, b"e"))
+        ]
+        for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
+            thread.start()
+        code = process.wait()
+        processes.kill_descendants(os.getpid())
+        deadline = time.monotonic() + _PIPES_S
+        for thread in pumps:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._send_result()
+        self._tell_end(128 - code if code < 0 else code, self._error())
+        return self._deserted
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
+        environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
+        environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
+        os.chdir(self._start["directory"])
+        with_names(environment, _PACKAGE, self._scratch)
+        argv = self._start["argv"]
+        if not self._start["payload_bytes"]:
+            argv = python_command(argv, environment)
+        return subprocess.Popen(
+            argv,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            # No thread has been started yet, so this is safe.
+            preexec_fn=_dies_with_parent(),  # noqa: PLW1509
+        )
+
+    def _pump(self, stream: IO[bytes], mark: bytes) -> None:
+        while data := os.read(stream.fileno(), wire.PIECE_BYTES):
+            self._send(mark + data)
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                message = wire.receive(self._connection)
+                if message.get("interrupt") and self._process is not None:
+                    processes.send(self._process.pid, signal.SIGINT)
+                if message.get("end"):
+                    threading.Thread(target=self._end, daemon=True).start()
+        except EOFError:
+            self._deserted = True
+            processes.kill_descendants(os.getpid())
+
+    def _end(self) -> None:
+        """SIGTERM to the program alone (a checkpoint may need its helpers), SIGKILL to all after a while."""
+        if self._process is not None:
+            processes.send(self._process.pid, signal.SIGTERM)
+            time.sleep(_GRACE_S)
+        processes.kill_descendants(os.getpid())
+
+    def _send_result(self) -> None:
+        if os.path.exists(self._result):
+            with open(self._result, "rb") as file:
+                while piece := file.read(wire.PIECE_BYTES * 16):
+                    self._send(b"r" + piece)
+
+    def _error(self) -> "dict[str, Any] | None":
+        try:
+            with open(os.path.join(self._scratch, "attempts", "1", f"error_{self._rank}.json"), "rb") as file:
+                return dict(json.loads(file.read()))
+        except (OSError, ValueError):
+            return None
+
+    def _tell_end(self, exit_code: int, error: "dict[str, Any] | None") -> None:
+        self._send(b"E" + json.dumps({"exit_code": exit_code, "error": error, "time": time.time()}).encode())
+
+    def _send(self, data: bytes) -> None:
+        with self._lock:
+            try:
+                self._connection.send_bytes(data)
+            except OSError:
+                self._deserted = True
+
+
+def _dies_with_parent() -> "Callable[[], object] | None":
+    """What makes the kernel kill the program when this process is killed; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _why_not_started(error: Exception, start: "dict[str, Any]") -> str:
+    if isinstance(error, OSError) and not os.path.isdir(start["directory"]):
+        return f"the folder {start['directory']!r} is not on host {socket.gethostname()}: it has to be on every host."
+    if isinstance(error, FileNotFoundError):
+        return f"there is no program {start['argv'][0]!r} on host {socket.gethostname()}. Check its name, and PATH."
+    return f"{start['argv'][0]!r} can't be started on host {socket.gethostname()}: {error}."
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""A rank's command line and path, as the machine where it runs makes them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+
+#: Options of the interpreter that leave the path and the environment alone, with or without a value of their own.
+_PLAIN = re.compile(r"-[uBOqSsvdbi]+")
+_WITH_VALUE = ("-W", "-X")
+
+
+def with_names(environment: MutableMapping[str, str], package: str, scratch: str) -> None:
+    """Let the programs below find `paceline`, and `horovod` where the real one is not installed.
+
+    package: the folder of `paceline`; scratch: a folder of the rank's own.
+    """
+    library = os.path.join(scratch, "lib")
+    os.makedirs(library, exist_ok=True)
+    # A link: the folder above the package may hold all that is installed beside it.
+    os.symlink(package, os.path.join(library, "paceline"))
+    own = [library, os.path.join(package, "compat", "names_late")]
+    environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])
+
+
+def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command; where it runs a script with this very interpreter, by way of `main_script`.
+
+    That one writes down the exception that ends a script, and does not let MPI wait for the others at its end. It is the
+    interpreter's file that counts: a virtual environment's is a link to it.
+    """
+    program = shutil.which(argv[0], path=environment.get("PATH"))
+    if program is None or os.path.realpath(program) != os.path.realpath(sys.executable):
+        return list(argv)
+    at = 1
+    while at < len(argv) and argv[at].startswith("-"):
+        if argv[at] in _WITH_VALUE:
+            at += 1
+        elif not _PLAIN.fullmatch(argv[at]):
+            return list(argv)
+        at += 1
+    if at >= len(argv) or not os.path.isfile(argv[at]):
+        return list(argv)
+    return [*argv[:at], os.path.join(os.path.dirname(os.path.abspath(__file__)), "main_script.py"), *argv[at:]]

@@ -1,0 +1,72 @@
+"""What is known of each rank of a job, and what each finds in its environment of itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+from paceline.compat.horovod.runner.hosts import Slot
+
+
+@dataclass
+class RankEnd:
+    """What is known of one rank. exit_code: as a shell gives it; None while it runs."""
+
+    host: str
+    connection: Connection | None = None
+    hello: dict[str, Any] = field(default_factory=dict)
+    exit_code: int | None = None
+    error: dict[str, Any] | None = None
+    ended_at: float | None = None
+    result: bytearray = field(default_factory=bytearray)
+    stopped: bool = False
+
+
+@dataclass
+class Outcome:
+    """How the job ended. problem: why it could not be started; stopped_by: the signal that this process was sent."""
+
+    ranks: list[RankEnd]
+    problem: str | None = None
+    stopped_by: int | None = None
+
+
+def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) -> dict[str, str]:
+    """The rank's own variables, under the names of Horovod and of torch. master: where torch's ranks meet."""
+    return {
+        "HOROVOD_CONTROLLER": transport,
+        "HOROVOD_CPU_OPERATIONS": transport,
+        "HOROVOD_HOSTNAME": slot.host,
+        "HOROVOD_RANK": str(slot.rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
+        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        "RANK": str(slot.rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(slot.local_rank),
+        "LOCAL_WORLD_SIZE": str(slot.local_size),
+        "MASTER_ADDR": master[0],
+        "MASTER_PORT": str(master[1]),
+    }
+
+
+def with_defaults(environment: Mapping[str, str], slot: Slot, *, is_one_machine: bool) -> dict[str, str]:
+    """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
+    found = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slot.local_size)), "PYTHONUNBUFFERED": "1"}
+    if is_one_machine:
+        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
+        found |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    return found | dict(environment)
+
+
+def named(ranks: Sequence[int], places: Sequence[RankEnd]) -> str:
+    """ "ranks 1, 3 on a, b"."""
+    hosts = ", ".join(dict.fromkeys(places[rank].host for rank in ranks))
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown} on {hosts}"

@@ -1,0 +1,57 @@
+"""Options of `horovodrun` as the variables that the engine reads, and a word on those that mean nothing here."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+#: option's name in the namespace -> variable; True: a switch.
+_VARIABLES = {
+    "cycle_time_ms": "HOROVOD_CYCLE_TIME",
+    "cache_capacity": "HOROVOD_CACHE_CAPACITY",
+    "timeline_filename": "HOROVOD_TIMELINE",
+    "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
+    "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
+    "autotune_log_file": "HOROVOD_AUTOTUNE_LOG",
+    "autotune_warmup_samples": "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
+    "autotune_steps_per_sample": "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
+    "autotune_bayes_opt_max_samples": "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
+    "log_level": "HOROVOD_LOG_LEVEL",
+}
+_SWITCHES = {
+    "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
+    "autotune": "HOROVOD_AUTOTUNE",
+    "log_hide_timestamp": "HOROVOD_LOG_HIDE_TIME",
+}
+#: What is taken and does nothing, with the reason.
+_WITHOUT_MEANING = {
+    "hierarchical_allreduce": "--hierarchical-allreduce: MPI chooses its own way",
+    "hierarchical_allgather": "--hierarchical-allgather: MPI chooses its own way",
+    "torus_allreduce": "--torus-allreduce: MPI chooses its own way",
+    "num_nccl_streams": "--num-nccl-streams: the engine has one stream for each process set",
+    "thread_affinity": "--thread-affinity: the engine's threads are not bound to cores",
+    "mpi_threads_disable": "--mpi-threads-disable: the engine needs MPI's threads",
+    "gloo_timeout_seconds": "--gloo-timeout-seconds: --start-timeout says how long ranks may take to come up",
+    "autotune_gaussian_process_noise": "--autotune-gaussian-process-noise: autotuning searches without a Gaussian process",
+}
+
+
+def variables(options: Namespace) -> dict[str, str]:
+    """The environment variables that these options make; those that were not given make none."""
+    found = {name: str(value) for dest, name in _VARIABLES.items() if (value := getattr(options, dest)) is not None}
+    found |= {
+        name: str(int(value)) for dest, name in _SWITCHES.items() if (value := getattr(options, dest)) is not None
+    }
+    if options.fusion_threshold_mb is not None:
+        found["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
+    if options.stall_check is not None:
+        found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
+    if options.network_interfaces:
+        found |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), options.network_interfaces)
+    return found
+
+
+def without_meaning(options: Namespace) -> list[str]:
+    """A line for each option that was given and changes nothing here."""
+    given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
+    # A number of 0 is given, a switch that is turned off changes nothing anyway.
+    return [_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False]

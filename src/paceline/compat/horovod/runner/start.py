@@ -1,0 +1,148 @@
+"""The command lines that bring `runner.rank` up, once for each rank: one mpirun, or plain processes and ssh."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+from paceline.compat.horovod.runner import wire
+from paceline.compat.horovod.runner.hosts import Slot, is_here
+from paceline.errors import LauncherError, UserError
+
+_RANK = str(Path(__file__).with_name("rank.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """How other hosts are reached."""
+
+    port: int | None = None
+    identity_file: str | None = None
+
+    @property
+    def arguments(self) -> list[str]:
+        words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
+        words += ["-p", str(self.port)] if self.port else []
+        words += ["-i", os.path.abspath(self.identity_file)] if self.identity_file else []
+        return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """A command line to be started on this machine. text: for its standard input."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+def with_mpi(
+    slots: Sequence[Slot],
+    told: Mapping[str, object],
+    shell: Mapping[str, str],
+    *,
+    scratch: str,
+    ssh: Ssh,
+    mpi_args: str | None = None,
+    binding_args: str | None = None,
+    interfaces: str | None = None,
+    tcp: bool = False,
+    python: str | None = None,
+) -> Started:
+    """One mpirun for all ranks. told: what `runner.rank` needs to find this process.
+
+    Raises:
+        LauncherError: there is no Open MPI.
+        UserError: an argument can't be split into words.
+    """
+    from paceline.launchers.mpi import find_open_mpi
+
+    mpi = find_open_mpi(python or sys.executable)
+    is_5 = mpi.version[0] >= 5
+    parameter = "--prtemca" if is_5 else "--mca"
+    words = ["--map-by", "slot:OVERSUBSCRIBE"] if is_5 else ["--oversubscribe", "--map-by", "slot"]
+    words += _words("--binding-args", binding_args) if binding_args else ["--bind-to", "none"]
+    if not are_here(slots):
+        per_host = [(host, len(list(group))) for host, group in groupby(slots, key=lambda slot: slot.host)]
+        words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
+        words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(ssh.arguments)]
+        if is_5:
+            # A host that vanishes is noticed by nobody else (and not for two hours).
+            for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
+                words += [parameter, f"oob_tcp_keepalive_{name}", value]
+    if tcp:
+        words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
+    if interfaces:
+        words += ["--mca", "btl_tcp_if_include", interfaces, parameter, "oob_tcp_if_include", interfaces]
+    words += _words("--mpi-args", mpi_args) if mpi_args else []
+    variables = {
+        wire.VARIABLE: json.dumps(told),
+        "OMPI_MCA_btl_sm_backing_directory": scratch,
+        "OMPI_MCA_btl_vader_backing_directory": scratch,
+        "PRTE_MCA_prte_tmpdir_base" if is_5 else "OMPI_MCA_orte_tmpdir_base": scratch,
+    }
+    if not are_here(slots):
+        # The folder is this machine's alone.
+        variables = {wire.VARIABLE: json.dumps(told)}
+    if os.geteuid() == 0:
+        variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return Started(
+        argv=(mpi.mpirun, *words, "-n", str(len(slots)), sys.executable, _RANK),
+        environment={**shell, **variables},
+        ranks=tuple(slot.rank for slot in slots),
+    )
+
+
+def plain(slots: Sequence[Slot], told: Mapping[str, object], shell: Mapping[str, str], *, ssh: Ssh) -> list[Started]:
+    """A process for each rank, over ssh on other hosts.
+
+    Raises:
+        UserError: ssh is needed and not there.
+    """
+    result = []
+    for slot in slots:
+        argv = [sys.executable, _RANK, "--rank", str(slot.rank), "--stdin"]
+        if not is_here(slot.host):
+            if shutil.which("ssh") is None:
+                raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
+            argv = ["ssh", *ssh.arguments, slot.host, shlex.join(argv)]
+        result.append(Started(argv=tuple(argv), environment=shell, text=json.dumps(told) + "\n", ranks=(slot.rank,)))
+    return result
+
+
+def has_mpi(python: str | None = None) -> bool:
+    """Whether there is an Open MPI."""
+    from paceline.launchers.mpi import find_open_mpi
+
+    try:
+        find_open_mpi(python or sys.executable)
+    except LauncherError:
+        return False
+    return True
+
+
+def are_here(slots: Sequence[Slot]) -> bool:
+    """Whether all ranks run on this machine."""
+    return all(is_here(name) for name in dict.fromkeys(slot.host for slot in slots))
+
+
+def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
+    """The environment without what belongs to this machine, if the host is another one."""
+    if is_here(host):
+        return dict(environment)
+    return {name: value for name, value in environment.items() if not wire.is_of_host(name)}
+
+
+def _words(option: str, text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UserError(f"{option} {text!r} can't be split into words: {error}. Close its quotes.") from error

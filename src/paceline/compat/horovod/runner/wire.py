@@ -1,0 +1,102 @@
+"""The line between `horovodrun` and the process that waits for each rank (`runner.rank`).
+
+Both sides prove that they know the key before anything is said (multiprocessing.connection's challenge). Then:
+
+    rank      hello {rank, host, pid, port}        port: one that is free there
+    driver    start {argv, environment, directory, payload_bytes, scratch}, then the payload if there is one
+                                                   scratch: folders to remove when the driver is gone
+    rank      o<bytes>  e<bytes>                   pieces of standard output and error, as often as there are any
+    rank      r<bytes>                             pieces of a function's result
+    rank      end {exit_code, error, signal}       the last word
+    driver    {"end": true} or {"interrupt": true} at any time; a closed connection means the same as "end", at once
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from collections.abc import Mapping
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+#: Holds, for what `horovodrun` starts, where it listens and the key.
+VARIABLE = "HOROVODRUN_CONNECT"
+_HANDSHAKE_S = 20.0
+_OF_HOST = frozenset(
+    ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
+)
+PIECE_BYTES = 1 << 16
+
+
+def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
+    """The connection to the driver, at the first of its addresses that answers and knows the key.
+
+    Raises:
+        OSError: none of them does.
+    """
+    errors = []
+    for address in addresses:
+        try:
+            connection = _connection(socket.create_connection(address, timeout=_HANDSHAKE_S))
+            answer_challenge(connection, key)
+            deliver_challenge(connection, key)
+            return connection
+        except (OSError, EOFError, ValueError, AssertionError) as error:
+            errors.append(f"{address[0]}:{address[1]}: {error or type(error).__name__}")
+    raise ConnectionError(f"horovodrun can't be reached at {'; '.join(errors)}")
+
+
+def accept(connected: socket.socket, key: bytes) -> Connection | None:
+    """The connection with a process that knows the key; None, and nothing left open, with any other."""
+    connection = _connection(connected)
+    try:
+        deliver_challenge(connection, key)
+        answer_challenge(connection, key)
+    except (OSError, EOFError, ValueError, AssertionError):
+        connection.close()
+        return None
+    return connection
+
+
+def send(connection: Connection, content: Mapping[str, Any]) -> None:
+    connection.send_bytes(json.dumps(content).encode())
+
+
+def receive(connection: Connection) -> dict[str, Any]:
+    """The next message.
+
+    Raises:
+        EOFError: the other side has closed the connection, or is gone.
+    """
+    try:
+        content = json.loads(connection.recv_bytes())
+    except OSError as error:
+        raise EOFError(str(error)) from error
+    assert isinstance(content, dict)
+    return content
+
+
+def hang_up(connection: Connection) -> None:
+    """Close the connection for both sides, also where a thread of this process is reading from it."""
+    with contextlib.suppress(OSError):
+        with socket.socket(fileno=os.dup(connection.fileno())) as twin:
+            twin.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+
+def is_of_host(variable: str) -> bool:
+    """Whether an environment variable belongs to a machine or a login, and means nothing on another host."""
+    return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
+
+
+def _connection(connected: socket.socket) -> Connection:
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    # A host that vanishes without a word is noticed after about a minute.
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return Connection(connected.detach())

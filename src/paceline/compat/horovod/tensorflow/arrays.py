@@ -1,0 +1,78 @@
+"""TensorFlow's tensors as the arrays that the engine reads and writes, and back, without a copy where that is possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+Array = np.ndarray[Any, Any]
+
+#: TensorFlow computes only in memory that starts at a multiple of this; anything else is copied.
+_ALIGNMENT_BYTES = 64
+#: Below this a copy costs less than handing memory over.
+_SHARED_BYTES = 1 << 15
+
+
+def host(tensor: Any) -> Array:
+    """The values of an eager tensor, in this machine's memory; its own memory if it lies there.
+
+    Raises:
+        ValueError: it is of a type that no collective takes.
+    """
+    # What `numpy()` copies; TensorFlow's tensors never change, and nothing here writes to it.
+    view = getattr(tensor, "_numpy_internal", tensor.numpy)
+    return checked(np.asarray(view()))
+
+
+def checked(array: Array) -> Array:
+    """The array, if it can be sent.
+
+    Raises:
+        ValueError: it holds strings or objects.
+    """
+    if array.dtype.kind in "OSU":
+        raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
+    return array
+
+
+def plain(array: Array) -> Array:
+    """The array as the engine knows it: of a type that NumPy lacks (bfloat16, float8), its bits."""
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def told_dtype(array: Array) -> str | None:
+    """What the engine has to be told beside the type of `plain(array)`, to reduce it.
+
+    Raises:
+        ValueError: nothing can be added up in this type.
+    """
+    if array.dtype.isbuiltin == 1:
+        return None
+    if array.dtype.name != "bfloat16":
+        raise ValueError(
+            f"tensors of type {array.dtype.name} can't be reduced; cast them to bfloat16 or float32 first."
+        )
+    return "bfloat16"
+
+
+def empty(shape: Sequence[int], dtype: Any) -> Array:
+    """New memory that TensorFlow can take over as a tensor's."""
+    kind = np.dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
+    made: Array = raw[start : start + size].view(kind).reshape(shape)
+    return made
+
+
+def tensor_of(array: Array) -> Any:
+    """An eager tensor of the array's values, in its memory where that fits. The array must not be written to any more."""
+    bits = plain(array)
+    if bits.nbytes < _SHARED_BYTES or bits.__array_interface__["data"][0] % _ALIGNMENT_BYTES or bits.dtype.kind == "b":
+        return tf.convert_to_tensor(array)
+    shared = tf.experimental.dlpack.from_dlpack(bits.__dlpack__())
+    return shared if bits is array else tf.bitcast(shared, tf.as_dtype(array.dtype))

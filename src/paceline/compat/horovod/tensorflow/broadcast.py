@@ -1,0 +1,111 @@
+"""broadcast, into new tensors and into variables, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    checked_members,
+    global_process_set,
+    registered_number,
+)
+from paceline.compat.horovod.tensorflow.arrays import Array, empty, plain
+from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.names import operation_name, raw, unique_in_graph, variable_names
+from paceline.compat.horovod.tensorflow.order import as_written
+from paceline.compat.horovod.tensorflow.pieces import How, dense, gradient_name, reduce_piece
+
+
+@as_written
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """A new tensor with the values of `root_rank`, which is a rank of the world even within a process set.
+
+    The gradient on the root is the average of the ranks' gradients (as Horovod has it), and 0 elsewhere.
+
+    Raises:
+        ValueError: `root_rank` is not in the process set.
+        HorovodInternalError: shapes, types or roots differ between ranks; on every rank.
+    """
+    given = tf.convert_to_tensor(tensor)
+    label = operation_name("Broadcast", name, given, ignore_name_scope)
+    return run([broadcast_piece(given, root_rank, label, process_set)])[0][0]
+
+
+@as_written
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Give the variables the values of `root_rank`; what they hold then.
+
+    variables: of TensorFlow or Keras. With other ones on the ranks, or in another order, HorovodInternalError.
+    """
+    given = list(variables)
+    if not given:
+        return []
+    for variable in given:
+        if not hasattr(raw(variable), "assign"):
+            raise ValueError(
+                f"this takes variables, not a tensor ({variable!r}). Use hvd.broadcast(tensor, root_rank), which gives a new one."
+            )
+    base = unique_in_graph(name or "broadcast_variables")
+    held = [tf.convert_to_tensor(raw(variable)) for variable in given]
+    pieces = [
+        broadcast_piece(tensor, root_rank, f"{base}.{label}", process_set)
+        for tensor, label in zip(held, variable_names(given), strict=True)
+    ]
+    results = [result for (result,) in run(pieces)]
+    return [_assigned(raw(variable), result) for variable, result in zip(given, results, strict=True)]
+
+
+def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: ProcessSet) -> Piece:
+    """The broadcast of one tensor.
+
+    Raises:
+        ValueError: `root` is not in the process set.
+    """
+    members = checked_members(process_set)
+    if root not in members:
+        raise ValueError(
+            f"root_rank={root} is not among the ranks {members}. It is a rank of the world, in a process set too."
+        )
+
+    def submit(arrays: list[Array]) -> int:
+        [array] = arrays
+        out = empty(array.shape, array.dtype)
+
+        def start(engine: Any, full: str) -> Any:
+            number = registered_number(process_set)
+            return engine.broadcast(full, plain(array), root=root, out=plain(out), process_set=number)
+
+        return handles.submit("broadcast", name, process_set, start, lambda _: [out])
+
+    def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
+        how = How(op=Average, process_set=process_set)
+        averaged = run([reduce_piece([dense(grads[0])], gradient_name(name), how, grouped=False)])[0][0]
+        return [averaged if basics.rank() == root else tf.zeros_like(averaged)]
+
+    return Piece(tensors=[tensor], submit=submit, results=[(tensor.dtype, tensor.shape)], backward=backward)
+
+
+def _assigned(variable: Any, value: Any) -> Any:
+    """What the variable holds, after it was given this value."""
+    if tf.executing_eagerly() or hasattr(variable, "handle"):
+        done = variable.assign(value)
+        with tf.control_dependencies([] if tf.executing_eagerly() else [done]):
+            return tf.identity(variable)
+    return tf.compat.v1.assign(variable, value)

@@ -1,0 +1,105 @@
+"""`hvd.elastic`: training that goes on after a failed collective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.elastic import ObjectState, run_fn
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.tensorflow.functions import broadcast_object, broadcast_variables
+from paceline.compat.horovod.tensorflow.names import raw
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]  # noqa: F822 - made on use
+
+T = TypeVar("T")
+
+
+def run(func: Callable[..., T]) -> Callable[..., T]:
+    """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
+    collective has failed, in a graph too. The engine is started anew each time."""
+
+    def translated(*args: Any, **kwargs: Any) -> T:
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            # Out of a graph an error of Python comes as one of TensorFlow's, with its text.
+            if HorovodInternalError.__name__ not in str(error):
+                raise
+            raise HorovodInternalError(str(error)) from error
+
+    translated.__name__, translated.__doc__ = getattr(func, "__name__", "run"), func.__doc__
+    return run_fn(translated, _reset)
+
+
+class TensorFlowState(ObjectState):
+    """Variables of TensorFlow, and plain values, each an attribute.
+
+    variables: all global ones of a graph of TensorFlow 1, unless they are given. session: the one that they live in, for
+    such a graph. kwargs: plain values, such as `batch=0`; they are kept as they are.
+    """
+
+    def __init__(self, variables: Iterable[Any] | None = None, session: Any = None, **kwargs: Any) -> None:
+        self.variables = list(tf.compat.v1.global_variables() if variables is None else variables)
+        self.session = session
+        self._assigns: Any = None
+        super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **kwargs)
+        self._save_variables()
+
+    def save(self) -> None:
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        self._write(self._values)
+        super().restore()
+
+    def sync(self) -> None:
+        if self.session is None:
+            broadcast_variables(self.variables, root_rank=0)
+        else:
+            self._write(broadcast_object(self._read(), name="elastic_variables"))
+        self._save_variables()
+        super().sync()
+
+    def _save_variables(self) -> None:
+        self._values = self._read()
+
+    def _read(self) -> list[Any]:
+        if self.session is not None:
+            return list(self.session.run(self.variables))
+        return [np.array(raw(variable).numpy()) for variable in self.variables]
+
+    def _write(self, values: list[Any]) -> None:
+        if self.session is None:
+            for variable, value in zip(self.variables, values, strict=True):
+                raw(variable).assign(value)
+            return
+        if self._assigns is None:
+            # Once: what is added to a graph stays there.
+            with self.session.graph.as_default():
+                self._assigns = [
+                    (place, tf.compat.v1.assign(variable, place))
+                    for variable in self.variables
+                    for place in [tf.compat.v1.placeholder(variable.dtype.base_dtype, variable.shape)]
+                ]
+        fed = {place: value for (place, _), value in zip(self._assigns, values, strict=True)}
+        self.session.run([assign for _, assign in self._assigns], fed)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TensorFlowKerasState":
+        # Loads Keras, for scripts that use it.
+        from paceline.compat.horovod._keras.elastic import KerasState
+
+        return KerasState
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _reset() -> None:
+    basics.shutdown()
+    basics.init()

@@ -1,0 +1,139 @@
+"""allgather and alltoall, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.ops import check_splits
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    checked_members,
+    global_process_set,
+    registered_number,
+)
+from paceline.compat.horovod.tensorflow.arrays import Array, plain
+from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.names import operation_name
+from paceline.compat.horovod.tensorflow.order import as_written
+from paceline.compat.horovod.tensorflow.pieces import dense, gather_piece, gradient_name
+
+
+@as_written
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The ranks' tensors one after the other along their first dimension, in the order of the ranks.
+
+    tensor: its first dimension may differ between ranks, and may be 0; the others must be the same everywhere.
+    The gradient is the average of the ranks' gradients of this rank's part (as Horovod has it), not their sum.
+
+    Raises:
+        ValueError: the tensor has no dimension.
+    """
+    given = tf.convert_to_tensor(tensor)
+    return run([gather_piece(given, operation_name("Allgather", name, given, ignore_name_scope), process_set)])[0][0]
+
+
+@as_written
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`allgather` of each, begun when all of them are there on every rank. An empty list is returned as it is."""
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not given:
+        return []
+    full = operation_name("GroupedAllgather", name, given[0], ignore_name_scope)
+    return run([gather_piece(given, full, process_set)])[0]
+
+
+@as_written
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """What every rank has sent to this one, in the order of the ranks; with `splits` also how many rows of each.
+
+    splits: rows to send to each rank, from the first row on; a list, or a tensor of int32. What is left over is not
+        sent. None: equal parts.
+    The result is one tensor if `splits` is None, else (tensor, received_splits).
+
+    Raises:
+        ValueError: splits that don't fit, of another type; or without splits, rows that can't be divided equally.
+    """
+    given = tf.convert_to_tensor(tensor)
+    counts = None if splits is None else _splits_tensor(splits)
+    piece = _alltoall_piece(given, counts, operation_name("Alltoall", name, given, ignore_name_scope), process_set)
+    received, received_splits = run([piece])[0]
+    return received if splits is None else (received, received_splits)
+
+
+def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Piece:
+    if tensor.shape.rank == 0:
+        raise ValueError("a tensor without dimensions has no rows to send; use tf.reshape(tensor, [1]).")
+    given = [tensor] if splits is None else [tensor, splits]
+
+    def submit(arrays: list[Array]) -> int:
+        array, size = arrays[0], len(checked_members(process_set))
+        counts = _equal(array.shape[0], size) if splits is None else [int(count) for count in arrays[1]]
+        check_splits(counts, array.shape[0], size)
+
+        def start(engine: Any, full: str) -> Any:
+            return engine.alltoall(full, plain(array), splits=counts, process_set=registered_number(process_set))
+
+        def finish(result: Any) -> list[Array]:
+            rows, row_counts = result
+            return [rows.view(array.dtype), np.array([int(count) for count in row_counts], np.int32)]
+
+        return handles.submit("alltoall", name, process_set, start, finish)
+
+    def backward(grads: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+        piece = _alltoall_piece(dense(grads[0]), results[1], gradient_name(name), process_set)
+        returned = run([piece])[0][0]
+        # Rows that were not sent have had no influence.
+        unsent = tf.shape(tensor)[:1] - tf.shape(returned)[:1]
+        zeros = tf.zeros(tf.concat([unsent, tf.shape(tensor)[1:]], 0), tensor.dtype)
+        grad = tf.concat([returned, zeros], 0)
+        grad.set_shape(tensor.shape)
+        return [grad] if splits is None else [grad, None]
+
+    rows_shape = tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]])
+    return Piece(
+        tensors=given,
+        submit=submit,
+        results=[(tensor.dtype, rows_shape), (tf.int32, tf.TensorShape([None]))],
+        backward=backward,
+    )
+
+
+def _splits_tensor(splits: Any) -> Any:
+    if not tf.is_tensor(splits):
+        splits = tf.convert_to_tensor([int(count) for count in splits], tf.int32)
+    if splits.dtype != tf.int32 or splits.shape.rank not in (1, None):
+        raise ValueError(
+            f"splits must be a one-dimensional tensor of tf.int32, not {splits.dtype.name} with the shape "
+            f"{splits.shape}; or a list."
+        )
+    return splits
+
+
+def _equal(rows: int, size: int) -> list[int]:
+    if rows % size:
+        raise ValueError(
+            f"alltoall without splits needs a first dimension that {size} ranks can share equally; it is {rows}. "
+            "Give splits."
+        )
+    return [rows // size] * size

@@ -1,0 +1,80 @@
+"""Gradients of several backward passes, added up before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.tensorflow.names import key, raw
+
+
+class Accumulator:
+    """Sums of gradients, on this rank, over so many backward passes.
+
+    passes: `backward_passes_per_step`. average: `average_aggregated_gradients`: sums are divided by `passes`.
+    """
+
+    def __init__(self, passes: int, average: bool = False) -> None:
+        if passes < 1:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.passes, self.average = passes, average
+        self._count: Any = None
+        # Of each variable: what has been added up. Variables that no model and no checkpoint knows of.
+        self._sums: dict[int, Any] = {}
+
+    def step(self, grads: Sequence[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> Any:
+        """Add these gradients; with those of the last pass, call `act` with the sums. Whether it was called, as a tensor.
+
+        grads: tensors, tf.IndexedSlices, or None where there is none. The sums are tensors, None where there never was
+        a gradient. In a graph `act` is traced once, and what it returns is lost: it has to act on variables.
+        """
+        given = list(grads)
+        if self.passes == 1:
+            act(given)
+            return tf.constant(True)
+        self._prepare(given, variables)
+        sums = [self._sums.get(key(variable)) for variable in variables]
+        added = [_add(total, grad) for total, grad in zip(sums, given, strict=True) if grad is not None]
+        count = self._count.assign_add(1, read_value=not tf.executing_eagerly())
+        with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
+            is_due = tf.convert_to_tensor(self._count) >= self.passes
+
+        def due() -> Any:
+            values = [None if total is None else self._value(total) for total in sums]
+            reached = [value for value in values if value is not None]
+            with tf.control_dependencies([] if tf.executing_eagerly() else reached):
+                done = act(values)
+            after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached
+            with tf.control_dependencies([] if tf.executing_eagerly() else after):
+                cleared = [total.assign(tf.zeros_like(total)) for total in sums if total is not None]
+                cleared.append(self._count.assign(0))
+            with tf.control_dependencies([] if tf.executing_eagerly() else cleared):
+                return tf.constant(True)
+
+        if tf.executing_eagerly():
+            return due() if bool(is_due) else tf.constant(False)
+        return tf.cond(is_due, due, lambda: tf.constant(False))
+
+    def _value(self, total: Any) -> Any:
+        value = tf.identity(total)
+        return value / self.passes if self.average else value
+
+    def _prepare(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
+        # Outside of whatever graph is being traced: they outlive it.
+        with tf.init_scope():
+            if self._count is None:
+                self._count = tf.Variable(0, dtype=tf.int32, trainable=False, name="backward_passes")
+            for grad, variable in zip(grads, variables, strict=True):
+                if grad is not None and key(variable) not in self._sums:
+                    own = raw(variable)
+                    self._sums[key(variable)] = tf.Variable(
+                        tf.zeros(own.shape, grad.dtype), trainable=False, name="gradient_sum"
+                    )
+
+
+def _add(total: Any, grad: Any) -> Any:
+    if isinstance(grad, tf.IndexedSlices):
+        return total.scatter_add(grad)
+    return total.assign_add(grad)

@@ -1,0 +1,131 @@
+"""DistributedOptimizer for optimizers of Keras and of TensorFlow 1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.tensorflow.compression import Compression
+from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
+from paceline.compat.horovod.tensorflow.names import key
+from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+
+
+def DistributedOptimizer(  # noqa: N802
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer again, as an instance of a subclass of its own class that reduces gradients over the ranks.
+
+    It shares its variables and settings with the one that was given.
+
+    optimizer: of Keras 3, of tf_keras, or of tf.compat.v1.train.
+    backward_passes_per_step: gradients of so many passes are added up before they are reduced, and divided by that
+        number with `average_aggregated_gradients`. The passes between leave the variables alone.
+    op: hvd.Average or hvd.Sum; hvd.Adasum too for an optimizer of tf.compat.v1.train.
+    use_locking, device_dense, device_sparse: for scripts that say them; they mean nothing here.
+
+    Raises:
+        ValueError: the arguments contradict each other, or it is no such optimizer.
+    """
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        how = Reduction(
+            op=op,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=float(gradient_predivide_factor),
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+            prefix=name or f"Distributed{type(optimizer).__name__}",
+        )
+        return _of_tensorflow_1(optimizer, how, Accumulator(backward_passes_per_step, average_aggregated_gradients))
+    # Loads Keras, for scripts that use it.
+    from paceline.compat.horovod._keras.optimizer import DistributedOptimizer as OfKeras
+
+    return OfKeras(
+        optimizer,
+        name=name,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=gradient_predivide_factor,
+        op=op,
+        backward_passes_per_step=backward_passes_per_step,
+        average_aggregated_gradients=average_aggregated_gradients,
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+
+
+def _of_tensorflow_1(optimizer: Any, how: Reduction, accumulator: Accumulator) -> Any:
+    base: type[Any] = type(optimizer)
+    if issubclass(base, _Distributed1):
+        raise ValueError("this optimizer is distributed already; its gradients would be reduced twice.")
+    cls: Any = type(base.__name__, (_Distributed1, base), {"__module__": base.__module__})
+    made = cls.__new__(cls)
+    made.__dict__.update(vars(optimizer))
+    made._how, made._accumulator, made._local_variables = how, accumulator, {}
+    return made
+
+
+class _Distributed1:
+    """The part that comes before the class of an optimizer of tf.compat.v1.train.
+
+    Gradients are reduced where they are computed, so that a script can clip the reduced ones. Those of several passes
+    are reduced where they are applied, in the last pass.
+    """
+
+    _how: Reduction
+    _accumulator: Accumulator
+    _local_variables: dict[int, Any]
+
+    def register_local_var(self, variable: Any) -> None:
+        """Let the gradient of this variable stay on its rank."""
+        self._local_variables[key(variable)] = variable
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """(gradient, variable) pairs, reduced over the ranks."""
+        pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
+        if self._accumulator.passes > 1:
+            return list(pairs)
+        return self._reduced([grad for grad, _ in pairs], [variable for _, variable in pairs])
+
+    def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
+        """The operation that updates the variables; with several passes, in the last of them."""
+        update = super().apply_gradients  # type: ignore[misc]
+        pairs = list(grads_and_vars)
+        if self._accumulator.passes == 1:
+            return update(pairs, global_step, name)
+        variables = [variable for _, variable in pairs]
+        # Slots are variables, and can't be made within the branch that uses them.
+        with tf.init_scope():
+            self._create_slots([v for grad, v in pairs if grad is not None])  # type: ignore[attr-defined]
+            self._prepare()  # type: ignore[attr-defined]
+        return self._accumulator.step(
+            [grad for grad, _ in pairs],
+            variables,
+            lambda sums: update(self._reduced(sums, variables), global_step, name),
+        )
+
+    def _reduced(self, grads: list[Any], variables: list[Any]) -> list[tuple[Any, Any]]:
+        reduced = reduce_gradients(grads, variables, self._how, self._local_variables.values())
+        return list(zip(reduced, variables, strict=True))

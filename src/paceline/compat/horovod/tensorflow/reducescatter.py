@@ -1,0 +1,114 @@
+"""reducescatter, alone and in groups, and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common.ops import Average, Sum
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.tensorflow.arrays import Array, plain, told_dtype
+from paceline.compat.horovod.tensorflow.compression import Compression
+from paceline.compat.horovod.tensorflow.launch import Piece, run
+from paceline.compat.horovod.tensorflow.names import operation_name
+from paceline.compat.horovod.tensorflow.order import as_written
+from paceline.compat.horovod.tensorflow.pieces import How, dense, gather_piece, gradient_name
+
+
+@as_written
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> Any:
+    """This rank's rows of the reduced tensor. What can't be shared equally goes to the first ranks, one row each.
+
+    The gradient is the ranks' gradients one after the other, times the number of ranks for Sum (as Horovod has it).
+
+    Raises:
+        HorovodInternalError: `op` is neither Average nor Sum; the tensor has no dimension; or the ranks disagree.
+    """
+    given = tf.convert_to_tensor(tensor)
+    label = operation_name("Reducescatter", name, given, ignore_name_scope)
+    how = _how(op, prescale_factor, postscale_factor, process_set)
+    return _scattered([given], compression, label, how, grouped=False)[0]
+
+
+@as_written
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[Any]:
+    """`reducescatter` of each, begun when all of them are there on every rank. An empty list is returned as it is."""
+    given = [tf.convert_to_tensor(tensor) for tensor in tensors]
+    if not given:
+        return []
+    label = operation_name("GroupedReducescatter", name, given[0], ignore_name_scope)
+    how = _how(op, prescale_factor, postscale_factor, process_set)
+    return _scattered(given, compression, label, how, grouped=True)
+
+
+def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> How:
+    if op not in (Average, Sum):
+        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+    return How(op=op, prescale=prescale, postscale=postscale, process_set=process_set)
+
+
+def _scattered(tensors: Sequence[Any], compression: Any, name: str | None, how: How, *, grouped: bool) -> list[Any]:
+    compressed = [compression.compress(tensor) for tensor in tensors]
+    results = run([_scatter_piece([tensor for tensor, _ in compressed], name, how, grouped=grouped)])[0]
+    return [compression.decompress(result, ctx) for result, (_, ctx) in zip(results, compressed, strict=True)]
+
+
+def _scatter_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped: bool) -> Piece:
+    if any(tensor.shape.rank == 0 for tensor in tensors):
+        raise HorovodInternalError(
+            "Reducescatter of a rank-zero tensor: it has no rows to share; use tf.reshape(tensor, [1])."
+        )
+
+    def submit(arrays: list[Array]) -> int:
+        bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
+
+        def start(engine: Any, full: str) -> Any:
+            if grouped:
+                return engine.grouped_reducescatter(full, bits, dtype=dtypes, **how.engine())
+            return engine.reducescatter(full, bits[0], dtype=dtypes[0], **how.engine())
+
+        def finish(results: Any) -> list[Array]:
+            found = results if grouped else [results]
+            return [result.view(array.dtype) for result, array in zip(found, arrays, strict=True)]
+
+        kind = "grouped_reducescatter" if grouped else "reducescatter"
+        return handles.submit(kind, name, how.process_set, start, finish)
+
+    def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
+        scale = how.prescale * how.postscale * (len(checked_members(how.process_set)) if how.op == Sum else 1)
+        given = [dense(grad) if scale == 1 else dense(grad) * tf.cast(scale, grad.dtype) for grad in grads]
+        gathered = run([gather_piece(given, gradient_name(name), how.process_set)])[0]
+        for grad, tensor in zip(gathered, tensors, strict=True):
+            if not tf.executing_eagerly():
+                grad.set_shape(tensor.shape)
+        return gathered
+
+    kinds = [
+        (tensor.dtype, tensor.shape if tensor.shape.rank is None else tf.TensorShape([None, *tensor.shape[1:]]))
+        for tensor in tensors
+    ]
+    return Piece(tensors=tensors, submit=submit, results=kinds, backward=backward)

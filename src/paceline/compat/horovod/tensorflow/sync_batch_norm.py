@@ -1,0 +1,78 @@
+"""Batch normalisation over the batches of all ranks, of Keras 3, or of tf_keras with TF_USE_LEGACY_KERAS=1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.ops import Sum
+from paceline.compat.horovod.tensorflow.allreduce import allreduce
+
+_Base: Any = tf.keras.layers.BatchNormalization
+_IS_LEGACY = _Base.__module__.startswith("tf_keras")
+
+
+class SyncBatchNormalization(_Base):  # type: ignore[misc]
+    """Normalises with mean and variance of all ranks' batches while training.
+
+    A rank's batch may be of another size than the others', but every rank has to take part in every step. In
+    inference, and with one rank, it is Keras's own BatchNormalization.
+
+    fused: only False.
+
+    Raises:
+        ValueError: `fused` is True.
+    """
+
+    def __init__(self, fused: bool = False, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True: leave it out.")
+        if kwargs.pop("renorm", False):
+            raise ValueError("SyncBatchNormalization does not support renorm=True.")
+        if _IS_LEGACY:
+            kwargs["fused"] = False
+        kwargs.setdefault("name", None)
+        super().__init__(**kwargs)
+
+    def _moments(self, inputs: Any, *given: Any, **kwargs: Any) -> Any:
+        if basics.size() == 1:
+            return super()._moments(inputs, *given, **kwargs)
+        if _IS_LEGACY:
+            return self._legacy_moments(inputs, *given, **kwargs)
+        return self._moments_of_all(inputs, self._reduction_axes, *given, keepdims=False, **kwargs)
+
+    def _legacy_moments(self, inputs: Any, reduction_axes: Any, keep_dims: bool, mask: Any = None) -> Any:
+        return self._moments_of_all(inputs, reduction_axes, mask, keepdims=keep_dims)
+
+    def _moments_of_all(self, inputs: Any, axes: Any, mask: Any = None, *, keepdims: bool) -> Any:
+        """Mean and variance over all ranks, shape [C] (or with the reduced axes as 1); gradients flow through.
+
+        The mean first, then squared distances from it: sums of squares lose what the mean is large beside.
+        """
+        kind = inputs.dtype
+        wide = tf.cast(inputs, tf.float64 if kind == tf.float64 else tf.float32)
+        weights = tf.ones_like(wide) if mask is None else _spread(mask, wide)
+        sums, counts = _both(
+            tf.reduce_sum(wide * weights, axes, keepdims=True), tf.reduce_sum(weights, axes, keepdims=True)
+        )
+        mean = tf.math.divide_no_nan(sums, counts)
+        squares = tf.reduce_sum(tf.math.square(wide - mean) * weights, axes, keepdims=True)
+        variance = tf.math.divide_no_nan(allreduce(squares, op=Sum), counts)
+        if not keepdims:
+            mean, variance = tf.squeeze(mean, axes), tf.squeeze(variance, axes)
+        return tf.cast(mean, kind), tf.cast(variance, kind)
+
+
+def _both(one: Any, other: Any) -> tuple[Any, Any]:
+    """The sums over the ranks of two tensors of one shape, in one message."""
+    summed = allreduce(tf.stack([one, tf.stop_gradient(other)]), op=Sum)
+    return summed[0], tf.stop_gradient(summed[1])
+
+
+def _spread(mask: Any, like: Any) -> Any:
+    weights = tf.cast(mask, like.dtype)
+    while weights.shape.rank < like.shape.rank:
+        weights = weights[..., tf.newaxis]
+    return tf.broadcast_to(weights, tf.shape(like))

@@ -1,0 +1,170 @@
+"""DistributedGradientTape: a tf.GradientTape whose gradients are averaged over the ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common.ops import Average
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.tensorflow.compression import Compression
+from paceline.compat.horovod.tensorflow.names import key
+from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+
+T = TypeVar("T", bound=tf.GradientTape)
+
+
+def DistributedGradientTape(  # noqa: N802
+    gradtape: T,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> T:
+    """The tape again, as an instance of a subclass of its own class, whose `gradient` reduces over the ranks.
+
+    It shares what was recorded with the one that was given, and may be made before or after recording.
+
+    Raises:
+        ValueError: the arguments contradict each other, or it isn't a tape.
+    """
+    return PartialDistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        None,
+        scale_local_gradients,
+    )
+
+
+def PartialDistributedGradientTape(  # noqa: N802
+    gradtape: T,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> T:
+    """A DistributedGradientTape that leaves the gradients of some layers on their rank.
+
+    local_layers: Keras layers, one or several, which have their variables already.
+
+    Raises:
+        ValueError: the arguments contradict each other, or something among `local_layers` has no variables.
+    """
+    if not isinstance(gradtape, tf.GradientTape):
+        raise ValueError(f"{gradtape!r} is not a tf.GradientTape.")
+    if num_groups != 0:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
+    how = Reduction(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=float(gradient_predivide_factor),
+        num_groups=num_groups,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+        prefix="DistributedGradientTape",
+    )
+    base: type[Any] = type(gradtape)
+    if issubclass(base, _Distributed):
+        raise ValueError("this tape is distributed already; its gradients would be reduced twice.")
+    cls: Any = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
+    made = cls.__new__(cls)
+    made.__dict__.update(vars(gradtape))
+    made._how, made._local, made._layers = how, {}, _layers(local_layers)
+    return cast(T, made)
+
+
+class _Distributed:
+    """The part that comes before the tape's own class."""
+
+    _how: Reduction
+    _local: dict[int, Any]
+    _layers: tuple[Any, ...]
+
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """The gradients of `target`, reduced over the ranks; None where there are none. Nested as `sources` are.
+
+        use_generic_names: the ranks know them by their places, not by the names of the variables, which may differ.
+        """
+        grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
+        flat = tf.nest.flatten(sources)
+        given = tf.nest.flatten(grads, expand_composites=False)
+        how_named: Sequence[Any] = [_Place(index) for index in range(len(flat))] if use_generic_names else flat
+        reduced = self._reduced(given, flat, how_named)
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def register_local_source(self, source: Any) -> None:
+        """Let the gradient of this variable stay on its rank."""
+        self._local[key(source)] = source
+
+    def get_local_and_global_gradients(
+        self, gradients: Sequence[Any], sources: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients of the variables that are local, and those of the others."""
+        own = self._local_keys()
+        pairs = list(zip(tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True))
+        return (
+            [grad for grad, source in pairs if key(source) in own],
+            [grad for grad, source in pairs if key(source) not in own],
+        )
+
+    def _local_variables(self) -> list[Any]:
+        weights = [weight for layer in self._layers for weight in layer.trainable_variables]
+        return [*self._local.values(), *weights]
+
+    def _local_keys(self) -> set[int]:
+        return {key(variable) for variable in self._local_variables()}
+
+    def _reduced(self, grads: list[Any], sources: list[Any], named: Sequence[Any]) -> list[Any]:
+        own = self._local_keys()
+        local = [label for label, source in zip(named, sources, strict=True) if key(source) in own]
+        return reduce_gradients(grads, list(named), self._how, local)
+
+
+class _Place:
+    """Stands for a variable that is known by its place."""
+
+    def __init__(self, index: int) -> None:
+        self.path = f"gradient.{index}"
+
+
+def _layers(local_layers: Any) -> tuple[Any, ...]:
+    if local_layers is None:
+        return ()
+    layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
+    for layer in layers:
+        if not hasattr(layer, "trainable_variables"):
+            raise ValueError(f"local_layers has {layer!r}, which is not a Keras layer.")
+    return layers

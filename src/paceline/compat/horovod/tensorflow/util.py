@@ -1,0 +1,57 @@
+"""Small things that scripts import from `horovod.tensorflow.util`, and from `horovod.tensorflow` itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common.ops import is_power_of_two
+from paceline.compat.horovod.tensorflow.names import key
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether Adasum works with so many ranks.
+
+    Raises:
+        ValueError: there are less than one.
+    """
+    if num_rank < 1:
+        raise ValueError(f"num_rank={num_rank}: it must be at least 1.")
+    return is_power_of_two(num_rank)
+
+
+def gpu_available(verbose: bool = False) -> bool:
+    """Whether TensorFlow sees a GPU."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
+def refs_to_vars(refs: Iterable[Any]) -> list[Any]:
+    """The variables of these references (`variable.ref()`)."""
+    return [ref.deref() if hasattr(ref, "deref") else ref for ref in refs]
+
+
+def vars_to_refs(variables: Any) -> Any:
+    """References to the variables, which can be keys; nested as they are."""
+    if isinstance(variables, (list, tuple)):
+        return tuple(vars_to_refs(variable) for variable in variables)
+    return variables.ref() if hasattr(variables, "ref") else variables.value.ref()
+
+
+def same_variable(one: Any, other: Any) -> bool:
+    """Whether both are the same, one of Keras 3 and the one of TensorFlow within it included."""
+    return key(one) == key(other)
+
+
+def _executing_eagerly() -> bool:
+    return bool(tf.executing_eagerly())
+
+
+def _make_subgraph(function: Callable[..., Any]) -> Any:
+    return tf.function(function)
+
+
+def _cache(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.lru_cache(maxsize=None)(function)

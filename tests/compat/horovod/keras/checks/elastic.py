@@ -1,0 +1,150 @@
+"""Elastic state: commits, and the way back to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+def linear(keras, value=0.0, built=True):
+    model = keras.Sequential([*([keras.Input((1,))] if built else []), keras.layers.Dense(1, use_bias=False)])
+    if built:
+        model.set_weights([np.full((1, 1), value)])
+    return model
+
+
+def optimizer_values(optimizer):
+    variables = optimizer.variables
+    return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]
+
+
+def check_32_a_failure_goes_back_to_the_commit_and_starts_from_rank_0(hvd, keras):
+    model = linear(keras, 1.0 + hvd.rank())
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)), loss=lambda y, p: -p * y)
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    seen, resets = [], []
+    state.register_reset_callbacks([lambda: resets.append(True)])
+
+    class Fail(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen.append((state.batch, self.model.get_weights()[0].item()))
+            if state.batch == 2 and not resets:
+                raise hvd.HorovodInternalError("made up")
+
+    @hvd.elastic.run
+    def train(state):
+        x = np.ones((4 - state.batch, 1), "float32")
+        state.model.fit(
+            x,
+            x,
+            batch_size=1,
+            verbose=0,
+            callbacks=[
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=1),
+                Fail(),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+            ],
+        )
+        return "done"
+
+    assert train(state) == "done"
+    # Batch 2 fails before it begins; its commit was made just before, so it goes on there.
+    assert [batch for batch, _ in seen] == [0, 1, 2, 2, 3]
+    assert seen[0][1] == 1.0
+    assert seen[2] == seen[3]
+    assert (state.batch, state.epoch, len(resets)) == (0, 1, 1)
+
+
+def check_32_a_failed_collective_within_fit_is_a_failure(hvd, keras):
+    """The ranks' shapes differ in one batch; within a graph, the error comes out as one of TensorFlow's."""
+    model = linear(keras, 1.0)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), loss=lambda y, p: -p * y)
+    state = hvd.elastic.KerasState(model, tries=0)
+
+    class Disturb(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if state.tries == 0 and hvd.size() > 1:
+                hvd.allreduce(np.ones(1 + (hvd.rank() > 0)), name="differs")
+
+    tries = []
+
+    @hvd.elastic.run
+    def train(state):
+        tries.append(1)
+        if len(tries) > 1:
+            state.tries = 1
+        x = np.ones((2, 1), "float32")
+        state.model.fit(x, x, verbose=0, callbacks=[Disturb()])
+
+    train(state)
+    assert len(tries) == (2 if hvd.size() > 1 else 1)
+    assert model.get_weights()[0].item() == 1.5
+
+
+def check_32_restoring_brings_back_weights_and_the_optimizers_state(hvd, keras):
+    model = linear(keras, 1.0)
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.5)), loss="mse")
+    x = np.ones((2, 1), "float32")
+    state = hvd.elastic.KerasState(model, values=[1])
+    model.fit(x, x * 3, verbose=0)
+    state.commit()
+    weights, values = model.get_weights(), optimizer_values(model.optimizer)
+    model.fit(x, x * 9, epochs=2, verbose=0)
+    state.values = [2]
+    model.optimizer.learning_rate = 0.125
+    assert not np.array_equal(model.get_weights()[0], weights[0])
+    state.restore()
+    assert np.array_equal(model.get_weights()[0], weights[0])
+    for now, before in zip(optimizer_values(model.optimizer), values, strict=True):
+        assert np.array_equal(now, before)
+    assert state.values == [1]
+
+
+def check_32_every_rank_gets_the_first_ones_state(hvd, keras):
+    model = linear(keras, float(hvd.rank()))
+    model.compile(optimizer=keras.optimizers.SGD(0.5 + hvd.rank(), momentum=0.5), loss="mse")
+    state = hvd.elastic.KerasState(model, model.optimizer, batch=hvd.rank() + 3)
+    state.sync()
+    assert (model.get_weights()[0].item(), state.batch) == (0.0, 3)
+    state.model.set_weights([np.full((1, 1), 7.0)])
+    state.restore()
+    assert model.get_weights()[0].item() == 0.0
+
+
+def check_a_model_without_weights_is_refused(hvd, keras):
+    model = linear(keras, built=False)
+    with pytest.raises(ValueError, match="has no weights yet"):
+        hvd.elastic.KerasState(model)
+
+
+def check_epochs_and_batches_are_counted_on(hvd, keras):
+    class State:
+        epoch, batch, commits = 2, 3, 0
+
+        def commit(self):
+            self.commits += 1
+            seen.append((self.epoch, self.batch))
+
+    for first in (0, 2):
+        seen, state = [], State()
+        model = linear(keras)
+        model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+        x = np.ones((4, 1), "float32")
+        model.fit(
+            x,
+            x,
+            batch_size=1,
+            initial_epoch=first,
+            epochs=first + 2,
+            verbose=0,
+            callbacks=[
+                hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+            ],
+        )
+        assert seen == [(2, 5), (3, 0), (3, 2), (4, 0)]
+        assert (state.epoch, state.batch) == (4, 0)
+    with pytest.raises(ValueError, match="batches_per_commit=0"):
+        hvd.elastic.CommitStateCallback(State(), batches_per_commit=0)

@@ -1,0 +1,92 @@
+"""What only tf_keras has: optimizers of the kind before, and its loss scale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.compat.horovod.keras.checks.training import compare, digits, digits_model, loss_of
+
+
+def check_it_is_the_one_of_tensorflow(hvd, keras):
+    assert keras.__name__ == "tf_keras"
+    assert tf.keras.optimizers.SGD is keras.optimizers.SGD
+
+
+def check_optimizers_of_the_kind_before_equal_one_process(hvd, keras):
+    legacy = keras.optimizers.legacy
+    compare(hvd, keras, digits_model, digits, lambda: legacy.SGD(0.1, momentum=0.9))
+    compare(hvd, keras, digits_model, digits, lambda: legacy.SGD(0.1, momentum=0.9), passes=2)
+    compare(hvd, keras, digits_model, digits, lambda: legacy.Adam(0.01), passes=3, rows=4, tolerance=1e-4)
+    compare(hvd, keras, digits_model, digits, lambda: legacy.SGD(0.1, global_clipnorm=0.05))
+
+
+def check_it_trains_eagerly(hvd, keras):
+    for optimizer in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        compare(hvd, keras, digits_model, digits, lambda o=optimizer: o(0.1), compiled={"run_eagerly": True}, steps=2)
+
+
+def check_apply_gradients_averages_once_and_not_where_it_is_told_not_to(hvd, keras):
+    mean = np.mean([r + 1.0 for r in range(hvd.size())])
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        variable = tf.Variable([0.0, 0.0])
+        grad = tf.constant([hvd.rank() + 1.0] * 2)
+        opt = hvd.DistributedOptimizer(make(1.0))
+        opt.apply_gradients([(grad, variable)])
+        assert variable.numpy() == pytest.approx([-mean, -mean])
+        opt.apply_gradients([(grad, variable)], experimental_aggregate_gradients=False)
+        assert variable.numpy() == pytest.approx([-mean - hvd.rank() - 1] * 2)
+        assert int(opt.iterations.numpy()) == 2
+
+
+def check_momentum_of_the_kind_before_is_corrected(hvd, keras):
+    opt = keras.optimizers.legacy.SGD(0.1, momentum=0.9)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(optimizer=opt, loss=lambda y, p: -p * y)
+    x = np.ones((2, 1), "float32")
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 4.0**epoch)
+    model.fit(x, x, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
+    v, w = 0.0, 0.0
+    for rate, ratio in ((0.1, 1), (0.1, 1), (0.4, 4), (0.4, 1)):
+        v = 0.9 * v * ratio + rate
+        w += v
+    assert model.get_weights()[0].item() == pytest.approx(w, rel=1e-6)
+
+
+def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for within in (True, False):
+            variable = tf.Variable([0.0])
+            scaled = keras.mixed_precision.LossScaleOptimizer
+            if within:
+                opt = hvd.DistributedOptimizer(scaled(make(1.0), initial_scale=4.0))
+            else:
+                opt = scaled(hvd.DistributedOptimizer(make(1.0)), initial_scale=4.0)
+            for value in (hvd.rank() + 1.0, np.inf if hvd.rank() == 0 else 1.0, hvd.rank() + 1.0):
+                with tf.GradientTape() as tape:
+                    loss = opt.get_scaled_loss(tf.reduce_sum(variable * value))
+                grads = opt.get_unscaled_gradients(tape.gradient(loss, [variable]))
+                opt.apply_gradients(zip(grads, [variable], strict=True))
+            assert variable.numpy().item() == pytest.approx(-2 * np.mean([r + 1 for r in range(hvd.size())]))
+            assert float(opt.loss_scale.numpy()) == 2.0
+    opt = scaled(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), backward_passes_per_step=2))
+    with pytest.raises(ValueError, match="LossScaleOptimizer of tf_keras"):
+        opt.apply_gradients([(tf.constant([1.0]), variable)])
+
+
+def check_files_of_the_kind_before(hvd, keras):
+    opt = hvd.DistributedOptimizer(keras.optimizers.legacy.Adam(0.1))
+    model = digits_model(keras)
+    model.compile(optimizer=opt, loss=loss_of(keras))
+    x, y = digits()
+    model.fit(x[:8], y[:8], verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    name = f"before_{hvd.rank()}.h5"
+    with pytest.warns(UserWarning, match="HDF5"):
+        model.save(name)
+    plain = keras.models.load_model(name)
+    assert type(plain.optimizer) is keras.optimizers.legacy.Adam
+    again = hvd.load_model(name, legacy_opts=True)
+    assert again.optimizer.distribution.settings.passes == 1
+    for now, before in zip(again.optimizer.variables(), model.optimizer.variables(), strict=True):
+        assert np.array_equal(now.numpy(), before.numpy())

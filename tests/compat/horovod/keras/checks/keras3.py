@@ -1,0 +1,189 @@
+"""What only Keras 3 has: its own accumulation of gradients, its loss scale, `apply`."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from paceline.compat.horovod.common import handles
+from tests.compat.horovod.keras.checks.training import agree, compare, digits, digits_model, loss_of, pair, share
+
+
+def product(y, p):
+    return -p * y
+
+
+def single(keras, optimizer, **compiled):
+    """One weight, from 0; its gradient is minus the target."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(optimizer=optimizer, loss=product, **compiled)
+    return model
+
+
+@contextmanager
+def submissions():
+    """The names of all that is submitted meanwhile."""
+    names, original = [], handles.submit
+    handles.submit = lambda kind, name, *rest: names.append(str(name)) or original(kind, name, *rest)
+    try:
+        yield names
+    finally:
+        handles.submit = original
+
+
+def check_its_own_accumulation_sends_the_sums_alone(hvd, keras):
+    def optimizer(steps=None, **clipping):
+        return keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=steps, **clipping)
+
+    x, y = digits()
+    for clipping in ({}, {"global_clipnorm": 0.05}):
+        alone, model = pair(keras, digits_model)
+        rows, passes, steps = 4, 3, 2
+        count = steps * rows * passes * hvd.size()
+        alone.compile(optimizer=optimizer(**clipping), loss=loss_of(keras))
+        alone.fit(x[:count], y[:count], batch_size=rows * passes * hvd.size(), shuffle=False, verbose=0)
+        opt = hvd.DistributedOptimizer(optimizer(passes, **clipping))
+        model.compile(optimizer=opt, loss=loss_of(keras))
+        mine = share(hvd, x, steps, rows, passes), share(hvd, y, steps, rows, passes)
+        with submissions() as names:
+            model.fit(*mine, batch_size=rows, shuffle=False, verbose=0)
+        agree(model, alone)
+        kernels = [name for name in names if ".0.sequential/conv2d/kernel" in name]
+        assert len(kernels) == (steps if hvd.size() > 1 else 0), names
+    with pytest.raises(ValueError, match="give one of them"):
+        hvd.DistributedOptimizer(optimizer(2), backward_passes_per_step=2)
+
+
+def check_apply_and_apply_gradients_average_once(hvd, keras):
+    mean = np.mean([r + 1.0 for r in range(hvd.size())])
+    for way in ("apply_gradients", "apply", "apply without variables"):
+        variable = keras.Variable(np.zeros((2,), "float32"), name="weight")
+        opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+        grad = keras.ops.convert_to_tensor(np.full((2,), hvd.rank() + 1.0, "float32"))
+        if way == "apply_gradients":
+            opt.apply_gradients([(grad, variable)])
+        elif way == "apply":
+            opt.apply([grad], [variable])
+        else:
+            opt.build([variable])
+            opt.apply([grad])
+        assert variable.numpy() == pytest.approx([-mean, -mean])
+        assert int(opt.iterations.numpy()) == 1
+    # What Keras itself refuses or lets pass, it does as ever.
+    opt.apply([])
+    with pytest.raises(ValueError, match="grad"):
+        opt.apply([grad, grad])
+    with pytest.raises(ValueError, match="2 gradients were given for 1 variables"):
+        opt.apply([grad, grad], [variable])
+
+
+def check_a_rank_that_made_other_models_before_has_the_same_names(hvd, keras):
+    for _ in range(hvd.rank()):
+        keras.optimizers.SGD(0.1)
+        keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model = single(keras, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    one = np.ones((1, 1), "float32")
+    model.fit(one, one * (hvd.rank() + 1), verbose=0)
+    assert model.get_weights()[0].item() == pytest.approx(0.1 * np.mean([r + 1 for r in range(hvd.size())]))
+
+
+def check_a_missing_gradient_is_left_out(hvd, keras):
+    used, unused = (keras.Variable(np.zeros((1,), "float32"), name=name) for name in ("used", "unused"))
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    grad = keras.ops.convert_to_tensor(np.full((1,), hvd.rank() + 1.0, "float32"))
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        opt.apply([None, grad], [unused, used])
+    assert used.numpy().item() == pytest.approx(-np.mean([r + 1 for r in range(hvd.size())]))
+    assert unused.numpy().item() == 0
+
+
+def check_a_step_is_skipped_on_all_ranks_or_on_none(hvd, keras):
+    """Rank 0 alone has a gradient without end: no rank may go on into a collective that it will not come to."""
+    for wrapped in ("by the script", "within"):
+        variable = keras.Variable(np.zeros((1,), "float32"), name="weight")
+        sgd = keras.optimizers.SGD(1.0)
+        if wrapped == "within":
+            opt = hvd.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(sgd, initial_scale=4.0))
+        else:
+            opt = keras.optimizers.LossScaleOptimizer(hvd.DistributedOptimizer(sgd), initial_scale=4.0)
+        assert opt.inner_optimizer.distribution.settings.passes == 1
+        for step, value in enumerate(("finite", "infinite", "finite")):
+            broken = value == "infinite" and hvd.rank() == 0
+            scale = float(opt.scale_loss(1.0))
+            grad = np.full((1,), np.inf if broken else scale * (hvd.rank() + 1), "float32")
+            opt.apply([keras.ops.convert_to_tensor(grad)], [variable])
+            done = step + (value == "finite") - (step == 2)
+            assert variable.numpy().item() == pytest.approx(-done * np.mean([r + 1 for r in range(hvd.size())]) or 0)
+            # After the second, halved everywhere.
+            assert float(opt.scale_loss(1.0)) == (4.0 if step == 0 else 2.0)
+
+
+def check_mixed_float16_trains(hvd, keras):
+    before = keras.mixed_precision.dtype_policy()
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        model = digits_model(keras)
+        model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss=loss_of(keras))
+        assert type(model.optimizer).__name__ == "LossScaleOptimizer"
+        x, y = digits()
+        mine = slice(hvd.rank(), 64 * hvd.size(), hvd.size())
+        model.fit(x[mine], y[mine], verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+        everyone = np.array(hvd.allgather(np.concatenate([w.ravel() for w in model.get_weights()])[None]))
+        assert np.ptp(everyone, axis=0).max() == 0
+        assert np.isfinite(everyone).all()
+    finally:
+        keras.mixed_precision.set_dtype_policy(before)
+
+
+def check_only_what_is_said_to_be_compiled_is_refused(hvd, keras):
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    for given in (opt, keras.optimizers.LossScaleOptimizer(opt)):
+        with pytest.raises(ValueError, match="Leave jit_compile out"):
+            single(keras, given, jit_compile=True)
+        # "auto" finds XLA out of the question, however well the machine could do it.
+        model = single(keras, given)
+        assert model._resolve_auto_jit_compile() is False
+        assert model.jit_compile is False
+    from keras.src.trainers import trainer
+
+    plain = single(keras, keras.optimizers.SGD(0.1))
+    assert trainer.model_supports_jit(plain) is True
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # As on a machine with a GPU, where "auto" means XLA for any other optimizer.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tf.config, "list_physical_devices", lambda *kind: [SimpleNamespace(device_type="GPU")])
+            assert plain._resolve_auto_jit_compile() is True
+            assert model._resolve_auto_jit_compile() is False
+            assert single(keras, opt).jit_compile is False
+
+
+def check_it_trains_eagerly(hvd, keras):
+    sgd = lambda: keras.optimizers.SGD(0.1, momentum=0.9)  # noqa: E731
+    compare(hvd, keras, digits_model, digits, sgd, compiled={"run_eagerly": True}, steps=2)
+    compare(hvd, keras, digits_model, digits, sgd, compiled={"run_eagerly": True}, steps=1, passes=2)
+
+
+def check_partly_local_layers(hvd, keras):
+    if not hasattr(hvd, "PartialDistributedOptimizer"):
+        return
+    for scaled in (True, False):
+        local = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        opt = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), local_layers=[local], scale_local_gradients=scaled
+        )
+        # Built only after the optimizer was made.
+        model = keras.Sequential([keras.Input((1,)), local, shared])
+        model.compile(optimizer=opt, loss=product)
+        one = np.ones((1, 1), "float32")
+        model.fit(one, one * (hvd.rank() + 1), verbose=0)
+        own, together = (weight.item() for weight in model.get_weights())
+        assert own == pytest.approx(1 + (hvd.rank() + 1) / (hvd.size() if scaled else 1))
+        assert together == pytest.approx(1 + np.mean([r + 1 for r in range(hvd.size())]))
+    with pytest.raises(ValueError, match="not a Keras layer"):
+        hvd.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=["dense"])

@@ -1,0 +1,89 @@
+"""Files: what a distributed optimizer writes is read without Horovod, and the other way round."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+
+def trained(hvd, keras, optimizer, file):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer, loss="mse")
+    x = np.linspace(0, 1, 4, dtype="float32").reshape(-1, 1)
+    model.fit(x, x, verbose=0, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    name = f"{file}_{hvd.rank()}.keras"
+    model.save(name)
+    return model, name
+
+
+def state_of(optimizer):
+    variables = optimizer.variables
+    return [np.array(v.numpy()) for v in (variables() if callable(variables) else variables)]
+
+
+def same(a, b):
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def check_a_file_is_read_without_horovod(hvd, keras):
+    model, name = trained(hvd, keras, hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)), "written")
+    plain = keras.models.load_model(name)
+    assert type(plain.optimizer) is type(keras.optimizers.Adam(0.1))
+    assert same(plain.get_weights(), model.get_weights())
+    assert same(state_of(plain.optimizer), state_of(model.optimizer))
+
+
+def check_a_loaded_model_averages_again_and_has_its_state(hvd, keras):
+    for distributed in (True, False):
+        opt = keras.optimizers.Adam(0.1)
+        model, name = trained(hvd, keras, hvd.DistributedOptimizer(opt) if distributed else opt, "loaded")
+        if not distributed:
+            hvd.broadcast(0.0, 0, name="wait")
+        again = hvd.load_model(name)
+        assert same(state_of(again.optimizer), state_of(model.optimizer))
+        x = np.full((2, 1), hvd.rank() + 1.0, "float32")
+        if not distributed:
+            # These were trained apart.
+            again.set_weights([np.ones_like(w) for w in again.get_weights()])
+            for variable in again.optimizer.variables:
+                variable.assign(np.zeros_like(variable.numpy()))
+            again.optimizer.learning_rate = 0.1
+        again.fit(x, x, verbose=0)
+        everyone = hvd.allgather(np.concatenate([w.ravel() for w in again.get_weights()])[None])
+        assert np.ptp(np.array(everyone), axis=0).max() == 0
+
+
+def check_a_class_of_the_scripts_own(hvd, keras):
+    class Halving(keras.optimizers.SGD):
+        def __init__(self, learning_rate=0.5, momentum=0.0, **kwargs):
+            super().__init__(learning_rate=learning_rate, momentum=momentum, **kwargs)
+
+    _, name = trained(hvd, keras, hvd.DistributedOptimizer(Halving(0.1)), "own")
+    for given in ({"custom_optimizers": [Halving]}, {"custom_objects": {"Halving": Halving}}):
+        model = hvd.load_model(name, **given)
+        assert isinstance(model.optimizer, Halving)
+        assert model.optimizer.distribution.settings.passes == 1
+
+
+def check_weights_go_from_one_optimizer_to_another(hvd, keras):
+    first = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model, _ = trained(hvd, keras, first, "weights")
+    model.save_weights(f"own_{hvd.rank()}.weights.h5")
+    before = model.get_weights()
+    model.set_weights([np.zeros_like(w) for w in before])
+    model.load_weights(f"own_{hvd.rank()}.weights.h5")
+    assert same(model.get_weights(), before)
+
+
+def check_a_copy_is_distributed_too(hvd, keras):
+    opt = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    again = copy.copy(opt)
+    assert again.get_config() == opt.get_config()
+
+
+def check_legacy_options_are_refused_where_there_are_none(hvd, keras):
+    if keras.__name__ == "keras":
+        with pytest.raises(ValueError, match="Keras 3 has no legacy optimizers"):
+            hvd.load_model("nothing.keras", legacy_opts=True)

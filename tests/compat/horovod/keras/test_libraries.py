@@ -1,0 +1,92 @@
+"""Which Keras is taken, what is loaded for it, and what is said where there is none. Each in an interpreter of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+INSTALL = "import sys; import paceline.compat as c; c.install('horovod')\n"
+LOADED = "print(sorted({'torch', 'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)))"
+
+
+def run(code: str, **variables: str) -> str:
+    """The last line of what a fresh interpreter prints, or of its error."""
+    names = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "PYTHONPATH")
+    clean = {name: value for name, value in os.environ.items() if name not in names}
+    environment = clean | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=100
+    )
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return lines[-1]
+
+
+def test_keras_on_torch_loads_no_tensorflow():
+    pytest.importorskip("torch")
+    pytest.importorskip("keras")
+    code = INSTALL + "import horovod.keras as hvd, horovod.keras.callbacks, horovod.keras.elastic\n" + LOADED
+    assert run(code, KERAS_BACKEND="torch") == "['keras', 'torch']"
+
+
+def test_keras_on_tensorflow_loads_no_torch():
+    pytest.importorskip("tensorflow")
+    assert (
+        run(INSTALL + "import horovod.keras as hvd\n" + LOADED, KERAS_BACKEND="tensorflow") == "['keras', 'tensorflow']"
+    )
+
+
+def test_legacy_keras_is_taken_where_the_script_asks_for_it():
+    pytest.importorskip("tf_keras")
+    code = INSTALL + (
+        "import horovod.keras as one, horovod.tensorflow.keras as other, tf_keras\n"
+        "print([m.callbacks.MetricAverageCallback.__mro__[2].__module__.split('.')[0] for m in (one, other)],\n"
+        "    one.callbacks.MetricAverageCallback is other.callbacks.MetricAverageCallback)"
+    )
+    assert run(code, TF_USE_LEGACY_KERAS="1") == "['tf_keras', 'tf_keras'] True"
+
+
+def test_a_keras_that_the_script_has_loaded_is_taken():
+    pytest.importorskip("tf_keras")
+    code = (
+        "import keras\n"
+        + INSTALL
+        + "import horovod.keras as hvd; print(hvd.callbacks.MetricAverageCallback.__mro__[2])"
+    )
+    assert "'keras.src." in run(code, TF_USE_LEGACY_KERAS="1")
+
+
+def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_ones_package():
+    pytest.importorskip("tf_keras")
+    code = INSTALL + (
+        "import horovod.keras as hvd, tf_keras, numpy as np; hvd.init()\n"
+        "model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])\n"
+        "model.compile(optimizer=hvd.DistributedOptimizer(tf_keras.optimizers.SGD(0.5)), loss='mse')\n"
+        "callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback(),\n"
+        "    hvd.callbacks.LearningRateWarmupCallback(0.25, warmup_epochs=2)]\n"
+        "x = np.ones((4, 1)); model.fit(x, x, verbose=0, callbacks=callbacks)\n"
+        "print(callbacks[0].broadcast_done, float(model.optimizer.learning_rate.numpy())); hvd.shutdown()"
+    )
+    assert run(code) == "True 0.25"
+
+
+def test_another_backend_is_refused_with_the_way_out():
+    pytest.importorskip("keras")
+    pytest.importorskip("torch")
+    # As it would be with jax, which needs more to be installed.
+    code = INSTALL + "import keras; keras.backend.backend = lambda: 'jax'\nimport horovod.keras"
+    answer = run(code, KERAS_BACKEND="torch")
+    assert "backend 'jax'" in answer
+    assert "KERAS_BACKEND=tensorflow or KERAS_BACKEND=torch" in answer
+
+
+def test_a_missing_keras_is_named():
+    code = INSTALL + (
+        "sys.modules['tf_keras'] = None\nfrom paceline.compat.horovod._keras import libraries\n"
+        "import importlib\nlibraries.of_tensorflow()"
+    )
+    answer = run(code, TF_USE_LEGACY_KERAS="1")
+    assert "this script needs tf_keras" in answer
+    assert "unset TF_USE_LEGACY_KERAS" in answer

@@ -1,0 +1,144 @@
+"""`horovod.run`: functions on several ranks."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from paceline import processes
+from paceline.compat import horovod
+from paceline.errors import RunFailedError, UserError
+from tests.engines.conftest import require_engine
+from tests.engines.lab import WHEEL, find_mpirun
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    if found := find_mpirun(WHEEL):
+        monkeypatch.setenv("PACELINE_MPIRUN", found)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(params=[{"use_mpi": True}, {"use_gloo": True}], ids=["mpi", "gloo"])
+def transport(request: pytest.FixtureRequest) -> dict[str, bool]:
+    if "use_mpi" in request.param:
+        require_engine(WHEEL, find_mpirun(WHEEL))
+    return dict(request.param)
+
+
+def rank() -> int:
+    return int(os.environ["HOROVOD_RANK"])
+
+
+def test_results_come_back_in_order_of_rank(transport, tmp_path):
+    offset = 10
+
+    def function(a, b=0):
+        return int(os.environ["HOROVOD_RANK"]) + offset, a, b, os.getcwd()
+
+    results = horovod.run(function, (1,), {"b": {"x": [2]}}, num_proc=3, **transport)
+    assert results == [(10 + rank, 1, {"x": [2]}, str(tmp_path)) for rank in range(3)]
+
+
+def test_a_collective_works_in_it():
+    require_engine("the Open MPI of the wheel", find_mpirun(WHEEL))
+
+    def function():
+        import horovod.torch as hvd
+        import torch
+
+        hvd.init()
+        return hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item()
+
+    assert horovod.run(function, num_proc=2) == [(0, 2, 1.0), (1, 2, 1.0)]
+
+
+def test_a_large_result_comes_back_whole():
+    results = horovod.run(lambda: bytes([int(os.environ["HOROVOD_RANK"])]) * 50_000_000, num_proc=2, use_gloo=True)
+    assert [(len(result), set(result)) for result in results] == [(50_000_000, {0}), (50_000_000, {1})]
+
+
+def test_no_result_is_none():
+    assert horovod.run(lambda: None, use_gloo=True) == [None]
+
+
+def test_an_exception_is_raised_here_with_its_rank_and_traceback(transport):
+    def function():
+        if os.environ["HOROVOD_RANK"] == "1":
+            raise KeyError("boom")
+        threading.Event().wait(600)
+
+    with pytest.raises(RunFailedError, match=r"rank 1 on \S+ failed first: KeyError: 'boom'") as caught:
+        horovod.run(function, num_proc=2, **transport)
+    assert isinstance(caught.value, RuntimeError)
+    assert "in function\n" in str(caught.value), "the rank's own traceback"
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_exception_that_can_t_be_made_again_is_told_by_its_text():
+    def function():
+        class NeedsTwoError(Exception):
+            def __init__(self, a, b):
+                super().__init__(a)
+
+        raise NeedsTwoError("left", "right")
+
+    with pytest.raises(RunFailedError, match="NeedsTwoError: left") as caught:
+        horovod.run(function, use_gloo=True)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [("import os; os._exit(0)", "left with exit code 0 before"), ("import os; os._exit(9)", "ended with exit code 9")],
+)
+def test_a_rank_that_leaves_without_a_word_is_an_error(code, told):
+    with pytest.raises(RunFailedError, match=told):
+        horovod.run(exec, (code,), use_gloo=True)
+
+
+def test_a_result_that_can_t_be_sent_is_an_error():
+    with pytest.raises(RunFailedError, match="the result, a generator, can't be sent to the caller"):
+        horovod.run(lambda: (number for number in range(3)), use_gloo=True)
+
+
+def test_what_ranks_print_is_shown(capsys):
+    horovod.run(print, ("hello",), num_proc=2, use_gloo=True)
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0]<stdout>:hello", "[1]<stdout>:hello"]
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"func": 5}, "func=5 can't be called"),
+        ({"func": print, "args": (threading.Lock(),)}, "can't be sent to other processes"),
+        ({"func": print, "num_proc": 0}, "num_proc=0 must be a whole number"),
+        ({"func": print, "num_proc": "2"}, "num_proc='2' must be a whole number"),
+        ({"func": print, "min_num_proc": 1}, "elastic jobs"),
+        ({"func": print, "use_gloo": True, "use_mpi": True}, "choose one of them"),
+        ({"func": print, "num_proc": 2, "hosts": "localhost:1"}, "needs as many slots"),
+    ],
+)
+def test_a_wrong_call_is_refused(values, told):
+    with pytest.raises(UserError, match=told):
+        horovod.run(**values)
+
+
+def test_np_is_the_old_name():
+    with pytest.warns(DeprecationWarning, match="num_proc"):
+        assert horovod.run(int, np=2, use_gloo=True) == [0, 0]
+
+
+def test_it_works_in_another_thread_and_leaves_neither_thread_nor_process():
+    before = set(threading.enumerate())
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(horovod.run(int, num_proc=2, use_gloo=True)))
+    thread.start()
+    thread.join()
+    assert found == [0, 0]
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) == before
+    assert processes.descendants(os.getpid()) == []

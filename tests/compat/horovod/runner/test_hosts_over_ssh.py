@@ -1,0 +1,99 @@
+"""`horovodrun` on two machines: this one in a network of its own, and one more on the same kernel, reached by ssh."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import processes
+from tests.engines.conftest import require_engine
+from tests.engines.lab import WHEEL, find_mpirun
+
+TWO_HOSTS = Path(__file__).with_name("two_hosts.sh")
+APART = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"]
+
+SUM = """
+import socket, sys
+import numpy
+from paceline import collectives
+
+engine = collectives.start()
+total = engine.allreduce("x", numpy.full(3, engine.rank + 1.0)).wait()
+print(socket.gethostname(), engine.rank, engine.local_rank, engine.cross_rank, total[0], flush=True)
+if sys.argv[1:] and engine.rank == 1:
+    raise ValueError("mine")
+collectives.stop()
+"""
+
+
+def has_hosts() -> bool:
+    """Whether networks can be made here, and ssh be served."""
+    programs = all(shutil.which(name) for name in ("unshare", "ip", "ssh", "ssh-keygen", "/usr/sbin/sshd"))
+    return programs and subprocess.run([*APART, "true"], capture_output=True, check=False).returncode == 0
+
+
+def on_two_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`horovodrun` with these words, on the first of two hosts; its exit code and output."""
+    keys = folder / "keys"
+    keys.mkdir()
+    program = [
+        sys.executable,
+        "-m",
+        "paceline.compat.horovod.runner.launch",
+        "-p",
+        "2222",
+        "-i",
+        str(keys / "id"),
+        *words,
+    ]
+    found = find_mpirun(WHEEL)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"PACELINE_MPIRUN": found} if found else {})}
+    done = subprocess.run(
+        [*APART, "bash", str(TWO_HOSTS), str(keys), *program],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+        env=environment,
+    )
+    assert processes.descendants(os.getpid()) == []
+    return done
+
+
+@pytest.fixture(autouse=True)
+def hosts() -> None:
+    require_engine("namespaces of its own, ssh and sshd", has_hosts())
+
+
+@pytest.mark.parametrize(("transport", "here"), [("--mpi", "localhost"), ("--gloo", "10.78.0.1")])
+def test_ranks_on_two_hosts_reduce_together(tmp_path, transport, here):
+    require_engine(WHEEL, find_mpirun(WHEEL))
+    (tmp_path / "train.py").write_text(SUM)
+    done = on_two_hosts(tmp_path, transport, "-np", "3", "-H", f"{here}:1,10.78.0.2:2", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>:paceline-one 0 0 0 6.0",
+        "[1]<stdout>:paceline-two 1 0 1 6.0",
+        "[2]<stdout>:paceline-two 2 1 0 6.0",
+    ]
+
+
+def test_a_rank_that_fails_on_the_other_host_is_named_with_it(tmp_path):
+    (tmp_path / "train.py").write_text(SUM)
+    words = ["-np", "2", "-H", "localhost:1,10.78.0.2:1", sys.executable, "train.py", "fail"]
+    done = on_two_hosts(tmp_path, "--gloo", *words)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == "horovodrun: rank 1 on paceline-two failed first: ValueError: mine"
+
+
+def test_a_host_that_refuses_us_is_named_with_what_ssh_says(tmp_path):
+    done = on_two_hosts(tmp_path, "-p", "9", "--gloo", "-np", "2", "-H", "localhost:1,10.78.0.2:1", "true")
+    assert done.returncode == 1
+    assert "rank 1 on 10.78.0.2 could not be started: ssh ended with exit code 255" in done.stderr
+    assert re.search("Connection refused", done.stderr)

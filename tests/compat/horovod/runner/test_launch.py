@@ -1,0 +1,351 @@
+"""`horovodrun` as a program: what it starts, what it prints, how it ends, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import processes
+from tests.engines.conftest import require_engine
+from tests.engines.lab import WHEEL, find_mpirun
+from tests.helpers import wait_until, write_program
+
+HOROVODRUN = [sys.executable, "-m", "paceline.compat.horovod.runner.launch"]
+
+
+@pytest.fixture(params=["--mpi", "--gloo"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Under mpirun, and as plain processes."""
+    if request.param == "--mpi":
+        require_engine(WHEEL, find_mpirun(WHEEL))
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Open MPI of the wheel, which mpi4py is built for, and this interpreter as `python`."""
+    if found := find_mpirun(WHEEL):
+        monkeypatch.setenv("PACELINE_MPIRUN", found)
+    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*HOROVODRUN, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, **options
+    )
+
+
+def script(tmp_path: Path, text: str, name: str = "train.py") -> Path:
+    path = tmp_path / name
+    path.write_text("import json, os, signal, subprocess, sys, time\nrank = int(os.environ['HOROVOD_RANK'])\n" + text)
+    return path
+
+
+def lines(done: subprocess.CompletedProcess[str], rank: int, stream: str = "stdout") -> list[str]:
+    text = done.stdout if stream == "stdout" else done.stderr
+    prefix = f"[{rank}]<{stream}>:"
+    return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
+
+
+# --- what ranks find
+
+
+def test_ranks_know_their_places(tmp_path, transport):
+    path = script(tmp_path, "print(json.dumps([{k: v for k, v in os.environ.items()}, os.getcwd(), sys.argv]))")
+    done = run(transport, "-np", 2, "-H", "localhost:1,127.0.0.1:1", "python", path.name, "--lr", "0.1", "a b", "-np")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        found, folder, argv = json.loads(lines(done, rank)[0])
+        assert folder == str(tmp_path)
+        assert argv == ["train.py", "--lr", "0.1", "a b", "-np"]
+        wanted = {"RANK": rank, "SIZE": 2, "LOCAL_RANK": 0, "LOCAL_SIZE": 1, "CROSS_RANK": rank, "CROSS_SIZE": 2}
+        assert {name: int(found[f"HOROVOD_{name}"]) for name in wanted} == wanted
+        assert found["HOROVOD_HOSTNAME"] == ["localhost", "127.0.0.1"][rank]
+        assert found["HOROVOD_CONTROLLER"] == transport.removeprefix("--")
+        assert (found["RANK"], found["WORLD_SIZE"], found["MASTER_ADDR"]) == (str(rank), "2", "127.0.0.1")
+        assert found["MASTER_PORT"].isdigit()
+        # Neither a worker of a run of Paceline's, nor a holder of what starts one.
+        own = {name for name in found if name.startswith("PACELINE_")}
+        assert own <= {"PACELINE_LEASES", "PACELINE_MPIRUN", "PACELINE_DATA_CACHE"}
+
+
+def test_ranks_have_the_user_s_environment_and_the_options_variables(tmp_path, transport, monkeypatch):
+    monkeypatch.setenv("MINE", "a=1; $(x)\n'\"")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "7")
+    monkeypatch.setenv("RANK", "7")
+    path = script(tmp_path, "print(json.dumps([os.environ.get(n) for n in ('MINE', 'HOROVOD_CYCLE_TIME', 'RANK')]))")
+    done = run(transport, "-np", 1, "--cycle-time-ms", "2.5", "python", path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(lines(done, 0)[0]) == ["a=1; $(x)\n'\"", "2.5", "0"]
+
+
+def test_a_name_with_spaces_and_quotes_is_run(tmp_path, transport):
+    path = script(tmp_path, "print('here', *sys.argv[1:])", "my 'train' \"ü\".py")
+    done = run(transport, "-np", 1, "python", "-u", path, ":", "--", "-x", "$HOME")
+    assert lines(done, 0) == ["here : -- -x $HOME"], done.stderr
+
+
+def test_any_program_can_be_run(transport):
+    done = run(transport, "-np", 2, "sh", "-c", "echo $HOROVOD_RANK; exit $HOROVOD_RANK")
+    assert (lines(done, 0), lines(done, 1), done.returncode) == (["0"], ["1"], 1)
+
+
+# --- the name `horovod`
+
+
+def test_horovod_works_in_a_script(tmp_path):
+    require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
+    path = script(
+        tmp_path,
+        "import horovod.torch as hvd, torch\nhvd.init()\n"
+        "print(hvd.rank(), hvd.size(), hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item())\n",
+    )
+    done = run("-np", 2, "python", path)
+    assert [lines(done, rank) for rank in range(2)] == [["0 2 1.0"], ["1 2 1.0"]], done.stderr
+
+
+@pytest.mark.parametrize("command", [["python", "-c", "import horovod; print(horovod.__name__)"], ["python", "w.py"]])
+def test_horovod_is_found_by_modules_scripts_and_their_children(tmp_path, command):
+    (tmp_path / "w.py").write_text(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import horovod; print(horovod.__name__)'])\n"
+    )
+    done = run("--gloo", "-np", 1, *command)
+    assert lines(done, 0) == ["paceline.compat.horovod"], done.stderr
+
+
+def test_a_real_horovod_comes_first(tmp_path, monkeypatch):
+    (tmp_path / "site" / "horovod").mkdir(parents=True)
+    (tmp_path / "site" / "horovod" / "__init__.py").write_text("WHOSE = __name__ + ', real'\n")
+    (tmp_path / "site" / "horovod" / "torch.py").write_text("import horovod\n")
+    # Behind Paceline's on the path, as site-packages is.
+    path = script(
+        tmp_path, f"sys.path.append({str(tmp_path / 'site')!r})\nimport horovod.torch\nprint(horovod.WHOSE)\n"
+    )
+    done = run("--gloo", "-np", 1, "python", path)
+    assert lines(done, 0) == ["horovod, real"], done.stderr
+
+
+def test_installing_the_name_by_hand_is_no_contradiction(tmp_path):
+    path = script(
+        tmp_path, "import paceline.compat as c; c.install('horovod'); import horovod; print(horovod.__name__)"
+    )
+    done = run("--gloo", "-np", 1, "python", path)
+    assert lines(done, 0) == ["paceline.compat.horovod"], done.stderr
+
+
+# --- ends
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "told"),
+    [
+        ("raise ValueError('bad batch')", 1, "ValueError: bad batch"),
+        ("sys.exit(7)", 7, "ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", 137, "killed by SIGKILL"),
+        ("os._exit(3)", 3, "ended with exit code 3"),
+    ],
+)
+def test_the_first_rank_that_fails_ends_the_others_and_gives_the_exit_code(tmp_path, transport, end, code, told):
+    path = script(tmp_path, f"if rank == 1: {end}\ntime.sleep(600)")
+    done = run(transport, "-np", 2, "python", path)
+    assert done.returncode == code
+    assert re.fullmatch(rf"horovodrun: rank 1 on \S+ failed first: .*{told}", done.stderr.splitlines()[-1])
+
+
+def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
+    require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
+    path = script(
+        tmp_path,
+        "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(7)\nhvd.allreduce(torch.ones(1))\n",
+    )
+    done = run("-np", 2, "python", path)
+    assert done.returncode == 7, done.stderr
+
+
+def test_a_rank_gets_time_for_its_checkpoint(tmp_path, transport):
+    path = script(
+        tmp_path,
+        "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), open('saved', 'w').close(), sys.exit(0)))\n"
+        "if rank == 1:\n    while not os.path.exists('ready'): time.sleep(0.01)\n    sys.exit(4)\n"
+        "open('ready', 'w').close()\ntime.sleep(600)",
+    )
+    done = run(transport, "-np", 2, "python", path)
+    assert (done.returncode, (tmp_path / "saved").exists()) == (4, True)
+
+
+def test_an_end_without_failure_is_0_and_silent(tmp_path, transport):
+    done = run(transport, "-np", 3, "python", script(tmp_path, "print(rank, end='')"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:{rank}" for rank in range(3)]
+
+
+WAITING = (
+    "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+    "open(f'pids_{rank}.part', 'w').write(f'{os.getpid()} {child.pid}')\n"
+    "os.rename(f'pids_{rank}.part', f'pids_{rank}')\ntime.sleep(600)\n"
+)
+
+
+@pytest.fixture
+def waiting(tmp_path, transport) -> Callable[[], tuple[subprocess.Popen[str], list[int]]]:
+    """Starts a job of two ranks that wait, each with a child in a session of its own; it, and all their pids."""
+
+    def begin() -> tuple[subprocess.Popen[str], list[int]]:
+        path = script(tmp_path, WAITING)
+        words = [*HOROVODRUN, transport, "-np", "2", "python", str(path)]
+        job = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        files = [tmp_path / f"pids_{rank}" for rank in range(2)]
+        wait_until(lambda: all(file.exists() for file in files), "both ranks have started")
+        pids = [int(pid) for file in files for pid in file.read_text().split()]
+        return job, [*pids, *processes.descendants(job.pid)]
+
+    return begin
+
+
+def gone(pids: list[int]) -> None:
+    wait_until(lambda: not [pid for pid in pids if processes.is_alive(pid)], "all processes of the job are gone")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_all_ranks(waiting, number):
+    job, pids = waiting()
+    job.send_signal(number)
+    _, stderr = job.communicate(timeout=30)
+    assert job.returncode == 128 + number
+    assert f"stopped by {number.name}" in stderr
+    gone(pids)
+
+
+def folders() -> set[Path]:
+    """Those that jobs keep while they run."""
+    return {path for top in ("/dev/shm", tempfile.gettempdir()) for path in Path(top).glob("horovodrun-*")}
+
+
+def test_nothing_is_left_of_a_job_whose_horovodrun_was_killed(waiting):
+    before = folders()
+    job, pids = waiting()
+    assert folders() - before
+    job.kill()
+    job.communicate(timeout=30)
+    gone(pids)
+    wait_until(lambda: not folders() - before, "its folders are gone")
+
+
+def test_a_process_beside_a_rank_that_is_killed_ends_the_job(waiting):
+    before = folders()
+    job, pids = waiting()
+    (parent,) = (line.split()[1] for line in Path(f"/proc/{pids[0]}/status").read_text().splitlines() if "PPid" in line)
+    beside = int(parent)
+    os.kill(beside, signal.SIGKILL)
+    _, stderr = job.communicate(timeout=30)
+    assert job.returncode == 137
+    assert "rank 0 on" in stderr.splitlines()[-1]
+    gone(pids)
+    assert not folders() - before
+
+
+def test_a_reader_that_goes_away_ends_the_job(tmp_path, transport):
+    path = script(tmp_path, "while True: print('x' * 100)")
+    job = subprocess.Popen([*HOROVODRUN, transport, "-np", "1", "python", str(path)], stdout=subprocess.PIPE)
+    assert job.stdout is not None
+    assert job.stdout.read(10) == b"[0]<stdout"
+    below = processes.descendants(job.pid)
+    job.stdout.close()
+    assert job.wait(30) == 128 + signal.SIGPIPE
+    gone(below)
+
+
+# --- output
+
+
+def test_output_goes_into_files_as_well(tmp_path):
+    path = script(tmp_path, "print('out', rank)\nprint('err', rank, file=sys.stderr)")
+    done = run("--gloo", "-np", 2, "--output-filename", "logs", "-prefix-timestamp", "python", path)
+    assert re.search(r"^\w+ \w+ +\d+ [\d:]{8} \d{4}\[1\]<stdout>:out 1$", done.stdout, re.MULTILINE)
+    found = [
+        (tmp_path / "logs" / f"rank.{rank}" / name).read_text() for rank in range(2) for name in ("stdout", "stderr")
+    ]
+    assert found == ["out 0\n", "err 0\n", "out 1\n", "err 1\n"]
+
+
+def test_much_output_of_several_ranks_keeps_its_lines(tmp_path, transport):
+    path = script(tmp_path, "for number in range(20000): print(rank, number, 'x' * 50)")
+    done = run(transport, "-np", 2, "python", path)
+    for rank in range(2):
+        assert lines(done, rank) == [f"{rank} {number} {'x' * 50}" for number in range(20000)]
+
+
+def test_a_log_level_shows_the_engine_s_messages(tmp_path):
+    path = script(tmp_path, "import horovod, logging\nlogging.getLogger('paceline.collectives').debug('mine')\n")
+    done = run("--gloo", "-np", 1, "--log-level", "DEBUG", "--log-without-timestamp", "python", path)
+    assert lines(done, 0, "stderr") == ["[DEBUG] [0] mine"]
+    assert run("--gloo", "-np", 1, "--log-level", "INFO", "python", path).stderr == ""
+
+
+# --- calls that can't be
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["python", "x.py"], 2, "-np N is missing"),
+        (["-np", "2"], 2, "there is no command"),
+        (["-np", "4", "-H", "localhost:2", "true"], 2, "-np 4 needs as many slots, but localhost:2 has 2"),
+        (["-np", "1", "-H", "nowhere.invalid:1", "true"], 2, "the host 'nowhere.invalid' is not known here"),
+        (["-np", "2", "--min-np", "1", "true"], 2, "paceline run --backend mpi --max-restarts"),
+        (["-np", "2", "--host-discovery-script", "./d.sh", "true"], 2, "elastic jobs"),
+        (["-np", "2", "--jsrun", "true"], 2, "--jsrun is not supported"),
+        (["-np", "1", "-i", "no-key", "true"], 2, "--ssh-identity-file 'no-key' is no file"),
+        (["-np", "1", "--mpi", "--mpi-args='", "true"], 2, "can't be split into words"),
+        (["-np", "1", "--gloo", "no-such-program"], 127, "there is no program 'no-such-program' on host"),
+        (["-np", "1", "--gloo", "/etc/passwd"], 127, "'/etc/passwd' can't be started"),
+    ],
+)
+def test_a_wrong_call_is_one_sentence(words, code, told):
+    done = run(*words)
+    assert done.returncode == code
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ranks_that_mpirun_can_t_start_are_named_with_its_words():
+    require_engine(WHEEL, find_mpirun(WHEEL))
+    done = run("--mpi", "-np", 2, "--mpi-args=--no-such-option", "true")
+    assert done.returncode == 1
+    assert re.search(r"ranks 0, 1 on localhost could not be started: mpirun ended with exit code \d+", done.stderr)
+    assert "no-such-option" in done.stderr
+
+
+def test_ranks_that_do_not_come_up_are_named(tmp_path):
+    fake = write_program(
+        tmp_path / "mpirun", "#!/bin/sh\n[ $1 = --version ] && echo '(Open MPI) 5.0.1' || exec sleep 60\n"
+    )
+    done = run("--mpi", "-np", 2, "--start-timeout", "0.5", "true", env=os.environ | {"PACELINE_MPIRUN": str(fake)})
+    assert done.returncode == 1
+    assert "ranks 0, 1 on localhost did not come up within --start-timeout 0.5 s" in done.stderr
+
+
+def test_options_without_a_meaning_are_said_once():
+    done = run("--gloo", "-np", 2, "--num-nccl-streams", 2, "true")
+    assert done.returncode == 0
+    assert done.stderr == "horovodrun: without effect here: --num-nccl-streams: " + (
+        "the engine has one stream for each process set.\n"
+    )
+
+
+def test_version_and_build_are_told():
+    assert run("--version").stdout == "0.28.1\n"
+    told = run("-cb").stdout
+    assert "Available Frameworks:" in told
+    assert re.search(r"\[[X ]\] PyTorch", told)

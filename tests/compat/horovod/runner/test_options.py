@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.compat.horovod.runner import options, settings
+from paceline.errors import UserError
+
+#: Every option of Horovod's command, with a value where it has one.
+ALL = [
+    *(
+        "--disable-cache",
+        "--start-timeout",
+        "30",
+        "--network-interfaces",
+        "lo",
+        "--output-filename",
+        "out",
+        "--verbose",
+    ),
+    *("-p", "22", "--ssh-port", "22", "-i", "key", "--ssh-identity-file", "key", "-H", "localhost:2"),
+    *("--fusion-threshold-mb", "32", "--cycle-time-ms", "2.5", "--cache-capacity", "7"),
+    *("--hierarchical-allreduce", "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce"),
+    *(
+        "--autotune",
+        "--autotune-log-file",
+        "a.csv",
+        "--autotune-warmup-samples",
+        "3",
+        "--autotune-steps-per-sample",
+        "10",
+    ),
+    *("--autotune-bayes-opt-max-samples", "20", "--autotune-gaussian-process-noise", "0.8"),
+    *("--min-np", "1", "--min-num-proc", "1", "--max-np", "4", "--max-num-proc", "4", "--slots-per-host", "2"),
+    *("--elastic-timeout", "600", "--reset-limit", "3", "--blacklist-cooldown-range", "1", "9"),
+    *("--timeline-filename", "t.json", "--timeline-mark-cycles", "--no-timeline-mark-cycles"),
+    *("--no-stall-check", "--stall-check", "--stall-check-warning-time-seconds", "60"),
+    *("--stall-check-shutdown-time-seconds", "0", "--mpi-threads-disable", "--no-mpi-threads-disable"),
+    *("--mpi-args=--map-by node", "--tcp", "--binding-args=--bind-to core", "--num-nccl-streams", "2"),
+    *("--thread-affinity", "0", "--gloo-timeout-seconds", "30", "--log-level", "TRACE", "--log-with-timestamp"),
+    *("--log-without-timestamp", "--log-hide-timestamp", "--no-log-hide-timestamp", "-prefix-timestamp"),
+    *("--prefix-output-with-timestamp", "--gloo"),
+]
+
+
+def parse(*words: str):
+    return options.parse([*words, "-np", "2", "python", "train.py"])
+
+
+def test_every_option_is_taken():
+    found = parse(*ALL)
+    assert (found.np, found.command) == (2, ["python", "train.py"])
+
+
+def test_what_stands_behind_the_command_is_the_command_s():
+    found = options.parse(["-np", "2", "python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"])
+    assert found.command == ["python", "train.py", "-np", "9", "--verbose", "--lr=1", "-H", "x"]
+    assert (found.np, found.verbose, found.hosts) == (2, False, None)
+
+
+def test_two_dashes_may_stand_before_the_command():
+    assert options.parse(["-np", "2", "--", "-weird"]).command == ["-weird"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-np", "0"],
+        ["-np", "two"],
+        ["--cycle-time-ms", "-1"],
+        ["--cache-capacity", "1.5"],
+        ["--log-level", "LOUD"],
+        ["--gloo", "--mpi"],
+        ["-H", "a:1", "--hostfile", "f"],
+        ["--start-timeout", "nan"],
+        ["--verb"],
+    ],
+)
+def test_a_wrong_option_ends_with_2(words, capsys):
+    with pytest.raises(SystemExit) as end:
+        options.parse([*words, "python", "train.py"])
+    assert end.value.code == 2
+    assert "horovodrun: error:" in capsys.readouterr().err
+
+
+def test_options_become_the_engine_s_variables():
+    found = settings.variables(
+        parse(
+            *("--fusion-threshold-mb", "0.5", "--cycle-time-ms", "2.5", "--cache-capacity", "7", "--autotune"),
+            *("--no-stall-check", "--stall-check-warning-time-seconds", "5", "--log-level", "debug"),
+            *("--timeline-mark-cycles", "--log-without-timestamp"),
+        )
+    )
+    assert found == {
+        "HOROVOD_FUSION_THRESHOLD": "524288",
+        "HOROVOD_CYCLE_TIME": "2.5",
+        "HOROVOD_CACHE_CAPACITY": "7",
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "5.0",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "1",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+    }
+
+
+def test_what_is_not_given_sets_nothing():
+    assert settings.variables(parse()) == {}
+
+
+def test_zero_is_given():
+    assert settings.variables(parse("--fusion-threshold-mb", "0")) == {"HOROVOD_FUSION_THRESHOLD": "0"}
+
+
+def test_a_timeline_s_path_is_made_absolute(tmp_path):
+    assert settings.variables(parse("--timeline-filename", "t.json")) == {"HOROVOD_TIMELINE": str(tmp_path / "t.json")}
+
+
+def test_options_without_a_meaning_are_named_once_each():
+    told = settings.without_meaning(parse("--num-nccl-streams", "2", "--no-torus-allreduce", "--thread-affinity", "0"))
+    assert [line.partition(":")[0] for line in told] == ["--num-nccl-streams", "--thread-affinity"]
+    assert settings.without_meaning(parse()) == []
+
+
+# --- the file
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(text):
+        path = tmp_path / "config.yaml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def test_the_file_stands_over_options_before_it_and_under_those_behind_it(config):
+    path = config("params: {cycle_time_ms: 5, cache_capacity: 9}\n")
+    found = parse("--cycle-time-ms", "1", "--cache-capacity", "1", "--config-file", path, "--cache-capacity", "2")
+    assert (found.cycle_time_ms, found.cache_capacity) == (5.0, 2)
+
+
+def test_the_file_has_all_sections(config):
+    path = config(
+        "controller: gloo\n"
+        "verbose: true\nhosts: localhost:2\nstart-timeout: 7\n"
+        "params: {fusion_threshold_mb: 16, hierarchical_allreduce: true}\n"
+        "autotune: {enabled: true, log_file: a.csv, warmup_samples: 1, steps_per_sample: 2, bayes_opt_max_samples: 3}\n"
+        "timeline: {filename: /t.json, mark_cycles: false}\n"
+        "stall_check: {enabled: false, warning_time_seconds: 9, shutdown_time_seconds: 0}\n"
+        "library_options: {num_nccl_streams: 3}\n"
+        "logging: {level: info, hide_timestamp: true}\n"
+    )
+    found = parse("--config-file", path)
+    assert (found.gloo, found.mpi, found.verbose, found.hosts, found.start_timeout) == (
+        True,
+        False,
+        True,
+        "localhost:2",
+        7,
+    )
+    assert settings.variables(found) == {
+        "HOROVOD_FUSION_THRESHOLD": str(16 << 20),
+        "HOROVOD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE_LOG": "a.csv",
+        "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
+        "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": "2",
+        "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": "3",
+        "HOROVOD_TIMELINE": "/t.json",
+        "HOROVOD_TIMELINE_MARK_CYCLES": "0",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": "9.0",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0.0",
+        "HOROVOD_LOG_LEVEL": "INFO",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+    }
+    assert len(settings.without_meaning(found)) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("params: {cycle_time: 5}\n", r"params\.cycle_time in .* is no option\. Known: fusion_threshold_mb"),
+        ("parms: {cycle_time_ms: 5}\n", "'parms' in .* is no option"),
+        ("params: {cycle_time_ms: fast}\n", "params.cycle_time_ms in .* is 'fast'"),
+        ("autotune: {enabled: sometimes}\n", "autotune.enabled in .* is 'sometimes'"),
+        ("logging: {level: loud}\n", "logging.level in .* is 'loud'"),
+        ("controller: pigeons\n", "controller in .* is 'pigeons'"),
+        ("params: 5\n", "params in .* is 5"),
+        ("- a\n", "holds no mapping"),
+        ("a: [\n", "can't be read"),
+        ("command: [rm]\n", "'command' in .* is no option"),
+    ],
+)
+def test_a_file_that_says_nonsense_is_refused(config, text, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse("--config-file", config(text))
+
+
+def test_an_empty_file_says_nothing(config):
+    assert settings.variables(parse("--config-file", config(""))) == {}
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"--config-file '.*gone\.yaml' can't be read"):
+        parse("--config-file", str(tmp_path / "gone.yaml"))

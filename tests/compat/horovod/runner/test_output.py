@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import os
+import re
+
+import pytest
+
+from paceline.compat.horovod.runner.output import Output
+from paceline.errors import UserError
+from tests.helpers import fill_disk
+
+
+def shown(capfd, *pieces, **options):
+    """What stands on standard output after these pieces (rank, stream, bytes) and the ranks' ends."""
+    output = Output(2, **options)
+    for rank, stream, data in pieces:
+        output.write(rank, stream, data)
+    for rank in range(2):
+        output.finish(rank)
+    output.close()
+    return capfd.readouterr()
+
+
+def test_each_line_has_its_rank_and_stream_in_front(capfd):
+    found = shown(capfd, (0, "stdout", b"a\nb\n"), (1, "stderr", b"c\n"))
+    assert found.out == "[0]<stdout>:a\n[0]<stdout>:b\n"
+    assert found.err == "[1]<stderr>:c\n"
+
+
+def test_a_line_that_comes_in_pieces_stays_one(capfd):
+    found = shown(capfd, (0, "stdout", b"a"), (1, "stdout", b"x\n"), (0, "stdout", b"b"), (0, "stdout", b"c\n"))
+    assert found.out == "[1]<stdout>:x\n[0]<stdout>:abc\n"
+
+
+def test_the_last_line_needs_no_end(capfd):
+    assert shown(capfd, (0, "stdout", b"a\nb")).out == "[0]<stdout>:a\n[0]<stdout>:b\n"
+
+
+def test_each_state_of_a_progress_bar_is_a_line(capfd):
+    assert shown(capfd, (0, "stdout", b"1%\r2%\r"), (0, "stdout", b"3%\n")).out == "".join(
+        f"[0]<stdout>:{state}\n" for state in ("1%", "2%", "3%")
+    )
+
+
+def test_a_windows_line_s_end_is_one_even_in_two_pieces(capfd):
+    assert shown(capfd, (0, "stdout", b"a\r\nb\r"), (0, "stdout", b"\nc")).out == "".join(
+        f"[0]<stdout>:{line}\n" for line in "abc"
+    )
+
+
+def test_bytes_that_are_no_text_pass_as_they_are(capfdbinary):
+    output = Output(1)
+    output.write(0, "stdout", b"\xff\x00\n")
+    assert capfdbinary.readouterr().out == b"[0]<stdout>:\xff\x00\n"
+
+
+def test_the_time_stands_in_front_if_asked_for(capfd):
+    found = shown(capfd, (0, "stdout", b"a\n"), timestamps=True)
+    assert re.fullmatch(r"\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\[0\]<stdout>:a\n", found.out)
+
+
+def test_a_notebook_gets_it_through_its_own_streams(capsys):
+    output = Output(1, to_streams=True)
+    output.write(0, "stdout", "grün\n".encode() + b"\xff\n")
+    assert capsys.readouterr().out == "[0]<stdout>:grün\n[0]<stdout>:\ufffd\n"
+
+
+def test_files_get_what_was_printed_as_it_is(tmp_path, capfd):
+    shown(capfd, (0, "stdout", b"a\r\nb"), (1, "stderr", b"c\n"), folder=str(tmp_path / "out put"))
+    found = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.glob("*/*/*")}
+    assert found == {
+        "out put/rank.0/stdout": b"a\r\nb",
+        "out put/rank.0/stderr": b"",
+        "out put/rank.1/stdout": b"",
+        "out put/rank.1/stderr": b"c\n",
+    }
+
+
+def test_folders_of_ranks_sort_by_rank(tmp_path):
+    Output(11, folder=str(tmp_path)).close()
+    assert sorted(os.listdir(tmp_path)) == [f"rank.{rank:02}" for rank in range(11)]
+
+
+def test_a_folder_that_can_t_be_made_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--output-filename '.*file' can't be written"):
+        Output(1, folder=str(tmp_path / "file"))
+
+
+def test_a_full_disk_ends_the_files_and_nothing_else(small_disk, capfd):
+    output = Output(1, folder=str(small_disk / "out"))
+    fill_disk(small_disk)
+    for _ in range(2):
+        output.write(0, "stdout", b"a\n" * 5000)
+    output.close()
+    found = capfd.readouterr()
+    assert found.out == "[0]<stdout>:a\n" * 10000
+    assert found.err == "horovodrun: rank.0/stdout of --output-filename is written no more: No space left on device.\n"
+
+
+def test_a_line_without_an_end_does_not_grow_for_ever(capfd):
+    output = Output(1)
+    for _ in range(40):
+        output.write(0, "stdout", b"x" * (1 << 16))
+    assert capfd.readouterr().out == "[0]<stdout>:" + "x" * (17 << 16) + "\n[0]<stdout>:" + "x" * (17 << 16) + "\n"
+
+
+def test_the_last_lines_are_kept():
+    output = Output(1)
+    output.write(0, "stdout", b"".join(b"%d\n" % number for number in range(30)))
+    assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))

@@ -1,0 +1,241 @@
+"""What is special about graphs: nothing is folded, merged, dropped or held up."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paceline.compat.horovod.common import handles
+
+
+class Counted:
+    """Counts what is submitted while it lasts."""
+
+    def __enter__(self):
+        self.names, self._real = [], handles.submit
+
+        def submit(kind, name, *rest):
+            self.names.append(f"{kind}.{name}")
+            return self._real(kind, name, *rest)
+
+        handles.submit = submit
+        return self
+
+    def __exit__(self, *_):
+        handles.submit = self._real
+
+
+def check_a_constant_is_reduced_again_in_every_call(hvd):
+    reduced = tf.function(lambda: hvd.allreduce(tf.constant([1.0, 2.0]), op=hvd.Sum))
+    with Counted() as counted:
+        for _ in range(3):
+            assert reduced().numpy().tolist() == [hvd.size(), 2.0 * hvd.size()]
+    assert len(counted.names) == 3, counted.names
+
+
+def check_equal_operations_are_not_merged(hvd):
+    inner = tf.function(lambda t: hvd.allreduce(t, op=hvd.Sum))
+
+    @tf.function
+    def four(t):
+        return inner(t) + inner(t) + hvd.allreduce(t, op=hvd.Sum) + hvd.allreduce(t, op=hvd.Sum)
+
+    with Counted() as counted:
+        for _ in range(2):
+            assert four(tf.ones(2)).numpy().tolist() == [4.0 * hvd.size()] * 2
+    assert len(counted.names) == 8, counted.names
+
+
+def check_a_function_that_is_called_twice_in_another_keeps_its_calls_apart(hvd):
+    factor = tf.Variable(2.0)
+    # It reads a variable: TensorFlow puts calls of such a function in no order for that alone.
+    inner = tf.function(lambda t: hvd.allreduce(t * factor, op=hvd.Sum))
+    inner(tf.ones(3))
+
+    @tf.function
+    def outer(t):
+        first = hvd.allreduce(t * factor, op=hvd.Sum)
+        parts = [inner(t * float(i)) for i in range(6)]
+        last = hvd.allreduce(t * factor, op=hvd.Sum)
+        return first, parts, last
+
+    for _ in range(5):
+        first, parts, last = outer(tf.ones(3))
+        assert first.numpy().tolist() == last.numpy().tolist() == [2.0 * hvd.size()] * 3
+        for i, part in enumerate(parts):
+            assert part.numpy().tolist() == [2.0 * i * hvd.size()] * 3
+
+
+def check_a_result_that_nobody_uses_is_still_reduced(hvd):
+    @tf.function
+    def one_rank_looks(t):
+        found = hvd.allreduce(t, op=hvd.Sum, name="looked at by one rank")
+        return found if hvd.rank() == 0 else t
+
+    result = one_rank_looks(tf.ones(2)).numpy()
+    assert result.tolist() == [hvd.size() if hvd.rank() == 0 else 1.0] * 2
+
+
+def check_loops_and_branches(hvd):
+    @tf.function
+    def looped(t):
+        total = tf.zeros_like(t)
+        for i in tf.range(5):
+            if i % 2 == 0:
+                total += hvd.allreduce(t + tf.cast(i, t.dtype), op=hvd.Sum)
+        return total
+
+    for _ in range(3):
+        assert looped(tf.ones(2)).numpy().tolist() == [9.0 * hvd.size()] * 2
+    large = looped(tf.ones(100_000)).numpy()
+    assert (large == 9.0 * hvd.size()).all()
+
+
+def check_14_names_may_come_in_another_order_on_each_rank(hvd):
+    order = list(range(12))
+    random.Random(hvd.rank()).shuffle(order)
+
+    @tf.function
+    def shuffled():
+        found = {i: hvd.allreduce(tf.fill([i + 1], float(i)), name=f"any.{i}", op=hvd.Sum) for i in order}
+        return [found[i] for i in range(12)]
+
+    for _ in range(3):
+        for i, result in enumerate(shuffled()):
+            assert result.numpy().tolist() == [float(i * hvd.size())] * (i + 1)
+
+
+def check_gradients_of_many_sizes_in_another_order_on_each_rank(hvd):
+    order = list(range(10))
+    random.Random(hvd.rank()).shuffle(order)
+    # Large ones are submitted one by one, small ones together.
+    variables = [tf.Variable(tf.ones([10 ** (i % 6)]), name=f"v{i}") for i in range(10)]
+
+    @tf.function
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variables[i] * variables[i]) * factor * float(i) for i in range(10)])
+        tape = hvd.DistributedGradientTape(tape)
+        return tape.gradient(loss, [variables[i] for i in order])
+
+    mean = (hvd.size() + 1) / 2
+    for _ in range(3):
+        for i, grad in zip(order, step(tf.constant(hvd.rank() + 1.0)), strict=True):
+            np.testing.assert_allclose(grad, np.full(grad.shape, 2.0 * i * mean))
+
+
+def check_large_gradients_are_submitted_before_the_backward_pass_ends(hvd):
+    large = [tf.Variable(tf.ones([70_000]), name=f"large{i}") for i in range(3)]
+    events = []
+
+    @tf.custom_gradient
+    def noted(tensor):
+        def gradient(grad):
+            return tf.numpy_function(lambda g: (events.append("first layer"), g)[1], [grad], tf.float32)
+
+        return tf.identity(tensor), gradient
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            x = noted(large[0])
+            x.set_shape([70_000])
+            loss = tf.reduce_sum(x * large[1] * large[2])
+        return hvd.DistributedGradientTape(tape).gradient(loss, large)
+
+    real = handles.submit
+    handles.submit = lambda kind, name, *rest: (events.append(name), real(kind, name, *rest))[1]
+    try:
+        step()
+    finally:
+        handles.submit = real
+    if hvd.size() > 1:
+        assert len(events) == 4, events
+        # The order of the two is TensorFlow's affair; that of the first layer is not.
+        assert any("large0" in name for name in events[events.index("first layer") :]), events
+
+
+def check_xla_is_refused_with_what_to_do(hvd):
+    for call in (
+        hvd.allreduce,
+        lambda t: hvd.broadcast(t, 0),
+        lambda t: t + tf.cast(hvd.size_op(), t.dtype),
+    ):
+        with pytest.raises(NotImplementedError, match=r"jit_compile=False"):
+            tf.function(call, jit_compile=True)(tf.ones(2))
+    assert hvd.allreduce(tf.ones(2)).numpy().tolist() == [1.0, 1.0]
+
+
+def check_3_a_mismatch_raises_on_every_rank_and_the_job_goes_on(hvd):
+    if hvd.size() == 1:
+        return
+    rank = hvd.rank()
+
+    @tf.function
+    def wrong():
+        good = hvd.allreduce(tf.ones(2), name="good", op=hvd.Sum)
+        return good, hvd.allreduce(tf.ones(2 + (rank > 0)), name="bad")
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.OpError, match=r"(?s)HorovodInternalError.*Mismatched ALLREDUCE tensor shapes"):
+            wrong()
+        assert hvd.allreduce(tf.ones(2), name="good", op=hvd.Sum).numpy().tolist() == [hvd.size()] * 2
+
+
+def check_what_is_wrong_with_one_gradient_leaves_none_in_flight(hvd):
+    if hvd.size() == 1:
+        return
+    rank = hvd.rank()
+    variables = [tf.Variable(tf.ones(2 + (rank > 0 and i == 1)), name=f"fit{i}") for i in range(3)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v) for v in variables])
+        return hvd.DistributedGradientTape(tape).gradient(loss, variables)
+
+    for _ in range(3):
+        with pytest.raises(tf.errors.OpError, match="Mismatched"):
+            step()
+
+
+def check_shapes_that_are_not_known_when_traced(hvd):
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.float32)])
+    def unknown(t):
+        return hvd.allreduce(t, op=hvd.Sum), hvd.broadcast(t, 0)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32)])
+    def rows(t):
+        gathered = hvd.allgather(t)
+        assert gathered.shape.as_list() == [None, 2]
+        return gathered, hvd.reducescatter(t, op=hvd.Sum), hvd.alltoall(t)
+
+    for shape in ((), (3,), (2, 2)):
+        summed, sent = unknown(tf.ones(shape))
+        assert summed.shape == shape
+        assert sent.shape == shape
+    for result in rows(tf.ones([hvd.size(), 2])):
+        assert result.shape[1] == 2
+
+
+def check_a_graph_of_tensorflow_1(hvd):
+    with tf.Graph().as_default():
+        given = tf.compat.v1.placeholder(tf.float32, [2])
+        summed = hvd.allreduce(given, op=hvd.Sum)
+        gradient = tf.gradients(summed * float(hvd.rank() + 1), given)[0]
+        variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
+        sent = hvd.broadcast_global_variables(hvd.size() - 1)
+        optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.5))
+        train = optimizer.minimize(variable * float(hvd.rank() + 1))
+        with tf.compat.v1.Session() as session:
+            session.run(tf.compat.v1.global_variables_initializer())
+            total = hvd.size() * (hvd.size() + 1) / 2
+            assert session.run(summed, {given: [1.0, 2.0]}).tolist() == [hvd.size(), 2.0 * hvd.size()]
+            assert session.run(gradient, {given: [1.0, 2.0]}).tolist() == [total, total]
+            session.run(sent)
+            assert session.run(variable) == hvd.size() - 1
+            session.run(train)
+            np.testing.assert_allclose(session.run(variable), hvd.size() - 1 - 0.1 * total / hvd.size(), rtol=1e-5)

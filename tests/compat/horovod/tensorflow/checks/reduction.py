@@ -1,0 +1,216 @@
+"""Gradients over the ranks: tapes, local variables, groups, sums over passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
+from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+
+
+def both_ways(call):
+    yield call
+    yield tf.function(call)
+
+
+def mean_of_ranks(hvd):
+    """What the average of rank + 1 is."""
+    return (hvd.size() + 1) / 2
+
+
+def check_a_tape_averages_over_the_ranks(hvd):
+    v, w, unused = tf.Variable([1.0, 2.0]), tf.Variable(3.0), tf.Variable(1.0)
+    scale = float(hvd.rank() + 1)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(v * v) * w * scale
+        # Nested as the sources are; None where there is no gradient.
+        return hvd.DistributedGradientTape(tape).gradient(loss, {"v": v, "rest": [w, unused]})
+
+    for call in both_ways(step):
+        grads = call()
+        np.testing.assert_allclose(grads["v"], np.array([6.0, 12.0]) * mean_of_ranks(hvd))
+        np.testing.assert_allclose(grads["rest"][0], 5.0 * mean_of_ranks(hvd))
+        assert grads["rest"][1] is None
+    with hvd.DistributedGradientTape(tf.GradientTape(persistent=True), op=hvd.Sum) as tape:
+        loss = tf.reduce_sum(v) * scale
+    for _ in range(2):
+        np.testing.assert_allclose(tape.gradient(loss, v), np.full(2, hvd.size() * mean_of_ranks(hvd)))
+    np.testing.assert_allclose(
+        tape.gradient(loss, [v], use_generic_names=True)[0], [hvd.size() * mean_of_ranks(hvd)] * 2
+    )
+
+
+def check_names_that_are_not_unique_or_differ_between_ranks(hvd):
+    # All are called "Variable:0".
+    same = [tf.Variable(float(i)) for i in range(3)]
+    other = [tf.Variable(float(i), name=f"of_rank_{hvd.rank()}_{i}") for i in range(3)]
+
+    def step(variables, generic):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([float(i) * (hvd.rank() + 1.0) * v for i, v in enumerate(variables)])
+        tape = hvd.DistributedGradientTape(tape)
+        return tape.gradient(loss, variables, use_generic_names=generic)
+
+    for call in both_ways(step):
+        for grads in (call(same, False), call(other, True)):
+            np.testing.assert_allclose(grads, [i * mean_of_ranks(hvd) for i in range(3)])
+
+
+def check_predivision_compression_and_groups_come_to_the_same(hvd):
+    variables = [tf.Variable(tf.ones([i + 1]), name=f"g{i}") for i in range(5)]
+
+    def step(**how):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(v) * float(i + 1) * (hvd.rank() + 1.0) for i, v in enumerate(variables)])
+        return hvd.DistributedGradientTape(tape, **how).gradient(loss, variables)
+
+    for how in (
+        {},
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd.Compression.fp16},
+        {"groups": 2},
+        {"groups": 9, "gradient_predivide_factor": 4.0},
+        {"groups": [[variables[3], variables[0]], [variables[1]]]},
+    ):
+        for call in both_ways(lambda how=how: step(**how)):
+            for i, grad in enumerate(call()):
+                np.testing.assert_allclose(grad, np.full(i + 1, (i + 1) * mean_of_ranks(hvd)), rtol=1e-3)
+    with pytest.warns(DeprecationWarning, match="num_groups"):
+        step(num_groups=2)
+
+
+def check_groups_are_checked(hvd):
+    v, stranger = tf.Variable([1.0]), tf.Variable([1.0], name="stranger")
+    for groups, message in (
+        (-1, "non-negative integer or a list of lists"),
+        ("two", "non-negative integer or a list of lists"),
+        ([[v, v]], "twice"),
+        ([[stranger]], "stranger.*no gradient among"),
+    ):
+        # What only the gradients can tell is not looked at where nothing is reduced.
+        if hvd.size() > 1 or not isinstance(groups, list):
+            with pytest.raises(ValueError, match=message):
+                reduce_gradients([tf.ones(1)], [v], Reduction(prefix="p", groups=groups))
+    for how in ({"gradient_predivide_factor": 2.0, "op": hvd.Sum}, {"gradient_predivide_factor": 0.0}, {"op": 9}):
+        with pytest.raises(ValueError, match=r"gradient_predivide_factor|op=9"):
+            Reduction(prefix="p", **how)
+
+
+def check_sparse_gradients_stay_sparse_or_become_dense(hvd):
+    table = tf.Variable(tf.ones([5, 2]), name="table")
+    rows = tf.constant([0, hvd.rank() % 5])
+    expected = np.zeros((5, 2))
+    for r in range(hvd.size()):
+        expected[0] += 1.0
+        expected[r % 5] += 1.0
+
+    def step(**how):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows))
+        return hvd.DistributedGradientTape(tape, **how).gradient(loss, table)
+
+    for how in ({}, {"sparse_as_dense": True}, {"groups": 1}, {"gradient_predivide_factor": 2.0}):
+        for call in both_ways(lambda how=how: step(**how)):
+            grad = call()
+            assert isinstance(grad, tf.IndexedSlices) == ("sparse_as_dense" not in how)
+            np.testing.assert_allclose(tf.convert_to_tensor(grad), expected / hvd.size())
+    if hvd.size() > 1:
+        with pytest.raises(NotImplementedError, match="sparse_as_dense=True"):
+            step(op=hvd.Max)
+
+
+def check_local_gradients_stay_on_their_rank(hvd):
+    import keras
+
+    own, shared = keras.layers.Dense(1, use_bias=False), keras.layers.Dense(1, use_bias=False)
+    single = tf.Variable(1.0)
+    x = tf.fill([1, 2], float(hvd.rank() + 1))
+    own(x), shared(x)
+    scale = float(hvd.rank() + 1)
+
+    def step(scaled):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(own(x) + shared(x)) + single * scale
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=own, scale_local_gradients=scaled)
+        tape.register_local_source(single)
+        sources = [own.kernel, shared.kernel, single]
+        grads = tape.gradient(loss, sources)
+        local, rest = tape.get_local_and_global_gradients(grads, sources)
+        assert len(local) == 2
+        assert len(rest) == 1
+        return grads
+
+    for scaled in (True, False):
+        part = scale / hvd.size() if scaled else scale
+        for call in both_ways(lambda scaled=scaled: step(scaled)):
+            first, second, third = call()
+            np.testing.assert_allclose(first, np.full((2, 1), part), rtol=1e-6)
+            np.testing.assert_allclose(second, np.full((2, 1), mean_of_ranks(hvd)), rtol=1e-6)
+            np.testing.assert_allclose(third, part, rtol=1e-6)
+    with pytest.raises(ValueError, match="not a Keras layer"):
+        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[3])
+
+
+def check_gradients_are_summed_over_passes(hvd):
+    for average in (False, True):
+        for eager in (True, False):
+            v, table, untouched = tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros([3, 1])), tf.Variable(0.0)
+            sums, seen = Accumulator(3, average), []
+
+            def act(grads, v=v, table=table):
+                v.assign_add(grads[0])
+                table.assign_add(grads[1])
+
+            def step(factor, sums=sums, v=v, table=table, untouched=untouched, act=act):
+                sparse = tf.IndexedSlices(tf.ones([2, 1]) * factor, tf.constant([0, 0]), tf.constant([3, 1]))
+                return sums.step([tf.ones(2) * factor, sparse, None], [v, table, untouched], act)
+
+            call = step if eager else tf.function(step)
+            for i in range(1, 7):
+                seen.append(bool(call(tf.constant(float(i)))))
+                if i == 3:
+                    first = v.numpy().tolist(), table.numpy().tolist()
+            assert seen == [False, False, True] * 2
+            divisor = 3 if average else 1
+            assert first == ([6 / divisor] * 2, [[12 / divisor], [0.0], [0.0]])
+            assert v.numpy().tolist() == [21 / divisor] * 2
+    with pytest.raises(ValueError, match="backward_passes_per_step must be > 0"):
+        Accumulator(0)
+
+
+def check_an_optimizer_of_tensorflow_1(hvd):
+    scale = float(hvd.rank() + 1)
+    for passes in (1, 2, 3):
+        for eager in (True, False):
+            v = tf.Variable([1.0, 2.0])
+            given = tf.compat.v1.train.AdamOptimizer(0.1)
+            optimizer = hvd.DistributedOptimizer(given, backward_passes_per_step=passes)
+            assert isinstance(optimizer, tf.compat.v1.train.AdamOptimizer)
+
+            def step(factor, v=v, optimizer=optimizer):
+                optimizer.minimize(lambda: tf.reduce_sum(v * v) * factor * scale, var_list=[v])
+
+            alone = tf.Variable([1.0, 2.0])
+            plain = tf.compat.v1.train.AdamOptimizer(0.1)
+            call, held = step if eager else tf.function(step), tf.zeros(2)
+            for i in range(6):
+                call(tf.constant(i + 1.0))
+                held += 2.0 * alone * (i + 1.0) * mean_of_ranks(hvd)
+                if (i + 1) % passes == 0:
+                    plain.apply_gradients([(held, alone)])
+                    held = tf.zeros(2)
+                np.testing.assert_allclose(v, alone, rtol=1e-5)
+    with pytest.raises(ValueError, match="distributed already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def check_a_variable_of_an_optimizer_can_be_local(hvd):
+    v, own = tf.Variable(1.0), tf.Variable(1.0)
+    optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(1.0), scale_local_gradients=False)
+    optimizer.register_local_var(own)
+    pairs = optimizer.compute_gradients(lambda: (v + own) * (hvd.rank() + 1.0), var_list=[v, own])
+    assert [grad.numpy() for grad, _ in pairs] == [mean_of_ranks(hvd), hvd.rank() + 1]

@@ -1,0 +1,22 @@
+"""Every check of `checks/`, in a world of one without a launcher, and on 2, 3 and 4 ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.compat.horovod.tensorflow.conftest import LEGACY_MODULES, MODULES, every_check
+
+pytest.importorskip("tensorflow")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "check"), [(ranks, check) for ranks, modules in MODULES.items() for check in every_check(modules)]
+)
+def test_it_holds_on_every_rank(outcome, ranks, check):
+    outcome(ranks, check)
+
+
+@pytest.mark.parametrize("check", every_check(LEGACY_MODULES))
+def test_it_holds_with_the_older_keras(outcome, check):
+    pytest.importorskip("tf_keras")
+    outcome(2, check, legacy=True)

@@ -1,0 +1,167 @@
+"""`horovod.data`: loaders that read ahead."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from paceline.compat.horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from tests.helpers import run_python, wait_until
+
+
+class Numbers(BaseDataLoader):
+    """Yields numbers, notes what was made; raises at `bad`."""
+
+    def __init__(self, count, bad=None):
+        self.count, self.bad, self.made, self.ended = count, bad, [], 0
+
+    def __len__(self):
+        return self.count
+
+    def _iterate(self):
+        try:
+            for number in range(self.count):
+                if number == self.bad:
+                    raise ValueError("bad batch")
+                self.made.append((number, threading.current_thread()))
+                yield number
+        finally:
+            self.ended += 1
+
+
+class Ahead(AsyncDataLoaderMixin, Numbers):
+    def _process_batch(self, batch):
+        assert threading.current_thread() is threading.main_thread()
+        return batch * 10
+
+
+def readers():
+    return [thread for thread in threading.enumerate() if thread.name == "paceline-read-ahead"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    gc.collect()
+    wait_until(lambda: not readers(), "the threads have ended", 5)
+
+
+def test_a_loader_yields_what_it_iterates():
+    assert list(Numbers(3)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 64])
+def test_the_batches_are_the_same_whatever_is_read_ahead(size):
+    loader = Ahead(size, 5)
+    assert len(loader) == 5
+    assert list(loader) == [0, 10, 20, 30, 40]
+    assert list(loader) == [0, 10, 20, 30, 40], "again, for the next epoch"
+
+
+def test_batches_are_read_ahead_in_a_thread_and_no_further_than_asked_for():
+    loader = Ahead(async_loader_queue_size=2, count=100)
+    batches = iter(loader)
+    assert next(batches) == 0
+    wait_until(lambda: len(loader.made) == 4, "two wait in the queue, one in the thread's hand")
+    time.sleep(0.05)
+    assert len(loader.made) == 4
+    assert {thread for _, thread in loader.made} == set(readers())
+    batches.close()
+
+
+def test_without_a_queue_there_is_no_thread():
+    loader = Ahead(0, 3)
+    list(loader)
+    assert {thread for _, thread in loader.made} == {threading.main_thread()}
+
+
+def test_nothing_of_the_next_epoch_is_read_before_its_loop_begins():
+    loader = Ahead(64, 3)
+    list(loader)
+    time.sleep(0.05)
+    assert len(loader.made) == 3
+
+
+@pytest.mark.parametrize("size", [0, 1, 64])
+def test_an_exception_is_raised_where_the_batch_is_asked_for(size):
+    seen = []
+    with pytest.raises(ValueError, match="bad batch") as caught:
+        seen.extend(Ahead(size, 5, bad=2))
+    assert seen == [0, 10]
+    assert any(entry.name == "_iterate" for entry in caught.traceback), "the loader's own frame"
+
+
+def test_leaving_the_loop_ends_the_thread_and_the_loader_s_own_generator():
+    loader = Ahead(2, 1000)
+    for batch in loader:
+        if batch == 30:
+            break
+    gc.collect()
+    wait_until(lambda: loader.ended == 1, "the generator was closed")
+    assert not readers()
+    assert next(iter(loader)) == 0, "the next loop begins anew"
+
+
+def test_closing_ends_a_loop_that_goes_on():
+    loader = Ahead(2, 1000)
+    seen = []
+    for batch in loader:
+        seen.append(batch)
+        loader.close_async_loader()
+    assert seen == [0]
+    loader.close_async_loader()
+
+
+def test_two_loops_at_once_do_not_share():
+    loader = Ahead(4, 5)
+    assert list(zip(loader, loader, strict=True)) == [(n, n) for n in (0, 10, 20, 30, 40)]
+
+
+def test_torch_s_loader_can_be_mixed_with_it():
+    torch = pytest.importorskip("torch")
+
+    class Loader(AsyncDataLoaderMixin, torch.utils.data.DataLoader):
+        pass
+
+    loader = Loader(2, torch.arange(6), batch_size=2, shuffle=False)
+    for _ in range(2):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+    assert len(loader) == 3
+
+
+def test_the_wrong_order_of_bases_is_told():
+    with pytest.warns(UserWarning, match=r"Write class Wrong\(AsyncDataLoaderMixin, BaseDataLoader\)"):
+
+        class Wrong(Numbers, AsyncDataLoaderMixin):
+            pass
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "4", None])
+def test_a_wrong_size_is_refused(size):
+    with pytest.raises(ValueError, match=r"async_loader_queue_size=.* must be a whole number"):
+        Ahead(size, 3)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(NotImplementedError, match="BaseDataLoader has no _iterate"):
+        list(BaseDataLoader())
+    with pytest.raises(TypeError, match="no __len__"):
+        len(BaseDataLoader())
+
+
+def test_a_program_ends_though_a_loop_was_left_standing():
+    code = (
+        "from paceline.compat.horovod.data import AsyncDataLoaderMixin, BaseDataLoader\n"
+        "class L(AsyncDataLoaderMixin, BaseDataLoader):\n"
+        "    def _iterate(self):\n        while True: yield b'x' * 1000\n"
+        "kept = iter(L(4)); next(kept); print('end')\n"
+    )
+    assert run_python(code) == "end\n"
+
+
+def test_importing_it_loads_no_framework():
+    code = "import paceline.compat.horovod.data, sys; print([n for n in ('torch', 'numpy', 'tensorflow') if n in sys.modules])"
+    assert run_python(code) == "[]\n"

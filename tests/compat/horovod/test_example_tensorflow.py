@@ -1,0 +1,24 @@
+"""The TensorFlow script of `examples/` runs as it is, with nothing but the folder of names on its path."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from paceline.compat import names_dir
+from tests.compat.horovod.conftest import run_on_ranks
+
+pytest.importorskip("tensorflow")
+SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_tensorflow" / "train.py"
+
+
+@pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ("--fp16-allreduce",))])
+def test_the_example_learns_the_digits(ranks, options):
+    variables = {"PYTHONPATH": str(names_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, **variables)
+    assert done.returncode == 0, done.stderr
+    accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]
+    assert len(accuracies) == 6, done.stdout
+    assert accuracies[-1] > 0.8
