@@ -89,6 +89,7 @@ def test_the_run_s_variables():
         "PACELINE_CHECKPOINT_DIR": f"{RUN_DIR}/checkpoints",
         "PACELINE_WORKSPACE": "/shared/team/.paceline",
         "PACELINE_ATTEMPT": "2",
+        "PACELINE_STALL_FILE": f"{launch.run_dir}/attempts/2/stalled.jsonl",
     }
 
 

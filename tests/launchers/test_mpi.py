@@ -9,7 +9,9 @@ import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import LauncherError
+from paceline.launchers import mpi
 from paceline.launchers.mpi import MPIRUN_VARIABLE, MpiLauncher, OpenMpi, find_open_mpi
+from paceline.launchers.mpi_library import MpiLibrary
 from tests.helpers import RUN_ID, make_job, make_launch, write_program
 
 MAIN = "/shared/team/.paceline/lib/0/paceline/worker/__main__.py"
@@ -27,7 +29,13 @@ def mpirun(tmp_path, monkeypatch):
 
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    mpi4py_loads(monkeypatch, None)
     return make
+
+
+def mpi4py_loads(monkeypatch, library: MpiLibrary | None) -> None:
+    """Let the worker's mpi4py load this library; None: it has no mpi4py."""
+    monkeypatch.setattr(mpi, "mpi4py_library", lambda python: library)
 
 
 def command_of(job, **values):
@@ -188,6 +196,44 @@ def test_a_named_one_that_is_none_is_refused_even_if_there_is_another(mpirun, mo
     monkeypatch.setenv(MPIRUN_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(LauncherError, match=rf"{MPIRUN_VARIABLE}='.*nowhere' is no program"):
         find_open_mpi(sys.executable)
+
+
+# --- the library that mpi4py loads
+
+
+OPEN_MPI_5, OPEN_MPI_4 = MpiLibrary("Open MPI v5.0.11", (5, 0)), MpiLibrary("Open MPI v4.1.4", (4, 1))
+MPICH = MpiLibrary("MPICH Version: 4.2.0", None)
+
+
+@pytest.mark.parametrize(
+    ("system", "own", "library", "taken"),
+    [
+        ("4.1.4", "5.0.11", OPEN_MPI_5, "env"),  # the wheel's library: the wheel's mpirun
+        ("4.1.4", "5.0.11", OPEN_MPI_4, "bin"),  # built for the system's
+        ("5.0.3", "5.0.11", OPEN_MPI_5, "bin"),
+        ("4.1.4", "4.0.2", OPEN_MPI_5, "bin"),  # neither; the two are tried, and the collectives say if they don't meet
+        ("4.1.4", "5.0.11", None, "bin"),  # no mpi4py: nothing to agree with
+    ],
+)
+def test_the_mpirun_of_mpi4py_s_library_is_taken(mpirun, monkeypatch, tmp_path, system, own, library, taken):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "own/python"))
+    programs = {"bin": mpirun(system), "env": mpirun(own, "env")}
+    mpi4py_loads(monkeypatch, library)
+    assert find_open_mpi(os.path.join(os.path.dirname(programs["env"]), "python")).mpirun == programs[taken]
+
+
+def test_an_mpi4py_of_another_mpi_is_refused_before_anything_starts(mpirun, monkeypatch):
+    program = mpirun("5.0.8")
+    mpi4py_loads(monkeypatch, MPICH)
+    with pytest.raises(LauncherError, match=rf"loads MPICH Version: 4\.2\.0, but {program} is of Open MPI 5\.0"):
+        MpiLauncher().check(make_job(distributed_backend="mpi"))
+
+
+def test_who_names_the_mpirun_is_not_asked_about_mpi4py(mpirun, monkeypatch):
+    named = mpirun("5.0.8", "named")
+    monkeypatch.setenv(MPIRUN_VARIABLE, named)
+    mpi4py_loads(monkeypatch, MPICH)
+    assert find_open_mpi(sys.executable).mpirun == named
 
 
 @pytest.fixture

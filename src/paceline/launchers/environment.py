@@ -42,7 +42,7 @@ _FOREIGN = frozenset(
 #: Settings of the user's own under those prefixes.
 _USERS_OWN = (
     *("OMPI_ALLOW_RUN_AS_ROOT", "PACELINE_MPIRUN", "PACELINE_GPUS", "PACELINE_LEASES", "PACELINE_SNAPSHOT_LIMIT"),
-    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE"),
+    *("PACELINE_CONTAINER_ENGINE", "PACELINE_DATA_CACHE", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
 )
 #: The user's settings of Open MPI, unless an mpirun is above us: it passes its own on under the same names.
 _MPI_SETTINGS = ("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_")
@@ -86,6 +86,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_CHECKPOINT_DIR": str(launch.run_dir / "checkpoints"),
         "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
         "PACELINE_ATTEMPT": str(launch.attempt),
+        "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
     }
 
 

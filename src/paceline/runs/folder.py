@@ -216,6 +216,10 @@ class RunFolder:
         """How the worker ended, written beside it where the supervisor is not its parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
+    def stalled(self, attempt: int) -> Path:
+        """Operations that ranks wait for in vain, a line of JSON each; written by the collectives' engine on rank 0."""
+        return self.attempt(attempt) / "stalled.jsonl"
+
     def held(self, attempt: int) -> list[Path]:
         """Files by which workers hold the space for their reports, lest the disk fill up."""
         return sorted(self.attempt(attempt).glob("*.held"))

@@ -11,7 +11,6 @@ What is looked at, ten times a second and whenever a child ends:
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
@@ -29,8 +28,10 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
 from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.driver_log import say
+from paceline.supervisor.hints import with_hints
 from paceline.supervisor.in_containers import why_not_started
 from paceline.supervisor.memory import oom_kills
+from paceline.supervisor.stalls import stalled_text
 from paceline.supervisor.wake import Wake
 from paceline.targets import Started, Target
 
@@ -47,11 +48,15 @@ _REPORT_BYTES = 1 << 14
 
 @dataclass
 class Outcome:
-    """How an attempt ended. stopped: the reason why it was stopped from outside, "cancel" or "time_limit"."""
+    """How an attempt ended.
+
+    stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
+    """
 
     exit_codes: dict[str, int] = field(default_factory=dict)
     failure: FailureReport | None = None
     stopped: str | None = None
+    stalled: str | None = None
 
 
 class AttemptWatch:
@@ -101,7 +106,7 @@ class AttemptWatch:
         for path in self._folder.held(self._launch.attempt):
             path.unlink(missing_ok=True)
         codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
-        return Outcome(exit_codes=codes, failure=failure, stopped=stopped)
+        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=self._stalled() if stopped else None)
 
     # --- starting
 
@@ -262,25 +267,13 @@ class AttemptWatch:
             run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before, disk_full=self._disk_full()
         )
         if report is not None:
-            return self._with_gpu_hint(report)
+            return with_hints(report, self._launch.job, self._stalled())
         missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
         workers = [rank for rank in missing if self._places[rank].role == "worker"]
-        return self._launcher_report(workers) if workers else None
+        return with_hints(self._launcher_report(workers), self._launch.job, self._stalled()) if workers else None
 
-    def _with_gpu_hint(self, report: FailureReport) -> FailureReport:
-        """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
-        job = self._launch.job
-        if (
-            not job.use_gpu
-            or job.gpu_visibility != "worker"
-            or "invalid device ordinal" not in (report.exception or "")
-        ):
-            return report
-        return dataclasses.replace(
-            report,
-            message=f"{report.message} Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its "
-            "LOCAL_RANK, say gpu_visibility='node' (--gpu-visibility node).",
-        )
+    def _stalled(self) -> str | None:
+        return stalled_text(self._folder.stalled(self._launch.attempt))
 
     def _not_started(self, ends: list[WorkerEnd]) -> FailureReport | None:
         """The report of a container that never came to its script."""

@@ -282,10 +282,11 @@ class _Supervisor:
         self._target.release(self._folder.path)
         changes: dict[str, Any] = {"ended_utc": utc_now(), "scratch_dir": None}
         if outcome.stopped == "cancel":
-            say("canceled")
+            say(f"canceled. {outcome.stalled}" if outcome.stalled else "canceled")
             self._to(states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=self._canceled_by(), **changes)
         elif outcome.stopped == "time_limit":
-            self._to(states.FAILED, failure=_time_limit_report(self._record), exit_code=EXIT_TIME_LIMIT, **changes)
+            report = _time_limit_report(self._record, outcome.stalled)
+            self._to(states.FAILED, failure=report, exit_code=EXIT_TIME_LIMIT, **changes)
         elif outcome.failure is not None:
             say(outcome.failure.message)
             self._to(states.FAILED, failure=outcome.failure, exit_code=outcome.failure.exit_code, **changes)
@@ -333,11 +334,12 @@ def _prepare_report(record: RunRecord, error: OSError) -> FailureReport:
     )
 
 
-def _time_limit_report(record: RunRecord) -> FailureReport:
+def _time_limit_report(record: RunRecord, stalled: str | None) -> FailureReport:
     limit = record.job.max_run_duration_seconds if record.job else None
+    message = f"The run took longer than max_run_duration_seconds={limit:g} and was ended."
     return FailureReport(
         cause="time_limit",
-        message=f"The run took longer than max_run_duration_seconds={limit:g} and was ended.",
+        message=f"{message} {stalled}" if stalled else message,
         exit_code=EXIT_TIME_LIMIT,
         attempt=len(record.attempts) or None,
         see=logs_command(record.run_id),

@@ -1,0 +1,48 @@
+"""Which MPI library mpi4py loads in an interpreter: the mpirun has to belong to it."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from dataclasses import dataclass
+
+#: Loads the library and does not initialise it.
+_CODE = (
+    "import mpi4py; mpi4py.rc.initialize = mpi4py.rc.finalize = False; "
+    "from mpi4py import MPI; print(MPI.Get_library_version())"
+)
+_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class MpiLibrary:
+    """A library by its own words. version: (major, minor) of an Open MPI, None of another MPI."""
+
+    name: str
+    version: tuple[int, int] | None
+
+
+@functools.cache
+def mpi4py_library(python: str) -> MpiLibrary | None:
+    """The library that mpi4py loads there; None where there is no mpi4py, or none that can be loaded.
+
+    Takes a tenth of a second: the interpreter is started for it.
+    """
+    try:
+        done = subprocess.run(
+            [python, "-c", _CODE],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    text = done.stdout.partition("\0")[0].strip()
+    if done.returncode != 0 or not text:
+        return None
+    name = text.splitlines()[0].partition(", package")[0].strip()
+    found = re.match(r"Open MPI v?(\d+)\.(\d+)", name)
+    return MpiLibrary(name, (int(found[1]), int(found[2])) if found else None)

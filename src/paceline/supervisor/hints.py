@@ -1,0 +1,38 @@
+"""What a failure report adds where the framework's own words don't say what to do: pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from paceline.job import Job
+from paceline.runs.failure import FailureReport
+
+_GPU = (
+    "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
+    "say gpu_visibility='node' (--gpu-visibility node)."
+)
+_KERAS = (
+    "Under tf.distribute's strategies for several workers, fit() fails inside TensorFlow with Keras 3. What works: the Keras of "
+    "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
+    "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
+)
+
+
+def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> FailureReport:
+    """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
+    found = [text for text in (_of_gpus(report, job), _of_keras(report), stalled) if text]
+    return dataclasses.replace(report, message=" ".join([report.message, *found])) if found else report
+
+
+def _of_gpus(report: FailureReport, job: Job) -> str | None:
+    """CUDA only says "invalid device ordinal" to a script that takes the device of its local rank, as under torchrun."""
+    if job.use_gpu and job.gpu_visibility == "worker" and "invalid device ordinal" in (report.exception or ""):
+        return _GPU
+    return None
+
+
+def _of_keras(report: FailureReport) -> str | None:
+    """Keras 3 hands TensorFlow a batch that is spread over the replicas as if it were one tensor."""
+    if "Attempt to convert a value (PerReplica:" in (report.exception or ""):
+        return _KERAS
+    return None
