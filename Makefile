@@ -26,7 +26,8 @@ chaos: .venv/.ready
 
 bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
-	    layered_environment s3_download partition torch_mpi; do \
+	    layered_environment s3_download partition torch_mpi \
+	    collectives hvd_allreduce hvd_tensors hvd_step; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
 

@@ -1,126 +1,125 @@
-"""The engine against bare mpi4py, and against torch's Gloo. Start it with mpirun; rank 0 prints a JSON object.
+"""The engine below `horovod` by itself: against bare mpi4py, at rest, and the cost of agreeing on 2, 4 and 8 processes.
 
-OMP_NUM_THREADS=1 mpirun --map-by slot:OVERSUBSCRIBE --bind-to none -n 2 python benchmarks/collectives.py [gloo]
+python benchmarks/collectives.py
 """
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
-import numpy
+from common import in_turn, median, report
+from ranks import figures, is_rank, tell
 
-from paceline import collectives
-from paceline.collectives import mpi
-
-STEP_SIZES = [int(1e3 * 10 ** (3 * index / 199)) // 4 for index in range(200)]  # 1 kB to 1 MB
-
-
-def median_ms(call: Callable[[], object], comm, repeats: int) -> float:
-    for _ in range(3):
-        call()
-    times = []
-    for _ in range(repeats):
-        comm.Barrier()
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return round(statistics.median(times) * 1e3, 4)
-
-
-def one(engine, array) -> None:
-    engine.allreduce("t", array, out=array, op="average").wait()
-
-
-def mpi_in_place():
-    from mpi4py import MPI
-
-    return MPI.IN_PLACE
+#: Bytes, calls in a block, rounds.
+SIZES = ((16 << 20, 4, 15), (64 << 20, 2, 10))
+RANKS = (2, 4, 8)
+TENSORS = 200
+IDLE_S = 5.0
 
 
 def main() -> None:
+    found = figures(2)
+    for size, *_ in SIZES:
+        out_s, in_place_s, ours_s = found[str(size)]
+        bare_s = min(out_s, in_place_s)
+        report(
+            f"collectives_{size >> 20}m",
+            f"engine's all-reduce of {size >> 20} MiB, 2 processes, over mpi4py's Allreduce",
+            "at least 0.85 of its speed",
+            bare_s / ours_s >= 0.85,
+            ours_ms=ours_s * 1e3,
+            bare_ms=bare_s * 1e3,
+            ratio=bare_s / ours_s,
+        )
+    report(
+        "collectives_idle",
+        f"share of a processor that an idle engine takes in {IDLE_S:g} s, the largest of the ranks",
+        "not to be measured: at most 0.001",
+        found["idle"] <= 0.001,
+        share=found["idle"],
+    )
+    costs = {ranks: figures(ranks, "negotiation") for ranks in RANKS}
+    steps_ms = {f"ranks_{ranks}_ms": cost["step_s"] * 1e3 for ranks, cost in costs.items()}
+    cpu_ms = {f"ranks_{ranks}_cpu_ms": cost["cpu_s"] * 1e3 for ranks, cost in costs.items()}
+    # All processes share the machine's cores, so the processor time of all of them is what a step costs.
+    growth = costs[RANKS[-1]]["cpu_s"] / costs[RANKS[0]]["cpu_s"]
+    report(
+        "collectives_negotiation",
+        f"a step of {TENSORS} tensors of 4 bytes, 2, 4 and 8 processes: time, and processor time of all processes",
+        f"grows no faster than linearly: {RANKS[-1]} processes at most {RANKS[-1] // RANKS[0]} times as much as 2",
+        growth <= RANKS[-1] / RANKS[0],
+        **steps_ms,
+        **cpu_ms,
+        growth=growth,
+    )
+
+
+def on_a_rank() -> None:
+    from paceline import collectives
+    from paceline.collectives import mpi
+
     comm = mpi.world().Dup()
     engine = collectives.start()
-    found: dict[str, object] = {"ranks": engine.size, "cores": os.cpu_count()}
-    for kib in (4, 1024, 16 * 1024, 64 * 1024):
-        array = numpy.ones(kib * 256, numpy.float32)
-        out = numpy.empty_like(array)
-        repeats = 10 if kib > 4096 else 100
-        # In place is what the engine does, and mostly, not always, the faster one.
-        bare = min(
-            median_ms(partial(comm.Allreduce, array, out), comm, repeats),
-            median_ms(partial(comm.Allreduce, mpi_in_place(), array), comm, repeats),
-        )
-        array[:] = 1
-        ours = median_ms(partial(one, engine, array), comm, repeats)
-        found[f"{kib} KiB"] = {"bare_ms": bare, "engine_ms": ours, "engine over bare": round(bare / ours, 3)}
-    arrays = [numpy.ones(size, numpy.float32) for size in STEP_SIZES]
-
-    def step() -> None:
-        handles = [engine.allreduce(f"g{i}", a, out=a, op="average") for i, a in enumerate(arrays)]
-        for handle in handles:
-            handle.wait()
-
-    found["200 tensors ms"] = median_ms(step, comm, 20)
-    tiny = [numpy.ones(1, numpy.float32) for _ in range(200)]
-
-    def negotiation() -> None:
-        handles = [engine.allreduce(f"n{i}", a, out=a) for i, a in enumerate(tiny)]
-        for handle in handles:
-            handle.wait()
-
-    found["200 tensors of 4 bytes ms"] = median_ms(negotiation, comm, 50)
-    comm.Barrier()
-    before, start = time.process_time(), time.monotonic()
-    time.sleep(3)
-    found["idle CPU share"] = round((time.process_time() - before) / (time.monotonic() - start), 5)
-    if "gloo" in sys.argv:
-        found["gloo"] = gloo(comm, arrays)
+    found = _negotiation(engine, comm) if "negotiation" in sys.argv else _alone(engine, comm)
     if engine.rank == 0:
-        print(json.dumps(found, indent=1), flush=True)
+        tell(found)
     collectives.stop()
 
 
-def gloo(comm, arrays) -> dict[str, float]:
-    """The same with torch.distributed: single tensors, and DDP's buckets of 25 MiB."""
-    import socket
+def _alone(engine: Any, comm: Any) -> dict[str, Any]:
+    import numpy
+    from mpi4py import MPI
 
-    import torch
-    from torch import distributed
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = comm.bcast(probe.getsockname()[1])
-    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=comm.rank, world_size=comm.size)
-    found = {}
-    for kib in (4, 1024, 16 * 1024, 64 * 1024):
-        tensor = torch.ones(kib * 256)
-        found[f"{kib} KiB ms"] = median_ms(partial(distributed.all_reduce, tensor), comm, 10 if kib > 4096 else 50)
-    tensors = [torch.from_numpy(array) for array in arrays]
-    buckets: list[list[torch.Tensor]] = [[]]
-    for tensor in tensors:
-        if sum(t.nbytes for t in buckets[-1]) + tensor.nbytes > 25 << 20:
-            buckets.append([])
-        buckets[-1].append(tensor)
-
-    def step() -> None:
-        flat = [torch.cat(bucket) for bucket in buckets]
-        for work in [distributed.all_reduce(tensor, async_op=True) for tensor in flat]:
-            work.wait()
-        for bucket, whole in zip(buckets, flat, strict=True):
-            mean = whole.div_(comm.size)
-            for tensor, part in zip(bucket, mean.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(part)
-
-    found["200 tensors ms"] = median_ms(step, comm, 20)
-    distributed.destroy_process_group()
+    found: dict[str, Any] = {}
+    for size, calls, rounds in SIZES:
+        array, out = numpy.zeros(size // 4, numpy.float32), numpy.empty(size // 4, numpy.float32)
+        sides: list[Callable[[], object]] = [
+            lambda array=array, out=out: comm.Allreduce(array, out),
+            lambda array=array: comm.Allreduce(MPI.IN_PLACE, array),
+            lambda array=array: engine.allreduce("t", array, out=array).wait(),
+        ]
+        blocks = [lambda call=call, calls=calls: _timed(comm, call, calls) for call in sides]
+        found[str(size)] = [median(times) for times in in_turn(rounds, *blocks)]
+    comm.Barrier()
+    time.sleep(0.5)
+    cpu_s, begin_s = time.process_time(), time.monotonic()
+    time.sleep(IDLE_S)
+    share = (time.process_time() - cpu_s) / (time.monotonic() - begin_s)
+    found["idle"] = comm.allreduce(share, MPI.MAX)
     return found
 
 
+def _negotiation(engine: Any, comm: Any) -> dict[str, Any]:
+    import numpy
+
+    arrays = [numpy.ones(1, numpy.float32) for _ in range(TENSORS)]
+
+    def step() -> None:
+        handles = [engine.allreduce(f"t.{index}", array, out=array) for index, array in enumerate(arrays)]
+        for handle in handles:
+            handle.wait()
+
+    steps_s, cpus_s = [], []
+    for _ in range(12):
+        cpu_s = time.process_time()
+        steps_s.append(_timed(comm, step, 10))
+        cpus_s.append((time.process_time() - cpu_s) / 10)
+    return {"step_s": statistics.median(steps_s), "cpu_s": comm.allreduce(statistics.median(cpus_s))}
+
+
+def _timed(comm: Any, call: Callable[[], object], calls: int) -> float:
+    comm.Barrier()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls
+
+
 if __name__ == "__main__":
-    main()
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    on_a_rank() if is_rank() else main()

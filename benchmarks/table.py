@@ -34,6 +34,17 @@ NAMES = [
     "torch_mpi_all_reduce_65536k",
     "torch_mpi_step_transformer",
     "torch_mpi_step_cnn",
+    "hvd_allreduce_4k",
+    "hvd_allreduce_1024k",
+    "hvd_allreduce_16384k",
+    "hvd_allreduce_65536k",
+    "collectives_16m",
+    "collectives_64m",
+    "hvd_tensors",
+    "hvd_step_transformer",
+    "hvd_step_cnn",
+    "collectives_idle",
+    "collectives_negotiation",
 ]
 
 
