@@ -22,7 +22,10 @@ MAY_IMPORT = {
     "plugins": "",
     "worker": "errors collectives.torch_mpi",
     "collectives": "errors",
-    "compat": "errors collectives",
+    # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
+    "compat": "errors collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
+    # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
+    "parallel": "errors collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors environments.environment data.reference",
     "plan": "errors job",
@@ -51,12 +54,16 @@ THIRD_PARTY = {
     "click": "cli",
     "rich": "cli",
     "tomli": "workspace environments",
-    **dict.fromkeys(("uv", "yaml", "packaging", "rattler"), "environments"),
+    **dict.fromkeys(("uv", "packaging", "rattler"), "environments"),
+    "yaml": "environments compat",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy"), "data collectives compat"),
+    **dict.fromkeys(("torch", "numpy"), "data collectives compat parallel"),
     "mpi4py": "collectives compat",
     "cloudpickle": "compat",
-    **dict.fromkeys(("tensorflow", "pandas", "pyarrow"), "data"),
+    "matplotlib": "parallel",
+    "tensorflow": "data compat",
+    **dict.fromkeys(("keras", "tf_keras"), "compat"),
+    **dict.fromkeys(("pandas", "pyarrow"), "data"),
 }
 
 

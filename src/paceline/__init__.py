@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     )
     from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
     from paceline.job import Job
+    from paceline.parallel.api import parallelize
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
     from paceline.workspace import Experiment, Run, Workspace
@@ -66,6 +67,7 @@ _HOMES = {
     ),
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
     "paceline.job": ("Job",),
+    "paceline.parallel.api": ("parallelize",),
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
@@ -105,6 +107,7 @@ __all__ = [
     "Workspace",
     "WorkspaceError",
     "__version__",
+    "parallelize",
 ]
 
 

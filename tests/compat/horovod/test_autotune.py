@@ -29,7 +29,7 @@ def tuned(ranks: int, kind: str = "all", **variables: str) -> list[dict[str, Any
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_all_ranks_end_with_the_same_settings_and_every_result_was_right(ranks, tmp_path):
-    log = tmp_path / "autotune.csv"
+    log = tmp_path / "new folder" / "autotune.csv"
     seen = tuned(ranks, HOROVOD_AUTOTUNE_LOG=str(log))
     assert [one["tuner"] for one in seen] == [True] * ranks
     assert len({json.dumps(one["point"]) for one in seen}) == 1

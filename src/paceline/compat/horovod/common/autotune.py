@@ -14,6 +14,7 @@ import math
 import os
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from paceline.compat.horovod.common.autotune_search import Point, Search
@@ -70,6 +71,7 @@ class Autotune:
         self._asked: Any = None
         self._log: TextIO | None = None
         if log and engine.rank == 0:
+            Path(log).parent.mkdir(parents=True, exist_ok=True)
             self._log = open(log, "w", encoding="utf-8")  # noqa: SIM115 - closed when the tuning is done
             self._log.write(_HEADER)
             self._log.flush()

@@ -10,6 +10,7 @@ The file is valid after every event: viewers take an array without its closing b
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import threading
@@ -47,6 +48,9 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
+            # Few scripts call shutdown; without the closing bracket viewers read the file, but json.load does not.
+            atexit.unregister(_stop_at_exit)
+            atexit.register(_stop_at_exit, os.getpid())
 
 
 def stop() -> None:
@@ -60,6 +64,11 @@ def stop() -> None:
 
 
 end = stop
+
+
+def _stop_at_exit(pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has the file open too
+        stop()
 
 
 class _Trace:

@@ -1,0 +1,62 @@
+"""Data and model parallelism for any `torch.nn.Module`: one call, one loop, equal to one process.
+
+    par = paceline.parallelize(model, optimizer, loader, loss=F.cross_entropy, strategy=Pipeline(stages=2), microbatches=8)
+    for epoch in range(3):
+        for batch in par.epoch(epoch):
+            loss = par.step(batch)          # the same global mean loss on every rank
+
+Works in a run of Paceline, under torchrun and in one process without a launcher. Knows nothing of jobs or runs.
+The public names, loaded on first use; torch is loaded by `parallelize`, not by the strategies.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from paceline.parallel.api import parallelize
+    from paceline.parallel.batch import Micro, Parts, Whole
+    from paceline.parallel.errors import CheckpointError, ParallelError, WorkerError
+    from paceline.parallel.strategy import Data, FullyShard, Layout, Pipeline, Strategy, Tensor, resolve
+    from paceline.parallel.training import Parallel
+
+_HOMES = {
+    "api": ("parallelize",),
+    "batch": ("Micro", "Parts", "Whole"),
+    "errors": ("CheckpointError", "ParallelError", "WorkerError"),
+    "strategy": ("Data", "FullyShard", "Layout", "Pipeline", "Strategy", "Tensor", "resolve"),
+    "training": ("Parallel",),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "CheckpointError",
+    "Data",
+    "FullyShard",
+    "Layout",
+    "Micro",
+    "Parallel",
+    "ParallelError",
+    "Parts",
+    "Pipeline",
+    "Strategy",
+    "Tensor",
+    "Whole",
+    "WorkerError",
+    "parallelize",
+    "resolve",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME_OF:
+        from importlib import import_module
+
+        value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,215 @@
+"""`paceline.parallelize`: from a plain model and its optimizer to training on all workers.
+
+    1  join the world            mesh.start            torch.distributed, or a world of one
+    2  choose the layout         strategy.resolve      or auto.choose
+    3  same model everywhere     same_model            checked, then made equal
+    4  batch normalisation       normalization         over all replicas
+    5  cut                       pipeline / tensor     stages, or layers
+    6  replicate or shard        core.Plain            DDP, FSDP2
+    7  hand over the optimizer   optimizers.adopt      by original name, with the first executor
+
+Nothing here needs torch until it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from paceline.parallel.errors import ParallelError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from paceline.parallel.batch import Micro, Parts
+    from paceline.parallel.executor import Executor
+    from paceline.parallel.mesh import World
+    from paceline.parallel.task import Task
+    from paceline.parallel.training import Parallel
+
+
+def parallelize(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    loader: Any = None,
+    *,
+    loss: Callable[[Any, Any], Any],
+    strategy: Any = "auto",
+    microbatches: int = 1,
+    clip_norm: float | None = None,
+    loss_weight: Callable[[Any], Any] | None = None,
+    split: Callable[[Any], Parts] | None = None,
+    precision: str | None = None,
+    seed: int = 0,
+    find_unused: bool | None = None,
+    memory_bytes: int | None = None,
+    device: Any = None,
+    sample: Any = None,
+) -> Parallel:
+    """The model, ready to be trained on all workers: `step` equals one step of one process on the global batch.
+
+    Called on all ranks with the same arguments. The optimizer stays the same object, so schedulers made from it go on;
+    its `step` and `zero_grad`, and the model itself, are not to be called any more: `step(batch)` does it all.
+
+    loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
+    loss: (output, target) -> the mean over the rows.
+    strategy: Data(), FullyShard(), Pipeline(), Tensor(), some of them joined by @, or "auto".
+    microbatches: each batch is computed in so many parts, and the gradients are summed.
+    clip_norm: the largest norm of all gradients together.
+    loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: the rows.
+    split: batch -> Parts(args, kwargs, target); None takes (x, ..., y), or a dict with "labels", "target" or "y".
+    precision: "bf16" computes under autocast; parameters stay as they are.
+    seed: of the order of samples and of dropout, the same on all ranks.
+    find_unused: whether the model may leave out parameters now and then; None goes by the first step.
+    memory_bytes: what a worker has; Used where the layout or the cuts are chosen; None: the layout goes by
+        what the machine has free, the cuts have no limit.
+    device: None takes this rank's GPU, or else the CPU.
+    sample: a small global batch for measuring; None takes one from the loader.
+
+    Raises:
+        ParallelError: (also a ValueError) an argument, or the model, can't be used; the message says what to change.
+    """
+    if find_spec("torch") is None:
+        raise ParallelError(
+            "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
+            "or name torch in the job's environment."
+        )
+    _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed)
+
+    from paceline.parallel import mesh, same_model
+    from paceline.parallel import strategy as strategies
+    from paceline.parallel.batch import default_split
+    from paceline.parallel.loader import feed
+    from paceline.parallel.skeleton import Skeleton
+    from paceline.parallel.task import Task
+    from paceline.parallel.training import OriginalParameters, Parallel
+
+    place = mesh.start(device)
+    model.to(place.device)
+    task = Task(
+        model=model,
+        loss=loss,
+        loss_weight=loss_weight,
+        split=split or default_split,
+        microbatches=microbatches,
+        precision=precision,
+        seed=seed,
+    )
+    original = OriginalParameters(model, optimizer)
+    skeleton = Skeleton(model)
+    same_model.check(task, optimizer, place)
+    same_model.share(model)
+    reason = None
+    if strategy == "auto":
+        from paceline.parallel import auto
+
+        batch = sample
+        if batch is None and loader is not None:
+            batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
+        strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
+    world = mesh.build(place, strategies.resolve(strategy, place.size))
+
+    def build(batch: Callable[[], Any]) -> Executor:
+        def first() -> Any:
+            if sample is not None:
+                return sample
+            found = batch()
+            return found if found is not None or given is None else given.sample()
+
+        return _build(task, world, first, find_unused, memory_bytes)
+
+    given = feed(loader, task, world) if loader is not None else None
+    par = Parallel(
+        task,
+        optimizer,
+        given,
+        world,
+        build=build,
+        clip_norm=clip_norm,
+        original=original,
+        skeleton=skeleton,
+        reason=reason,
+    )
+    with par.watch.guard("parallelize()"):
+        can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
+        needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
+        if can_sample or not needs_sample:
+            par.executor_for_sample(lambda: None)
+    return par
+
+
+def _build(
+    task: Task, world: World, sample: Callable[[], Any], find_unused: bool | None, memory_bytes: int | None
+) -> Executor:
+    """The executor of this layout, the model changed in place. sample: gives a global batch, or None."""
+    from paceline.parallel import normalization, ties
+
+    layout = world.layout
+    if layout.replicas > 1 and layout.batch_norm == "sync":
+        normalization.synchronise(task.model, world.replica_group)
+    elif layout.pipe > 1 or layout.replicas > 1:
+        normalization.synchronise(task.model, None)
+    if layout.pipe > 1:
+        from paceline.parallel import pipeline
+
+        return pipeline.build(task, world, _first_micro(task, world, sample()), memory_bytes=memory_bytes)
+    notes: list[str] = []
+    if layout.tensor > 1:
+        from paceline.parallel import tensor
+
+        batch = sample()
+        micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
+        applied = tensor.apply(task.model, world, layout.plan, ties.find(task.model), micro)
+        notes = applied.lines
+    from paceline.parallel.core import Plain
+
+    return Plain(task, world, find_unused=find_unused, notes=notes)
+
+
+def _first_micro(task: Task, world: World, batch: Any) -> Micro:
+    from paceline.parallel.micros import cut
+
+    if batch is None:
+        raise ParallelError(
+            f"a model is cut over {world.layout} with the help of a batch, and none can be had yet: the loader is missing or "
+            "can be gone through only once. Give parallelize(..., sample=batch), or call step() first."
+        )
+    return cut(batch, task, world)[0]
+
+
+def _check_arguments(
+    model: Any, optimizer: Any, loss: Any, microbatches: Any, clip_norm: Any, precision: Any, seed: Any
+) -> None:
+    import torch
+    from torch import nn
+
+    if not isinstance(model, nn.Module):
+        raise ParallelError(f"model={type(model).__name__}: give a torch.nn.Module.")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise ParallelError(
+            "model is wrapped in DistributedDataParallel already. Give the plain model; parallelize spreads it."
+        )
+    lazy = [name for name, param in model.named_parameters() if isinstance(param, nn.UninitializedParameter)]
+    if lazy:
+        raise ParallelError(f"{lazy[0]} has no shape yet (a lazy module). Call the model once before parallelize.")
+    empty = [name for name, param in model.named_parameters() if param.is_meta]
+    if empty:
+        raise ParallelError(f"{empty[0]} is on the meta device: it has no values. Give a model that is initialised.")
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ParallelError(
+            f"optimizer={type(optimizer).__name__}: give a torch.optim.Optimizer, or None to evaluate alone."
+        )
+    if not callable(loss):
+        raise ParallelError(
+            f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy."
+        )
+    if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
+        raise ParallelError(f"microbatches={microbatches!r}: a whole number of at least 1.")
+    if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
+        raise ParallelError(f"clip_norm={clip_norm!r}: a number above 0, or None not to clip.")
+    if precision not in (None, "bf16"):
+        raise ParallelError(f"precision={precision!r}: None or 'bf16'.")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise ParallelError(f"seed={seed!r}: a whole number.")

@@ -1,0 +1,206 @@
+"""Which layout "auto" takes: a small rule, with its reason in numbers. Loaded on use: it imports torch.
+
+    1  one worker                                              Data()
+    2  weights, gradients, optimizer and activations fit       Data()         the fastest where it fits
+    3  they fit once weights, gradients and optimizer are cut  FullyShard()
+    4  they fit with a microbatch's activations at a time      Pipeline()
+    5  nothing fits                                            an error, with what is missing
+
+Never Tensor(): it sends the most, and what it costs depends on a link that nobody has measured.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.batch import Parts, count_rows, move, take_rows, unwrap
+from paceline.parallel.check import kept_buffers
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import Place
+from paceline.parallel.micros import split
+from paceline.parallel.randomness import generators
+from paceline.parallel.shard import find_units
+from paceline.parallel.strategy import Data, FullyShard, Pipeline
+from paceline.parallel.task import Task
+
+#: What may be planned with; the rest is for buckets, the allocator's gaps and the loader. A guess.
+USABLE = 0.8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What one step of the whole model takes, in bytes and seconds; activations and time of the whole batch, or None.
+
+    fixed_bytes: weights, gradients and optimizer states. unit_bytes: the largest block's weights.
+    """
+
+    fixed_bytes: int
+    unit_bytes: int
+    activation_bytes: int | None
+    step_s: float | None
+
+
+def choose(
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: Place, memory_bytes: int | None
+) -> tuple[Any, str]:
+    """The strategy and the reason in one sentence, the same on every rank. Called on all ranks.
+
+    sample: a global batch, or None: then activations are not known and count as nothing.
+
+    Raises:
+        ParallelError: the model fits on the workers in no way.
+    """
+    if place.size == 1:
+        return Data(), "Data(): there is one worker."
+    found: Any = None
+    own = memory_bytes or available_bytes(place.device) + sum(map(_size, task.model.parameters()))
+    everyone: list[Any] = [None] * place.size
+    dist.all_gather_object(everyone, own)
+    if place.rank == 0:
+        try:
+            needs = measure(task, optimizer, sample, place, int(min(everyone)))
+            found = decide(needs, place.size, int(min(everyone)), task.microbatches)
+        except Exception as error:
+            found = error
+    box = [found]
+    dist.broadcast_object_list(box, src=0)
+    if isinstance(box[0], Exception):
+        raise box[0]
+    strategy, reason = box[0]
+    return strategy, reason
+
+
+def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> tuple[Any, str]:
+    """The strategy and its reason, from these numbers alone.
+
+    Raises:
+        ParallelError: nothing fits.
+    """
+    usable = int(USABLE * memory_bytes)
+    activations = needs.activation_bytes or 0
+    whole = needs.fixed_bytes + activations // workers
+    cut = needs.fixed_bytes // workers + needs.unit_bytes + activations // workers
+    # 1F1B: the first stage holds as many microbatches as there are stages, each 1/stages of the model deep.
+    piped = needs.fixed_bytes // workers + activations // microbatches
+    room = f"{_text(usable)} of the {_text(memory_bytes)} that each of the {workers} workers has may be planned with"
+    measured = "" if needs.activation_bytes is None else f", {_text(activations)} of activations for the whole batch"
+    took = "" if needs.step_s is None else f" One worker takes {needs.step_s * 1000:.0f} ms for the whole batch."
+    what = f"{_text(needs.fixed_bytes)} of weights, gradients and optimizer states{measured}"
+    if whole <= usable:
+        return Data(), f"Data(): {what} need {_text(whole)} on each worker, and {room}.{took}"
+    if cut <= usable:
+        return FullyShard(), (
+            f"FullyShard(): {what} would need {_text(whole)} on each worker, cut in parts {_text(cut)}, and {room}.{took}"
+        )
+    if piped <= usable and microbatches >= workers:
+        return Pipeline(), (
+            f"Pipeline(): {what} would need {_text(whole)} on each worker, fully sharded {_text(cut)}, in stages "
+            f"{_text(piped)}, and {room}.{took}"
+        )
+    more = "" if microbatches >= workers else f", or microbatches={workers} or more for a pipeline"
+    raise ParallelError(
+        f"strategy='auto': {what} need {_text(whole)} on each worker as replicas, {_text(cut)} fully sharded and {_text(piped)} "
+        f"as a pipeline, but {room}. Give more workers, smaller batches{more}."
+    )
+
+
+def measure(task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: Place, memory_bytes: int) -> Needs:
+    """What a step takes, by one forward and backward pass over a few rows of the sample; the model is left as it was."""
+    params = list(task.model.parameters())
+    weights = sum(map(_size, params))
+    trained = sum(_size(param) for param in params if param.requires_grad)
+    fixed = weights + trained * (1 + _states(optimizer))
+    units = [task.model.get_submodule(name) for name in find_units(task.model)]
+    unit = max((sum(map(_size, part.parameters())) for part in units), default=weights)
+    activations = seconds = None
+    if sample is not None and weights + trained < memory_bytes:
+        activations, seconds = _pass(task, split(sample, task), place.device)
+    return Needs(fixed_bytes=fixed, unit_bytes=unit, activation_bytes=activations, step_s=seconds)
+
+
+def available_bytes(device: torch.device) -> int:
+    """What this process may still take, if the other processes of this machine take as much."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    free = [_meminfo()]
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    try:
+        if limit.read_text().strip() != "max":
+            free.append(int(limit.read_text()) - int(used.read_text()))
+    except (OSError, ValueError):
+        pass
+    return max(min(free), 0) // local
+
+
+def _meminfo() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    # Not Linux: half of what is there.
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
+    """Bytes that are saved for the backward pass, without the weights, and seconds, of the whole batch."""
+    rows = count_rows(parts)
+    few = min(rows, max(rows // task.microbatches, 1))
+    piece = Parts(*(unwrap(move(take_rows(part, 0, few, rows), device)) for part in parts))
+    own = {param.untyped_storage().data_ptr() for param in task.model.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    before = [(param, param.grad) for param in task.model.parameters()]
+    with generators(0, device), kept_buffers(task.model):
+        started = time.perf_counter()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
+            loss = task.loss(task.model(*piece.args, **piece.kwargs), piece.target)
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - started
+    for param, grad in before:
+        param.grad = grad
+    return int(sum(saved.values()) * rows / few), seconds * rows / few
+
+
+def _states(optimizer: torch.optim.Optimizer | None) -> int:
+    """How many numbers the optimizer keeps for each parameter."""
+    if optimizer is None:
+        return 0
+    name = type(optimizer).__name__.lower()
+    if name == "sgd":
+        return int(any(group.get("momentum") for group in optimizer.param_groups))
+    if name in ("adagrad", "rprop", "rmsprop", "adafactor", "muon", "lion"):
+        return 1
+    return 2 + int(any(group.get("amsgrad") for group in optimizer.param_groups))
+
+
+def _size(tensor: nn.Parameter) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _text(count: int) -> str:
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

@@ -1,0 +1,195 @@
+"""What a checkpoint holds, by original name, and how it is put back. Loaded on use: it imports torch.
+
+    model.<name>               every parameter and kept buffer; of a tie the first name alone
+    optimizer.<name>.<key>     every tensor of the optimizer's state
+    `record`                   everything else: groups, single values, progress, schedulers; one object, for all ranks
+
+Each rank has some of the names (a stage) or parts of the tensors (DTensors); together they have all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.reduce import local
+
+_OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decides, not the user's training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What this rank has of the model and its optimizer.
+
+    module: under original names. parameters: original name -> parameter, of a tie the first name in the whole model.
+    """
+
+    module: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer | None
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """First name -> the tensor itself, as the module uses it."""
+        state = self._state_dict()
+        found: dict[str, Tensor] = {}
+        for name, first in self.first_names().items():
+            found.setdefault(first, state[name])
+        return found
+
+    def first_names(self) -> dict[str, str]:
+        """Name of each tensor in the module -> its first name in the whole model, which may lie in another stage."""
+        found = {name: value for name, value in self._state_dict().items() if isinstance(value, Tensor)}
+        first = {id(param): name for name, param in self.parameters.items()}
+        return {name: first.setdefault(id(tensor), name) for name, tensor in found.items()}
+
+    def model_values(self) -> dict[str, Any]:
+        """What modules keep beside tensors (`get_extra_state`)."""
+        return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
+
+    def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, Any]]]:
+        """Name of each parameter that the optimizer has -> it and its state, empty before the first step."""
+        if self.optimizer is None:
+            return {}
+        names = {id(param): name for name, param in self.parameters.items()}
+        state = self.optimizer.state
+        return {
+            names[id(param)]: (param, state.get(param, {}))
+            for group in self.optimizer.param_groups
+            for param in group["params"]
+        }
+
+    def _state_dict(self) -> dict[str, Any]:
+        return dict(self.module.state_dict(keep_vars=True))
+
+
+def tensors(held: Held) -> dict[str, Tensor]:
+    """Key -> tensor, detached, sharing memory with what is trained."""
+    found = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
+    for name, (_, state) in held.optimizer_states().items():
+        found |= {f"optimizer.{name}.{key}": x.detach() for key, x in state.items() if isinstance(x, Tensor)}
+    return found
+
+
+def own_record(held: Held) -> dict[str, Any]:
+    """This rank's part of the record."""
+    groups = []
+    names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
+    for group in held.optimizer.param_groups if held.optimizer is not None else ():
+        options = {key: value for key, value in group.items() if key not in _OWN_OPTIONS}
+        groups.append({"names": [names[id(param)] for param in group["params"]], "options": options})
+    values = {
+        name: {key: value for key, value in state.items() if not isinstance(value, Tensor)}
+        for name, (_, state) in held.optimizer_states().items()
+        if state
+    }
+    return {"groups": groups, "values": values, "model_values": held.model_values()}
+
+
+def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """The records of all ranks as one."""
+    merged: dict[str, Any] = {"groups": [], "values": {}, "model_values": {}}
+    for record in records:
+        for key in ("values", "model_values"):
+            merged[key] = {**record[key], **merged[key]}
+    for index, group in enumerate(records[0]["groups"]):
+        names = dict.fromkeys(name for record in records for name in record["groups"][index]["names"])
+        merged["groups"].append({"names": list(names), "options": group["options"]})
+    return merged
+
+
+def targets(held: Held, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
+    """Key -> a tensor to read it into, cut as this layout cuts it, for each key that this rank has a use for.
+
+    saved: key -> shape and type of the whole tensor in the checkpoint.
+    """
+    found = {f"model.{name}": torch.empty_like(tensor.detach()) for name, tensor in held.model_tensors().items()}
+    params = {name: param for name, (param, _) in held.optimizer_states().items()}
+    for key, (shape, dtype) in saved.items():
+        kind, _, rest = key.partition(".")
+        name, _, state = rest.rpartition(".")
+        if kind != "optimizer" or name not in params:
+            continue
+        param = params[name]
+        if shape == param.shape and state != "step":
+            found[key] = torch.empty_like(param.detach(), dtype=dtype)
+        else:
+            found[key] = torch.empty(shape, dtype=dtype, device=param.device if len(shape) else "cpu")
+    return found
+
+
+def mismatch(
+    held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, Any], saved: Mapping[str, torch.Size]
+) -> str:
+    """How the checkpoint differs from what the ranks hold together, in words; "" if it does not.
+
+    held: first name -> shape of the whole tensor, of the model as all ranks have it. saved: the same of the checkpoint.
+    optimizer: the name of the optimizer's class; "" for none, which takes any checkpoint.
+    """
+    for name, shape in held.items():
+        if name not in saved:
+            return f"it has no {name!r}, which the model has"
+        if saved[name] != shape:
+            return f"{name!r} has the shape {list(saved[name])} there and {list(shape)} in the model"
+    for name in saved:
+        if name not in held:
+            return f"it has {name!r}, which the model has not"
+    if optimizer and record["optimizer"] != optimizer:
+        there = f"a state of {record['optimizer']}" if record["optimizer"] else "no state of an optimizer"
+        return f"it has {there}, and the optimizer is {optimizer}"
+    return ""
+
+
+def groups_mismatch(held: Held, record: Mapping[str, Any]) -> str:
+    """How the optimizer's groups on this rank differ from those of the checkpoint, in words; "" if they do not."""
+    if held.optimizer is None:
+        return ""
+    own = own_record(held)["groups"]
+    saved = record["groups"]
+    if len(own) != len(saved):
+        return f"its optimizer has {len(saved)} parameter groups, and this one {len(own)}"
+    of_saved = {name: index for index, group in enumerate(saved) for name in group["names"]}
+    for index, group in enumerate(own):
+        for name in group["names"]:
+            if name not in of_saved:
+                return f"its optimizer does not train {name!r}, which this one does"
+            if of_saved[name] != index:
+                return f"{name!r} is in the optimizer's group {of_saved[name]} there, and in group {index} here"
+    return ""
+
+
+def put_back(held: Held, found: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+    """Give the model and the optimizer what was read: `found` by key, `record` for all ranks."""
+    with torch.no_grad():
+        for name, tensor in held.model_tensors().items():
+            local(tensor).copy_(local(found[f"model.{name}"]))
+    own = held.model_values()
+    if own:
+        held.module.load_state_dict({name: record["model_values"][name] for name in own}, strict=False)
+    if held.optimizer is None:
+        return
+    read: dict[str, dict[str, Any]] = {}
+    for key, tensor in found.items():
+        name, _, of_state = key.removeprefix("optimizer.").rpartition(".")
+        if key.startswith("optimizer."):
+            read.setdefault(name, {})[of_state] = tensor
+    moved = _device_steps(held.optimizer)
+    for name, (param, _) in held.optimizer_states().items():
+        state = read.get(name, {}) | record["values"].get(name, {})
+        if id(param) in moved and isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(param.device)
+        if state:
+            held.optimizer.state[param] = state
+        else:
+            held.optimizer.state.pop(param, None)
+    for group, saved in zip(held.optimizer.param_groups, record["groups"], strict=True):
+        group.update(saved["options"])
+
+
+def _device_steps(optimizer: torch.optim.Optimizer) -> set[int]:
+    """ids of the parameters whose number of steps lies where they do."""
+    groups = [group for group in optimizer.param_groups if group.get("fused") or group.get("capturable")]
+    return {id(param) for group in groups for param in group["params"]}

@@ -1,0 +1,25 @@
+"""What goes wrong when a model is spread over workers."""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError, UserError
+
+
+class ParallelError(UserError):
+    """A model, a strategy, a batch or a loss that can't be used as it is. Also a ValueError."""
+
+
+class CheckpointError(PacelineError, RuntimeError):
+    """A checkpoint could not be written or read; what was there before is there still."""
+
+
+class WorkerError(PacelineError, RuntimeError):
+    """Another rank failed first, and this one can't go on without it.
+
+    rank: the one that failed, or -1 where it could say nothing. cause_text: its traceback, or "".
+    """
+
+    def __init__(self, message: str, *, rank: int, cause_text: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.cause_text = cause_text

@@ -1,0 +1,123 @@
+"""A metric over all samples of a loader, each counted once, whatever the layout. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.batch import Micro
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.executor import Executor
+from paceline.parallel.loader import feed
+from paceline.parallel.mesh import World
+from paceline.parallel.micros import cut
+from paceline.parallel.task import Task
+
+
+def evaluate(
+    executor: Executor,
+    loader: Any,
+    metric: Callable[[Any, Any], Any],
+    weight: Callable[[Any], Any] | None,
+    task: Task,
+    world: World,
+) -> Any:
+    """The mean of the metric, the same on every rank: a number, or a dict of them where `metric` returns one.
+
+    metric: (output, target) -> the mean over these rows, or a dict of means.
+    weight: target -> what this mean is over; None: the rows.
+    In evaluation mode, without gradients. Called on all ranks.
+
+    Raises:
+        ParallelError: the metric is no number, or the loader is empty.
+    """
+    # Padding has no weight of its own in an evaluation: its rows are 0.
+    counted = dataclasses.replace(task, loss_weight=None)
+    means = _Means(metric, weight)
+    total: Tensor | None = None
+    with evaluating(executor):
+        for batch in feed(loader, counted, world).epoch(0):
+            part = executor.predict(cut(batch, counted, world), means)
+            total = part if total is None else total + part
+    if total is None:
+        raise ParallelError("the loader to evaluate on gave no batch.")
+    group = world.replica_group
+    if group is not None:
+        total = total.to(world.device)
+        dist.all_reduce(total, group=group)
+    values = total.tolist()
+    if not values[-1] > 0:
+        raise ParallelError(f"the weights of all rows sum to {values[-1]:g}; there is nothing to take a mean of.")
+    found = [value / values[-1] for value in values[:-1]]
+    names = means.names_of(executor, world, len(found))
+    return found[0] if names is None else dict(zip(names, found, strict=True))
+
+
+@contextlib.contextmanager
+def evaluating(executor: Executor) -> Iterator[None]:
+    """Everything in evaluation mode until the block ends; then each module in its own again."""
+    modes = {part: part.training for part in executor.module.modules()}
+    was_training = executor.module.training
+    executor.train(False)
+    try:
+        yield
+    finally:
+        executor.train(was_training)
+        for part, mode in modes.items():
+            part.training = mode
+
+
+class _Means:
+    """What `predict` is given: (output, micro) -> [weight * metric, ..., weight], float64."""
+
+    def __init__(self, metric: Callable[[Any, Any], Any], weight: Callable[[Any], Any] | None) -> None:
+        self._metric = metric
+        self._weight = weight
+        self._names: list[str] | None = None
+        self._called = False
+
+    def __call__(self, output: Any, micro: Micro) -> Tensor:
+        found = self._metric(output, micro.target)
+        self._called = True
+        if isinstance(found, Mapping):
+            self._names = [str(name) for name in found]
+            values = [_number(name, value) for name, value in found.items()]
+        else:
+            values = [_number("metric", found)]
+        # Of padding too: how many numbers there are is known from the metric alone.
+        weight = float(micro.rows)
+        if micro.rows and self._weight is not None:
+            weight = float(self._weight(micro.target))
+        shares = [weight * value if weight else 0.0 for value in values]
+        return torch.tensor([*shares, weight], dtype=torch.float64)
+
+    def names_of(self, executor: Executor, world: World, count: int) -> list[str] | None:
+        """The metric's names, which the ranks that don't see outputs learn from the others."""
+        group = world.group("pipe")
+        if group is None:
+            return self._names
+        everyone: list[Any] = [None] * world.extent("pipe")
+        dist.all_gather_object(everyone, self._names if self._called else None, group=group)
+        names = next((found for found in everyone if found is not None), None)
+        assert names is None or len(names) == count
+        return names
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ParallelError(
+            f"metric(output, target) gave a tensor of shape {list(value.shape)} for {name!r}; it has to give the mean over the "
+            "rows as one number, or a dict of such."
+        )
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ParallelError(
+            f"metric(output, target) gave {type(value).__name__} for {name!r}; it has to give one number, or a dict of numbers."
+        ) from error

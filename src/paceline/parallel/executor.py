@@ -1,0 +1,55 @@
+"""How one replica computes: the line between the training loop and the layouts. Loaded on use: it imports torch.
+
+    core.Plain          the whole model in one process, replicated or sharded
+    pipeline.build()    one stage, or several, of a model that is cut
+
+`Parallel` does what is the same for all: it cuts the batch, sets the random streams (one per replica and stage, set
+before each call), clips, steps the optimizer and reports failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from paceline.parallel.batch import Micro
+
+
+class Executor(Protocol):
+    """One rank's part of the computation. Every method but `named_parameters` is called on all ranks in the same order."""
+
+    @property
+    def module(self) -> nn.Module:
+        """What this rank holds, under original names."""
+        ...
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Original name -> this rank's parameter, a DTensor where it is sharded; of a tie only the first name.
+
+        Two stages that hold copies of one tensor both list it, under the same name.
+        """
+        ...
+
+    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+        """The replica's sum of weight * loss, 0-dim, the same on all its ranks; gradients are left in `.grad`.
+
+        `.grad` is None before. After it and `finish_gradients` it is the gradient of the global mean loss.
+        """
+        ...
+
+    def finish_gradients(self) -> None:
+        """Sum the gradients over the replicas, and those of ties over the stages that hold them."""
+        ...
+
+    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+        """The replica's sum of consume(output, micro), a vector of one shape, the same on all its ranks.
+
+        Without gradients, in the mode that the module is in.
+        """
+        ...
+
+    def train(self, mode: bool = True) -> None:
+        """Set the mode of all that this rank holds."""
+        ...

@@ -1,0 +1,179 @@
+"""How a model is spread, what that costs and why, in words; of a pipeline the stages and the schedule. Imports torch.
+
+Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards, W and G bytes of parameters and gradients:
+
+    bubble          (p - 1) / (v M + p - 1)                 speed-up   p (1 - bubble) (mean stage / slowest stage)
+    all-reduce      2 (n - 1) / n * G  sent by each worker  FSDP       3 (n - 1) / n * W
+    memory          4 W (parameters, gradients, Adam's two moments) + saved activations
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from paceline.parallel.cut import STATE_FACTOR
+from paceline.parallel.picture import draw_text, save_png
+from paceline.parallel.pipeline import Pipelined
+from paceline.parallel.timeline import Event, bubble, in_flight, simulate
+
+#: A picture in text with more columns than this is left out.
+WIDEST = 200
+
+
+class Explanation(str):
+    """The text, which can draw the pipeline's schedule too. events: of one step; empty without a pipeline."""
+
+    events: list[Event]
+    workers: int
+
+    def save_png(self, path: str | Path) -> Path:
+        """Draw the schedule of one step; the path. Needs matplotlib.
+
+        Raises:
+            ParallelError: matplotlib is missing, or there is no pipeline.
+        """
+        from paceline.parallel.errors import ParallelError
+
+        if not self.events:
+            raise ParallelError(f"{path}: there is no schedule to draw; the layout has no pipeline.")
+        return save_png(self.events, self.workers, path)
+
+
+def explain(par: Any) -> Explanation:
+    """What `Parallel.explain` returns. Asks no other rank: every one has the same numbers."""
+    world, task = par.world, par.task
+    layout = world.layout
+    lines = [f"{type(task.model).__name__} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
+    if getattr(par, "reason", None):
+        lines.append(f"  why: {par.reason}")
+    executor = par.executor
+    events: list[Event] = []
+    if isinstance(executor, Pipelined):
+        events = _events(executor, task.microbatches, layout)
+        lines += _pipeline_lines(executor, task.microbatches, layout)
+    else:
+        lines += [f"  {note}" for note in executor.notes]
+        lines += _memory_lines(executor)
+    lines += _traffic_lines(executor, layout)
+    if events:
+        cells = draw_text(_rounded(task.microbatches, layout), layout.pipe)
+        if max(map(len, cells.splitlines())) <= WIDEST:
+            lines += ["", f"  one step ({layout.schedule}): F forward, B backward, with the microbatch; .. waits"]
+            lines += [f"  {line}" for line in cells.splitlines()]
+    text = Explanation("\n".join(lines))
+    text.events, text.workers = events, layout.pipe
+    return text
+
+
+def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list[str]:
+    plan, workers = executor.plan, layout.pipe
+    starts = (0, *plan.plan.starts, len(plan.blocks))
+    costs = plan.plan.costs_s
+    mean = sum(costs) / len(costs)
+    rows = [("stage", "worker", "begins with", "blocks", "F + B ms", "share", "parameters", "kept", "memory")]
+    for stage, cost in enumerate(costs):
+        own = plan.blocks[starts[stage] : starts[stage + 1]]
+        held = {name: size for block in own for name, size in block.parameters}
+        kept = in_flight(layout.schedule, stage, plan.stages, workers, microbatches)
+        rows.append(
+            (
+                str(stage),
+                str(stage % workers),
+                own[0].name,
+                str(len(own)),
+                f"{1e3 * sum(block.forward_s for block in own):.2f} + {1e3 * sum(block.backward_s for block in own):.2f}",
+                f"{100 * cost / sum(costs):.0f} %",
+                _bytes(sum(held.values())),
+                f"{kept} x {_bytes(sum(block.activation_bytes for block in own))}",
+                _bytes(plan.plan.memory_bytes[stage] if layout.shard == 1 else _sharded(plan, stage, layout.shard)),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    # Several stages of one worker count together.
+    of_worker = [sum(costs[worker::workers]) for worker in range(workers)]
+    balance = sum(of_worker) / workers / max(of_worker)
+    idle = bubble(layout.schedule, workers, microbatches, layout.chunks)
+    for name, stages in executor.ties.holders.items():
+        lines.append(f"  tied: {name} is in stages {', '.join(map(str, stages))}; the copies get one gradient")
+    lines += [
+        f"  balance: the slowest worker takes {1 / balance:.2f} times the mean ({1e3 * mean:.2f} ms a stage and microbatch)",
+        f"  bubble: {100 * idle:.0f} % of a step with {microbatches} microbatches and schedule {layout.schedule}",
+        f"  expected: {workers * (1 - idle) * balance:.2f} times one worker with as many microbatches, if messages took no time",
+        "  memory is an estimate for Adam: parameters, gradients, two moments, and the activations that are kept",
+    ]
+    return lines
+
+
+def _memory_lines(executor: Any) -> list[str]:
+    from paceline.parallel.reduce import local
+
+    params = list(executor.named_parameters().values())
+    whole = sum(param.numel() * param.element_size() for param in params)
+    own = sum(local(param).numel() * param.element_size() for param in params)
+    return [
+        f"  parameters: {_bytes(whole)}, of which this worker holds {_bytes(own)}",
+        f"  memory for parameters, gradients and Adam's two moments: {_bytes(STATE_FACTOR * own)} on each worker, "
+        "and the activations of its rows",
+    ]
+
+
+def _traffic_lines(executor: Any, layout: Any) -> list[str]:
+    whole = sum(param.numel() * param.element_size() for param in executor.named_parameters().values())
+    lines = []
+    if layout.shard > 1:
+        sent = 3 * (layout.shard - 1) / layout.shard * whole
+        lines.append(
+            f"  shard {layout.shard}: each worker sends about {_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
+        )
+    if layout.data > 1:
+        sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
+        lines.append(
+            f"  data {layout.data}: each worker sends about {_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
+        )
+    if layout.tensor > 1:
+        lines.append(
+            f"  tensor {layout.tensor}: two sums over all activations for each block, forward, and two backward"
+        )
+    return lines
+
+
+def _sharded(plan: Any, stage: int, shards: int) -> float:
+    starts = (0, *plan.plan.starts, len(plan.blocks))
+    held = {name: size for block in plan.blocks[starts[stage] : starts[stage + 1]] for name, size in block.parameters}
+    state = STATE_FACTOR * sum(held.values())
+    return float(plan.plan.memory_bytes[stage] - state + state / shards)
+
+
+def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
+    """The step as it should go with the measured costs; the average forward pass takes 1."""
+    blocks, starts = executor.plan.blocks, (0, *executor.plan.plan.starts, len(executor.plan.blocks))
+    parts = [blocks[first:last] for first, last in pairwise(starts)]
+    forward = [sum(block.forward_s for block in part) for part in parts]
+    backward = [sum(block.backward_s for block in part) for part in parts]
+    unit = sum(forward) / len(forward) or 1.0
+    return simulate(
+        layout.schedule,
+        layout.pipe,
+        microbatches,
+        layout.chunks,
+        forward=lambda stage: forward[stage] / unit,
+        backward=lambda stage: backward[stage] / unit,
+    )
+
+
+def _rounded(microbatches: int, layout: Any) -> list[Event]:
+    """The step with a forward pass of 1 and a backward pass of 2 in every stage, for a picture in cells."""
+    return simulate(layout.schedule, layout.pipe, microbatches, layout.chunks, backward=lambda stage: 2.0)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,220 @@
+"""Messages between ranks about their ends, over the store, whatever the collectives are doing. Imports torch on use only.
+
+failed/<round>   the first error of this round: rank, stage, microbatch, traceback
+seen/<rank>      this rank has read it, or has failed itself
+in/<rank>        the calls of a rank that has been waiting long
+end, ended/<rank>  rank 0 wants to leave; this rank looks no more
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from types import TracebackType
+from typing import Any
+
+from paceline.parallel.errors import WorkerError
+
+#: How often a rank looks whether another one has failed.
+POLL_S = 0.5
+#: How long a rank that waits for others goes on waiting after one of them has failed, before its process is ended.
+GRACE_S = 5.0
+#: How long rank 0, where the messages lie, waits at its end until the others have read them.
+LAST_S = 3.0
+
+#: After so long in one call a rank says which it is, for the others to compare.
+STUCK_S = 10.0
+
+
+class Line:
+    """Messages over the store, and the thread that looks for them.
+
+    A round is one guarded block, the same on all ranks. A rank that has failed in a round itself has no use for the
+    others' errors of it: what was wrong was wrong for all, and a caller who handles that may go on.
+    """
+
+    def __init__(self, rank: int, size: int, store: Any) -> None:
+        self.rank = rank
+        self.size = size
+        self.store = store
+        self.is_inside = False
+        self._round = 0
+        self._calls: deque[tuple[int, str]] = deque(maxlen=16)
+        self._since = 0.0
+        self._own_failures: set[int] = set()
+        self._root: dict[str, Any] | None = None
+        self._reading = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
+        self._thread.start()
+        self._before = sys.excepthook
+        sys.excepthook = self._uncaught
+        atexit.register(self.close)
+
+    def enter(self, what: str) -> None:
+        if self._root is not None:
+            raise self.worker_error()
+        self._since = time.monotonic()
+        self._round += 1
+        self._calls.append((self._round, what))
+        self.is_inside = True
+
+    def leave(self) -> None:
+        self.is_inside = False
+
+    def tell(
+        self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
+        """Leave this rank's error where the others look. Rank 0, where the messages lie, stays until they have read it."""
+        self._own_failures.add(self._round)
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        what = f"{type(error).__name__}: {error}"
+        message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
+        key = "lost" if lost else f"failed/{self._round}"
+        with contextlib.suppress(Exception):
+            self.store.compare_set(key, "", json.dumps(message))
+        self._say_seen()
+
+    def wait_for_root(self) -> bool:
+        """Whether another rank has told what was wrong; it may be about to."""
+        deadline = time.monotonic() + GRACE_S
+        while self._root is None and time.monotonic() < deadline:
+            try:
+                self._read()
+            except Exception:
+                break
+            time.sleep(0.02)
+        if self._root is None:
+            return False
+        self._say_seen()
+        return True
+
+    def worker_error(self) -> WorkerError:
+        root = self._root
+        assert root is not None
+        where = f"rank {root['rank']}"
+        if root["stage"] is not None:
+            where += f", stage {root['stage']}"
+        if root["microbatch"] is not None:
+            where += f", microbatch {root['microbatch']}"
+        text = "\n".join(f"    {line}" for line in root["text"].rstrip().splitlines())
+        return WorkerError(
+            f"{where} failed first, and this rank ({self.rank}) can't go on without it: {root['what']}\n"
+            f"  The traceback of rank {root['rank']}:\n{text}",
+            rank=int(root["rank"]),
+            cause_text=root["text"],
+        )
+
+    def lost(self, error: BaseException) -> WorkerError:
+        """What is to be said where no rank has told why."""
+        return WorkerError(
+            f"rank {self.rank} can't reach another rank, which has ended without a word: was it killed, for want of memory "
+            f"perhaps? See its log, or its machine's. torch says: {error}",
+            rank=-1,
+            cause_text="",
+        )
+
+    def close(self) -> None:
+        """Look no more. At the end of the process; rank 0 lets the others go first, for they ask its store."""
+        atexit.unregister(self.close)
+        if self._over.is_set():
+            return
+        if self.rank == 0 and self._thread.is_alive():
+            with contextlib.suppress(Exception):
+                self.store.set("end", "1")
+            self._wait_for_others("ended")
+        self._over.set()
+        self._thread.join(2 * POLL_S)
+        if self.rank != 0:
+            with contextlib.suppress(Exception):
+                self.store.set(f"ended/{self.rank}", "1")
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._before
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        # Between two rounds nothing of ours is running, and the others wait in the next one.
+        if (
+            isinstance(error, Exception)
+            and not isinstance(error, WorkerError)
+            and self._round not in self._own_failures
+        ):
+            self.tell(error)
+        self._before(kind, error, trace)
+
+    def _say_seen(self) -> None:
+        if self.rank == 0:
+            self._wait_for_others("seen")
+            return
+        with contextlib.suppress(Exception):
+            self.store.set(f"seen/{self.rank}", "1")
+
+    def _wait_for_others(self, word: str) -> None:
+        deadline = time.monotonic() + LAST_S
+        others = [f"{word}/{rank}" for rank in range(self.size) if rank != self.rank]
+        with contextlib.suppress(Exception):
+            while time.monotonic() < deadline and not self.store.check(others):
+                time.sleep(0.02)
+
+    def _look(self) -> None:
+        """The watcher's thread."""
+        ends_at: float | None = None
+        while not self._over.wait(POLL_S):
+            try:
+                self._read()
+                self._compare_calls()
+                if self.store.check(["end"]):
+                    self.store.set(f"ended/{self.rank}", "1")
+                    return
+            except Exception:
+                # Rank 0 has gone, and its store with it. Who needs it gets an error from torch.
+                return
+            if self._root is None or not self.is_inside:
+                ends_at = None
+                continue
+            ends_at = ends_at or time.monotonic() + GRACE_S
+            if time.monotonic() > ends_at:
+                # The main thread waits in a collective, from which no exception can bring it back.
+                print(f"paceline: {self.worker_error()}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+    def _compare_calls(self) -> None:
+        """End the process if this rank has been waiting long, and another one that waits has made other calls."""
+        if not self.is_inside or time.monotonic() - self._since < STUCK_S:
+            return
+        own = dict(self._calls)
+        self.store.set(f"in/{self.rank}", json.dumps(list(own.items())))
+        for rank in range(self.size):
+            if rank == self.rank or not self.store.check([f"in/{rank}"]):
+                continue
+            # A rank may be slow, and another one a call ahead: what counts is the same call's name.
+            for number, call in json.loads(self.store.get(f"in/{rank}")):
+                if own.get(number, call) == call:
+                    continue
+                print(
+                    f"paceline: rank {self.rank} called {own[number]} where rank {rank} called {call}, and now they wait for "
+                    "each other. Every rank has to make the same calls in the same order: is one below `if rank == 0`?",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                # The other one has to read this rank's calls before the store goes.
+                time.sleep(4 * POLL_S)
+                os._exit(1)
+
+    def _read(self) -> None:
+        """Another rank's error of this round, or of the two before, in which this rank has found nothing wrong."""
+        with self._reading:
+            now = self._round
+            for number in (now - 2, now - 1, now):
+                if self._root is not None or number in self._own_failures or number < 0:
+                    continue
+                key = f"failed/{number}"
+                if self.store.check([key]):
+                    self._root = json.loads(self.store.get(key))
+                    self.store.set(f"seen/{self.rank}", "1")

@@ -1,0 +1,290 @@
+"""This process's place in the world: torch.distributed started or joined, the device, and the groups of the mesh.
+
+    axes, outermost first        pipe  data  shard  tensor
+
+Ranks of one tensor group are neighbours, so that what talks most is closest. Loaded on use: it imports torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.strategy import Layout
+
+AXES = ("pipe", "data", "shard", "tensor")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """This process among all: what is known before the layout is."""
+
+    rank: int
+    size: int
+    device: torch.device
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class World:
+    """This process among all, and the groups that its layout makes.
+
+    mesh: with the axes of `AXES`; None in a world of one, where there may be no process group at all.
+    store: what the ranks leave messages in, or None in a world of one.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    layout: Layout
+    mesh: Any = None
+    store: Any = None
+    groups: dict[frozenset[str], Any] = field(default_factory=dict)
+
+    def group(self, *axes: str) -> Any:
+        """The process group of the ranks that differ from this one along these axes alone; None if that is it alone."""
+        active = frozenset(axis for axis in axes if self.extent(axis) > 1)
+        return self.groups[active] if active else None
+
+    def extent(self, axis: str) -> int:
+        """The number of ranks along the axis."""
+        return int(getattr(self.layout, axis))
+
+    def coordinate(self, axis: str) -> int:
+        """Where this rank stands along the axis, from 0."""
+        return coordinates(self.layout, self.rank)[axis]
+
+    @property
+    def replicas(self) -> int:
+        """The number of parts that each batch is cut into."""
+        return self.layout.replicas
+
+    @property
+    def replica(self) -> int:
+        """Which of these parts is this rank's."""
+        return self.coordinate("data") * self.layout.shard + self.coordinate("shard")
+
+    @property
+    def replica_group(self) -> Any:
+        """The ranks that compute other rows with the same part of the model."""
+        return self.group("data", "shard")
+
+    @property
+    def model_group(self) -> Any:
+        """The ranks that together hold one copy of all parameters."""
+        return self.group("pipe", "shard", "tensor")
+
+
+def coordinates(layout: Layout, rank: int) -> dict[str, int]:
+    """Axis -> where the rank stands along it."""
+    found: dict[str, int] = {}
+    for axis in reversed(AXES):
+        rank, found[axis] = divmod(rank, int(getattr(layout, axis)))
+    return found
+
+
+def start(device: torch.device | str | None = None) -> Place:
+    """This process's rank, the world's size and its device; torch.distributed is started where a launcher asks for it.
+
+    A process group that is there already is used as it is. With neither a group nor a launcher it is a world of one.
+
+    Raises:
+        ParallelError: the launcher's variables are incomplete, or the world can't be joined.
+    """
+    if not dist.is_available():
+        return Place(rank=0, size=1, device=_device(device, 0))
+    if not dist.is_initialized():
+        _initialise(device)
+    if not dist.is_initialized():
+        return Place(rank=0, size=1, device=_device(device, 0))
+    chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    return Place(rank=dist.get_rank(), size=dist.get_world_size(), device=chosen)
+
+
+def build(place: Place, layout: Layout) -> World:
+    """The world with the groups of this layout. Called on all ranks."""
+    if place.size == 1:
+        return World(rank=0, size=1, device=place.device, layout=layout)
+    mesh, groups = _mesh_and_groups(place, layout)
+    return World(
+        rank=place.rank,
+        size=place.size,
+        device=place.device,
+        layout=layout,
+        mesh=mesh,
+        store=_message_store(place),
+        groups=groups,
+    )
+
+
+#: What was made for the world's process group of now: shape -> mesh and groups. Making them takes many messages.
+_made: dict[tuple[int, ...], Any] = {}
+_made_for: Any = None
+
+
+def _mesh_and_groups(place: Place, layout: Layout) -> tuple[Any, dict[frozenset[str], Any]]:
+    global _made_for
+    from torch.distributed.device_mesh import init_device_mesh
+
+    shape = tuple(int(getattr(layout, axis)) for axis in AXES)
+    if _made_for is not dist.group.WORLD:
+        _made.clear()
+        _made_for = dist.group.WORLD
+    if shape not in _made:
+        mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=AXES)
+        active = {axis for axis, extent in zip(AXES, shape, strict=True) if extent > 1}
+        groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
+        groups.setdefault(frozenset(active), dist.group.WORLD)
+        for axes in (("data", "shard"), ("pipe", "shard", "tensor")):
+            wanted = frozenset(axes) & active
+            if wanted and wanted not in groups:
+                groups[wanted] = _group_over(layout, wanted, place.size)
+        _made[shape] = mesh, groups
+    found: tuple[Any, dict[frozenset[str], Any]] = _made[shape]
+    return found
+
+
+def _group_over(layout: Layout, axes: frozenset[str], size: int) -> Any:
+    """The group of the ranks that share all coordinates but those; every rank makes all of them, in the same order."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(size):
+        place = coordinates(layout, rank)
+        members.setdefault(tuple(place[axis] for axis in AXES if axis not in axes), []).append(rank)
+    make: Any = dist.new_subgroups_by_enumeration
+    group, _ = make(list(members.values()))
+    return group
+
+
+def _initialise(device: torch.device | str | None) -> None:
+    wants_cuda = torch.cuda.is_available() and torch.device(device or "cuda").type == "cuda"
+    backend = choose_backend(os.environ, wants_cuda)
+    if backend is None:
+        return
+    if backend == "mpi":
+        from paceline.collectives import torch_mpi
+
+        torch_mpi.install()
+    if wants_cuda:
+        torch.cuda.set_device(_device(device, int(os.environ["RANK"])))
+    try:
+        dist.init_process_group(backend)
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise ParallelError(
+            f"rank {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} could not join the others with the backend "
+            f"{backend!r} (MASTER_ADDR:MASTER_PORT is {where}): {error}. Were all ranks started, with the same variables?"
+        ) from error
+    if "nccl" in backend:
+        atexit.register(_leave)
+
+
+def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None:
+    """The backend that the launcher's variables and the machine call for; None where nothing launched this process.
+
+    Raises:
+        ParallelError: a launcher has started several processes, but has not said which this one is.
+    """
+    mpi_size = environment.get("OMPI_COMM_WORLD_SIZE")
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+    given = [name for name in names if environment.get(name)]
+    if has_cuda and len(given) == len(names):
+        # Gloo beside it, for objects and tensors on the CPU.
+        return "cpu:gloo,cuda:nccl"
+    if mpi_size is not None and environment.get("WORLD_SIZE", mpi_size) == mpi_size:
+        if mpi_size == "1" and len(given) < len(names):
+            return None
+        if has_cuda:
+            raise ParallelError(
+                "mpirun started this process without RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, which NCCL needs to find "
+                "the other ranks. Submit the job with Paceline, which sets them, or use torchrun."
+            )
+        if _has_mpi4py():
+            return "mpi"
+    if len(given) == len(names):
+        return "gloo"
+    # WORLD_SIZE alone, or MASTER_PORT alone, says nothing in a shell where someone has exported it for one process.
+    started = environment.get("WORLD_SIZE") or mpi_size or environment.get("SLURM_STEP_NUM_TASKS")
+    if environment.get("RANK") or (started is not None and started != "1"):
+        missing = ", ".join(name for name in names if name not in given)
+        raise ParallelError(
+            f"a launcher started this process as one of {started or 'several'}, but {missing} "
+            f"{'is' if missing.count(',') == 0 else 'are'} not set. torchrun and Paceline's jobs set them; with mpirun "
+            "install mpi4py, or set them for each process; for one process alone unset RANK and WORLD_SIZE."
+        )
+    return None
+
+
+def _has_mpi4py() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("mpi4py") is not None
+
+
+def _backend_has_cuda() -> bool:
+    return torch.cuda.is_available() and "nccl" in str(dist.get_backend_config())
+
+
+def _device(device: torch.device | str | None, rank: int) -> torch.device:
+    if device is not None and torch.device(device).type != "cuda":
+        return torch.device(device)
+    if not torch.cuda.is_available():
+        if device is not None:
+            raise ParallelError(f"device={str(device)!r}, but torch sees no GPU here. Leave it out, or use 'cpu'.")
+        return torch.device("cpu")
+    if device is not None and torch.device(device).index is not None:
+        return torch.device(device)
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    # A launcher that shows each process its own GPU alone leaves it as number 0.
+    return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
+
+
+_stores: list[tuple[Any, Any, Any]] = []
+
+
+def _message_store(place: Place) -> Any:
+    """A connection of its own to a store that all ranks reach: one that waits must not keep others waiting.
+
+    One for each process group that was the world's, however many models are spread over it.
+    """
+    c10d: Any = dist.distributed_c10d
+    # Its stubs don't export them.
+    stores: Any = dist
+    for group, found, _ in _stores:
+        if group is dist.group.WORLD:
+            return found
+    # torch has no public name for it; it has none at all with MPI.
+    store = c10d._get_default_store() if str(dist.get_backend()) != "mpi" else None
+    if store is None:
+        there: list[Any] = [None]
+        if place.rank == 0:
+            store = stores.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            there = [(socket.gethostname(), store.port)]
+        dist.broadcast_object_list(there, src=0)
+        host, port = there[0]
+        if place.rank != 0:
+            name = "127.0.0.1" if host == socket.gethostname() else host
+            store = stores.TCPStore(name, port, is_master=False, wait_for_workers=False)
+    assert store is not None
+    number = stores.PrefixStore("paceline/parallel", store).add(f"count/{place.rank}", 1)
+    own = store
+    try:
+        own = store.clone()
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pass
+    # The first one too: with MPI it is the server, which would go with it.
+    _stores[:] = [(dist.group.WORLD, stores.PrefixStore(f"paceline/parallel/{number}", own), store)]
+    return _stores[0][1]
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,83 @@
+"""The user's optimizer, kept as the same object while the parameters under it change. Loaded on use: imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.errors import ParallelError
+
+
+def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[str]]:
+    """[group][parameter] -> its name in the model (the first, of a tied one). Asked before the model is changed.
+
+    Raises:
+        ParallelError: it holds a parameter that is not the model's, or can't be stepped without a closure.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ParallelError(
+            "LBFGS calls the model several times in each step, through a closure, which step() can't give it. "
+            "Use an optimizer whose step() takes no closure, such as AdamW or SGD."
+        )
+    names = {id(param): name for name, param in model.named_parameters()}
+    found = []
+    for number, group in enumerate(optimizer.param_groups):
+        of_group = []
+        for index, param in enumerate(group["params"]):
+            if id(param) not in names:
+                raise ParallelError(
+                    f"the optimizer's parameter {index} of group {number} (shape {list(param.shape)}) is not one of the "
+                    "model's. Make the optimizer from this model's parameters(), after the last change to the model; "
+                    "parameters of the loss belong into the model."
+                )
+            of_group.append(names[id(param)])
+        found.append(of_group)
+    return found
+
+
+def adopt(
+    optimizer: torch.optim.Optimizer,
+    names: list[list[str]],
+    old: Mapping[str, nn.Parameter],
+    new: Mapping[str, nn.Parameter],
+) -> None:
+    """Let the optimizer go on with `new`, by name, in the same groups; what this rank doesn't hold leaves its group.
+
+    The object, its groups' settings and so its schedulers stay. State that it has (after steps, or loaded) goes over,
+    cut as its parameter is.
+    """
+    state = optimizer.state
+    for group, of_group in zip(optimizer.param_groups, names, strict=True):
+        held = [name for name in of_group if name in new]
+        for name in of_group:
+            before = old[name]
+            if name in new and new[name] is before:
+                continue
+            values = state.pop(before, None)
+            if values and name in new:
+                state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}
+        group["params"] = [new[name] for name in held]
+        if _is_mixed(group["params"]):
+            # The fused forms take a list of tensors of one kind.
+            for way in ("foreach", "fused"):
+                if way in group:
+                    group[way] = False
+
+
+def _cut(value: Any, before: Tensor, after: nn.Parameter) -> Any:
+    """State of the shape of the parameter is cut as the parameter is; anything else (a step's number) stays."""
+    placements: Any = getattr(after, "placements", None)
+    if placements is None or not isinstance(value, Tensor) or value.shape != before.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    whole: Any = after
+    return distribute_tensor(value, whole.device_mesh, placements)
+
+
+def _is_mixed(params: list[nn.Parameter]) -> bool:
+    kinds = {getattr(param, "device_mesh", None) for param in params}
+    return len(kinds) > 1

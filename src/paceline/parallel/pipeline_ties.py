@@ -1,0 +1,71 @@
+"""Parameters that several stages of a pipeline use: each has a copy, and the copies get one gradient. Imports torch.
+
+Left alone, each copy would learn from its own stage's gradient, with a loss that looks right. Buffers that the forward pass
+changes are never in two stages: `boundaries` doesn't cut there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from paceline.parallel import reduce
+from paceline.parallel.mesh import AXES, World, coordinates
+from paceline.parallel.ties import all_names, first_names
+
+
+class StageTies:
+    """holders: first name -> the stages that use the parameter, where it is more than one. Made on all ranks.
+
+    uses: for each stage, the modules, parameters and buffers that it holds.
+    """
+
+    def __init__(self, model: nn.Module, uses: Sequence[frozenset[str]], world: World) -> None:
+        self._world = world
+        first = first_names(model)
+        params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        # Dicts and lists alone: the order of a set differs from rank to rank.
+        held: dict[str, set[int]] = {}
+        for stage, names in enumerate(uses):
+            for name in held_tensors(model, names):
+                if name in params:
+                    held.setdefault(first[name], set()).add(stage)
+        self.holders = {name: tuple(sorted(stages)) for name, stages in held.items() if len(stages) > 1}
+        workers = world.extent("pipe")
+        ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
+        self._groups: dict[frozenset[int], Any] = {}
+        for members in sorted(set(ranks.values()), key=sorted):
+            if len(members) > 1:
+                self._groups[members] = _group(members, world)
+        here = world.coordinate("pipe")
+        self._own = {name: self._groups[own] for name, own in ranks.items() if here in own and len(own) > 1}
+
+    def sum_gradients(self, params: Mapping[str, nn.Parameter]) -> None:
+        """Give every copy the sum of all copies' gradients. Called on all ranks."""
+        by_group: dict[int, tuple[Any, list[nn.Parameter]]] = {}
+        for name, group in self._own.items():
+            by_group.setdefault(id(group), (group, []))[1].append(params[name])
+        for group, own in by_group.values():
+            reduce.sum_gradients(own, group)
+
+
+def held_tensors(model: nn.Module, names: frozenset[str]) -> list[str]:
+    """The names of all parameters and buffers that lie in these modules, or are named themselves, in the model's order."""
+    prefixes = tuple(f"{name}." for name in names)
+    return [name for name, _ in all_names(model) if name in names or name.startswith(prefixes)]
+
+
+def _group(members: frozenset[int], world: World) -> Any:
+    """The ranks with these stages that share all other coordinates. Every rank makes all of them, in the same order."""
+    if len(members) == world.extent("pipe"):
+        return world.group("pipe")
+    lists: dict[tuple[int, ...], list[int]] = {}
+    for rank in range(world.size):
+        place = coordinates(world.layout, rank)
+        if place["pipe"] in members:
+            lists.setdefault(tuple(place[axis] for axis in AXES if axis != "pipe"), []).append(rank)
+    group, _ = dist.new_subgroups_by_enumeration(list(lists.values()))  # type: ignore[no-untyped-call]
+    return group

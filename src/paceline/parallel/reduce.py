@@ -1,0 +1,113 @@
+"""Sums and broadcasts of many tensors, several in one message. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+#: As in torch's DDP: large enough to use the line, small enough that sending one overlaps with filling the next.
+BUCKET_BYTES = 25 * 2**20
+
+
+def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int = BUCKET_BYTES) -> None:
+    """Replace each gradient by its sum over the ranks of `group`, in place. group None: nothing to do.
+
+    params: the same, in the same order, on every rank; of a DTensor the local part is summed. Those that need no
+        gradient are passed over.
+    One that has a gradient on some ranks only counts as 0 on the others; one that has none anywhere keeps none.
+    """
+    if group is None:
+        return
+    trained = [param for param in params if param.requires_grad]
+    running = []
+    for bucket in _buckets(trained, bucket_bytes):
+        flags = [float(param.grad is not None) for param in bucket]
+        like = local(bucket[0])
+        # Who has a gradient rides in the same message.
+        parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
+        flat = torch.cat(parts)
+        running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
+    for bucket, flat, work in running:
+        assert work is not None
+        work.wait()
+        # One question to the device for all flags.
+        found = flat[len(flat) - len(bucket) :].tolist()
+        start = 0
+        for param, flag in zip(bucket, found, strict=True):
+            part = local(param)
+            summed = flat[start : start + part.numel()].view(part.shape)
+            start += part.numel()
+            if flag == 0:
+                continue
+            if param.grad is None:
+                _set_gradient(param, summed.clone())
+            else:
+                local(param.grad).copy_(summed)
+
+
+def broadcast(tensors: Sequence[Tensor], group: Any, source: int = 0, bucket_bytes: int = BUCKET_BYTES) -> None:
+    """Overwrite each tensor by that of the `source`-th rank of `group`. group None: nothing to do."""
+    if group is None:
+        return
+    root = dist.get_global_rank(group, source)
+    with torch.no_grad():
+        for bucket in _buckets([local(tensor) for tensor in tensors], bucket_bytes):
+            flat = torch.cat([tensor.detach().flatten() for tensor in bucket])
+            dist.broadcast(flat, root, group=group)
+            start = 0
+            for tensor in bucket:
+                tensor.copy_(flat[start : start + tensor.numel()].view(tensor.shape))
+                start += tensor.numel()
+
+
+def sum_number(value: float, group: Any, device: torch.device) -> float:
+    """The sum of a number over the ranks of `group`, in float64."""
+    if group is None:
+        return value
+    total = torch.tensor(value, dtype=torch.float64, device=device)
+    dist.all_reduce(total, group=group)
+    return float(total)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, sharing its memory; any other tensor itself."""
+    part = getattr(tensor, "_local_tensor", None)
+    return tensor if part is None else part
+
+
+def _gradient_or_zeros(param: nn.Parameter) -> Tensor:
+    return torch.zeros_like(local(param)) if param.grad is None else local(param.grad).detach()
+
+
+def _set_gradient(param: nn.Parameter, value: Tensor) -> None:
+    if local(param) is param:
+        param.grad = value
+        return
+    from torch.distributed.tensor import DTensor
+
+    whole: Any = param
+    param.grad = DTensor.from_local(
+        value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
+    """The tensors, grouped by type and device and then by size."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for kind in kinds.values():
+        bucket: list[Any] = []
+        filled = 0
+        for tensor in kind:
+            bucket.append(tensor)
+            filled += local(tensor).numel() * tensor.element_size()
+            if filled >= bucket_bytes:
+                yield bucket
+                bucket, filled = [], 0
+        if bucket:
+            yield bucket

@@ -1,0 +1,97 @@
+"""All ranks have to start from the same model: that they do is checked, and then made so to the bit. Imports torch."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel import ties
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import Place
+from paceline.parallel.reduce import broadcast
+from paceline.parallel.task import Task
+
+
+def check(task: Task, optimizer: torch.optim.Optimizer | None, place: Place) -> None:
+    """Compare the models, losses and optimizers of all ranks. Called on all ranks.
+
+    Raises:
+        ParallelError: on every rank, with the first difference and who has what.
+    """
+    if place.size == 1:
+        return
+    own = description(task, optimizer)
+    digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
+    digests: list[Any] = [None] * place.size
+    dist.all_gather_object(digests, digest)
+    if len(set(digests)) == 1:
+        return
+    everyone: list[Any] = [None] * place.size
+    dist.all_gather_object(everyone, own)
+    raise ParallelError(f"the ranks don't have the same model: {first_difference(everyone)}")
+
+
+def share(model: nn.Module) -> None:
+    """Overwrite parameters and buffers by rank 0's: seeds may have differed. Called on all ranks."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    seen: dict[int, Tensor] = {id(tensor): tensor for _, tensor in ties.all_names(model)}
+    broadcast(list(seen.values()), dist.group.WORLD)
+
+
+def description(task: Task, optimizer: torch.optim.Optimizer | None) -> list[str]:
+    """One line for each thing that has to be the same, the most telling ones first."""
+    model = task.model
+    lines = [f"model: {type(model).__qualname__}"]
+    lines += [
+        f"{'parameter' if isinstance(tensor, nn.Parameter) else 'buffer'} {name}: {list(tensor.shape)} {tensor.dtype}"
+        f"{'' if tensor.requires_grad or not isinstance(tensor, nn.Parameter) else ' frozen'}"
+        for name, tensor in ties.all_names(model)
+    ]
+    lines += [f"tie: {' = '.join(group)}" for group in ties.find(model)]
+    lines += [f"module {name}: {type(part).__qualname__}({part.extra_repr()})" for name, part in model.named_modules()]
+    lines += [f"training {name or 'model'}: {part.training}" for name, part in model.named_modules()]
+    lines += [
+        f"loss: {getattr(task.loss, '__qualname__', type(task.loss).__qualname__)}",
+        f"microbatches: {task.microbatches}",
+        f"precision: {task.precision}",
+        f"seed: {task.seed}",
+    ]
+    if optimizer is not None:
+        lines.append(f"optimizer: {type(optimizer).__qualname__}")
+        for number, group in enumerate(optimizer.param_groups):
+            settings = {key: value for key, value in group.items() if isinstance(value, (int, float, bool, str, tuple))}
+            lines.append(f"optimizer group {number}: {len(group['params'])} parameters, {settings}")
+    return lines
+
+
+def first_difference(everyone: list[list[str]]) -> str:
+    """A sentence on the first line that is not the same everywhere.
+
+    everyone: [rank] -> its lines.
+    """
+    for index in range(max(map(len, everyone))):
+        lines = [lines[index] if index < len(lines) else "nothing more" for lines in everyone]
+        if len(set(lines)) == 1:
+            continue
+        # A thing that only some have moves all later lines: name it, not what it moved.
+        sets = [set(own) for own in everyone]
+        alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
+        what = alone.partition(": ")[0]
+        shown = []
+        for rank, own in enumerate(everyone):
+            found = next((line.partition(": ")[2] for line in own if line.partition(": ")[0] == what), "none")
+            shown.append((found, rank))
+        ranks: dict[str, list[int]] = {}
+        for found, rank in shown:
+            ranks.setdefault(found, []).append(rank)
+        parts = [f"{value} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for value, of in ranks.items()]
+        return (
+            f"{what} is {'; '.join(parts)}. Build it from the same code and configuration on every rank "
+            "(parameters' values need not agree: rank 0's are taken)."
+        )
+    raise AssertionError("there is a difference")

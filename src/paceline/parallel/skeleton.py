@@ -1,0 +1,71 @@
+"""A model's structure without its values, to build the plain model again after it was cut. Imports torch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel import ties
+from paceline.parallel.errors import ParallelError
+
+
+class Skeleton:
+    """The user's model as it was before it was cut, without its values: made before anything is changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.ties = ties.find(model)
+        self._reason = ""
+        self._model: nn.Module | None = None
+        shells: dict[int, Any] = {
+            id(param): nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
+            for param in model.parameters()
+        }
+        try:
+            self._model = copy.deepcopy(model, shells)
+        except Exception as error:
+            self._reason = f"{type(error).__name__}: {error}"
+
+    def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
+        """A plain model with these values.
+
+        Raises:
+            ParallelError: the model could not be copied.
+        """
+        if self._model is None:
+            raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self._reason}")
+        model = copy.deepcopy(self._model)
+        first = ties.first_names(model)
+        for name in list(dict(ties.all_names(model))):
+            if name not in values and first[name] not in values:
+                # A buffer that isn't in state dicts: as it was.
+                continue
+            owner, _, attribute = name.rpartition(".")
+            value = values.get(name, values.get(first[name]))
+            assert value is not None
+            part = model.get_submodule(owner)
+            if attribute in part._parameters:
+                shell = part._parameters[attribute]
+                assert shell is not None
+                if shell.is_meta:
+                    part._parameters[attribute] = nn.Parameter(value.to(device), requires_grad=shell.requires_grad)
+            else:
+                part._buffers[attribute] = value.to(device)
+        for name, other in first.items():
+            if name != other:
+                _set(model, name, _get(model, other))
+        return model.to(device)
+
+
+def _get(model: nn.Module, name: str) -> Any:
+    owner, _, attribute = name.rpartition(".")
+    return getattr(model.get_submodule(owner), attribute)
+
+
+def _set(model: nn.Module, name: str, value: Any) -> None:
+    owner, _, attribute = name.rpartition(".")
+    part = model.get_submodule(owner)
+    table = part._parameters if attribute in part._parameters else part._buffers
+    table[attribute] = value

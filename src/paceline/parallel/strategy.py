@@ -1,0 +1,263 @@
+"""How a model is spread over the workers, as frozen data, and the layout that comes of it in a world of a given size.
+
+    Data(2) @ Pipeline(2)        two replicas of two stages each: four workers
+    FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
+
+A size that is left out is what the others leave of the world. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.parallel.errors import ParallelError
+
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
+PLACEMENTS = ("colwise", "rowwise", "vocab", "replicate")
+BATCH_NORMS = ("sync", "local")
+
+
+class _Part:
+    """One way to spread a model; `a @ b` uses both."""
+
+    def __matmul__(self, other: object) -> Strategy:
+        if not isinstance(other, (_Part, Strategy)):
+            _refuse_torch(other)
+            return NotImplemented
+        return Strategy(parts=(self, *parts_of(other)))
+
+
+@dataclass(frozen=True)
+class Data(_Part):
+    """Every worker has the whole model and a part of each batch.
+
+    size: the number of replicas.
+    batch_norm: "sync" normalises over the batch of all replicas, as one process would; "local" over each replica's own
+        part, which is faster and is not equal to one process.
+    """
+
+    size: int | None = None
+    batch_norm: str = "sync"
+
+    def __post_init__(self) -> None:
+        _check_size("Data", "size", self.size)
+        _check_choice("Data", "batch_norm", self.batch_norm, BATCH_NORMS)
+
+
+@dataclass(frozen=True)
+class FullyShard(_Part):
+    """Every worker has an equal part of each parameter, and a part of each batch; a block is put together when it computes.
+
+    size: the number of parts.
+    units: patterns (`fnmatch`, on module names) of the blocks that are put together one at a time; None finds the
+        blocks of the model's lists.
+    batch_norm: as for `Data`.
+    """
+
+    size: int | None = None
+    units: tuple[str, ...] | None = None
+    batch_norm: str = "sync"
+
+    def __post_init__(self) -> None:
+        _check_size("FullyShard", "size", self.size)
+        _check_choice("FullyShard", "batch_norm", self.batch_norm, BATCH_NORMS)
+        if self.units is not None:
+            object.__setattr__(self, "units", _names("FullyShard", "units", self.units))
+
+
+@dataclass(frozen=True)
+class Pipeline(_Part):
+    """The model is cut into stages, one worker each; the microbatches of a batch go through one after the other.
+
+    stages: the number of workers in a row.
+    schedule: "1f1b" (holds few activations), "gpipe", or "interleaved" (each worker has `chunks` stages: a smaller
+        bubble for more messages).
+    cut: the modules that begin a new stage, by name, in order; None measures and balances.
+    """
+
+    stages: int | None = None
+    schedule: str = "1f1b"
+    cut: tuple[str, ...] | None = None
+    chunks: int = 2
+
+    def __post_init__(self) -> None:
+        _check_size("Pipeline", "stages", self.stages)
+        _check_size("Pipeline", "chunks", self.chunks)
+        _check_choice("Pipeline", "schedule", self.schedule, SCHEDULES)
+        if self.cut is not None:
+            object.__setattr__(self, "cut", _names("Pipeline", "cut", self.cut))
+
+
+@dataclass(frozen=True)
+class Tensor(_Part):
+    """Single layers are cut over the workers, which all compute each batch together.
+
+    size: the number of parts.
+    plan: pattern of a module's name -> "colwise", "rowwise", "vocab" or "replicate"; None finds the usual pairs.
+    """
+
+    size: int | None = None
+    plan: Mapping[str, str] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        _check_size("Tensor", "size", self.size)
+        if self.plan is not None:
+            for pattern, placement in self.plan.items():
+                _check_choice("Tensor", f"plan[{pattern!r}]", placement, PLACEMENTS)
+            object.__setattr__(self, "plan", dict(self.plan))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """Several ways at once: what `a @ b` gives."""
+
+    parts: tuple[_Part, ...]
+
+    def __post_init__(self) -> None:
+        for index, part in enumerate(self.parts):
+            if any(type(part) is type(before) for before in self.parts[:index]):
+                raise ParallelError(f"{type(part).__name__} stands twice in {self}. Give it once, with one size.")
+
+    def __matmul__(self, other: object) -> Strategy:
+        if not isinstance(other, (_Part, Strategy)):
+            _refuse_torch(other)
+            return NotImplemented
+        return Strategy(parts=(*self.parts, *parts_of(other)))
+
+    def __str__(self) -> str:
+        return " @ ".join(map(repr, self.parts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How many workers stand along each axis of the mesh; their product is the world's size."""
+
+    data: int = 1
+    shard: int = 1
+    pipe: int = 1
+    tensor: int = 1
+    schedule: str = "1f1b"
+    cut: tuple[str, ...] | None = None
+    chunks: int = 1
+    plan: Mapping[str, str] | None = field(default=None, hash=False)
+    units: tuple[str, ...] | None = None
+    batch_norm: str = "sync"
+
+    @property
+    def size(self) -> int:
+        return self.data * self.shard * self.pipe * self.tensor
+
+    @property
+    def replicas(self) -> int:
+        """The number of parts that each batch is cut into."""
+        return self.data * self.shard
+
+    def __str__(self) -> str:
+        sizes = {"data": self.data, "shard": self.shard, "pipe": self.pipe, "tensor": self.tensor}
+        return " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1) or "one worker"
+
+
+def parts_of(strategy: object) -> tuple[_Part, ...]:
+    """The single parts of a strategy; an instance is asked for where a class was given."""
+    if isinstance(strategy, Strategy):
+        return strategy.parts
+    if isinstance(strategy, _Part):
+        return (strategy,)
+    _refuse_torch(strategy)
+    if isinstance(strategy, type) and issubclass(strategy, _Part):
+        raise ParallelError(f"strategy={strategy.__name__}: that is the class; write {strategy.__name__}().")
+    raise ParallelError(
+        f"strategy={strategy!r} is none. Give Data(), FullyShard(), Pipeline(), Tensor(), some of them joined by @, "
+        "such as Data(2) @ Pipeline(2), or 'auto'."
+    )
+
+
+def resolve(strategy: object, world_size: int) -> Layout:
+    """The layout of a strategy in a world of this size.
+
+    Raises:
+        ParallelError: the sizes don't multiply to the world's, or more than one was left out.
+    """
+    parts = parts_of(strategy)
+    sizes = {_axis(part): _size(part) for part in parts}
+    open_axes = [axis for axis, size in sizes.items() if size is None]
+    product = 1
+    for size in sizes.values():
+        product *= size or 1
+    text = " @ ".join(_shown(part) for part in parts)
+    if len(open_axes) > 1:
+        raise ParallelError(
+            f"{text} leaves the sizes of {' and '.join(open_axes)} open, but only one can be found from the world's "
+            f"size ({world_size}). Give the others, such as Data(2) @ Pipeline(2)."
+        )
+    if open_axes and world_size % product == 0:
+        sizes[open_axes[0]] = world_size // product
+    elif open_axes or product != world_size:
+        factors = " x ".join(f"{axis} {'?' if size is None else size}" for axis, size in sizes.items())
+        rule = f"a multiple of {product}" if open_axes else str(product)
+        raise ParallelError(
+            f"{text} needs {rule} workers ({factors}), but there {'is' if world_size == 1 else 'are'} {world_size}. "
+            f"Start {'as many' if open_axes else product} workers (`torchrun --nproc-per-node {product} ...`, or "
+            "node_count and process_count_per_node of the job), or change the sizes."
+        )
+    values: dict[str, Any] = {axis: size for axis, size in sizes.items() if size is not None}
+    norms = {part.batch_norm for part in parts if isinstance(part, (Data, FullyShard))}
+    if len(norms) > 1:
+        raise ParallelError(f"{text}: batch_norm is {' and '.join(sorted(norms))}. Give both parts the same.")
+    values["batch_norm"] = norms.pop() if norms else "sync"
+    for part in parts:
+        if isinstance(part, Pipeline):
+            chunks = part.chunks if part.schedule == "interleaved" else 1
+            values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
+        elif isinstance(part, Tensor):
+            values["plan"] = part.plan
+        elif isinstance(part, FullyShard):
+            values["units"] = part.units
+    return Layout(**values)
+
+
+_AXES: dict[type, str] = {Data: "data", FullyShard: "shard", Pipeline: "pipe", Tensor: "tensor"}
+
+
+def _refuse_torch(value: object) -> None:
+    """The two have one name, and torch's can be made of a number too."""
+    if type(value).__name__ == "Tensor" and type(value).__module__.partition(".")[0] == "torch":
+        raise ParallelError(
+            "strategy: Tensor is torch's own here, not Paceline's. Write paceline.parallel.Tensor(...), or import it under "
+            "another name."
+        )
+
+
+def _axis(part: _Part) -> str:
+    return _AXES[type(part)]
+
+
+def _size(part: Any) -> int | None:
+    return part.stages if isinstance(part, Pipeline) else part.size
+
+
+def _shown(part: _Part) -> str:
+    size = _size(part)
+    return f"{type(part).__name__}({'' if size is None else size})"
+
+
+def _check_size(kind: str, name: str, size: object) -> None:
+    if size is not None and (not isinstance(size, int) or isinstance(size, bool) or size < 1):
+        raise ParallelError(f"{kind}({name}={size!r}): a whole number of at least 1.")
+
+
+def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ParallelError(f"{kind}({name}={value!r}): choose one of {', '.join(map(repr, choices))}.")
+
+
+def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
+    names = tuple(value)
+    for item in names:
+        if not isinstance(item, str) or not item:
+            raise ParallelError(f"{kind}({name}={value!r}): {item!r} is no name of a module.")
+    return names

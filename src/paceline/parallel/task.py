@@ -1,0 +1,75 @@
+"""What is computed, whatever the layout: the model, its loss, and how a batch is weighed. Loaded on use: imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.batch import Micro, Parts, tensors_in
+from paceline.parallel.errors import ParallelError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model and all that is needed to compute its loss and gradients.
+
+    model: the user's, whole, already on this rank's device.
+    loss: (output, target) -> the mean loss of these rows, a number (0-dim tensor).
+    loss_weight: target -> what this mean is over, such as the number of tokens that count; None: the rows.
+    split: a user's batch -> Parts.
+    precision: None, or "bf16" for autocast.
+    """
+
+    model: nn.Module
+    loss: Callable[[Any, Any], Tensor]
+    loss_weight: Callable[[Any], Any] | None
+    split: Callable[[Any], Parts]
+    microbatches: int
+    precision: str | None
+    seed: int
+
+    def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
+        """What the forward pass and the loss run under."""
+        if self.precision is None:
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, torch.bfloat16)
+
+    def weighted_loss(self, output: Any, micro: Micro) -> Tensor:
+        """The microbatch's share of the global mean loss: weight * loss, 0-dim, ready for `backward`.
+
+        A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss would be: a mean
+        over nothing is nan, and so would be 0 times it.
+        """
+        if float(micro.weight) == 0.0:
+            return zero_loss(output)
+        loss = self.loss(output, micro.target)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            shape = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ParallelError(
+                f"loss(output, target) returned {f'a tensor of shape {shape}' if isinstance(shape, list) else shape}; "
+                "it has to return the mean over the rows as one number (a 0-dim tensor), such as F.cross_entropy does."
+            )
+        # Not in the loss's own dtype if that is narrow: a share such as 1/3 would lose most of its digits.
+        weight = micro.weight.to(loss.device, torch.promote_types(loss.dtype, torch.float32))
+        return loss * weight
+
+
+def zero_loss(output: Any) -> Tensor:
+    """0, through every tensor of `output` that has a gradient, so that each rank's backward pass does the same steps."""
+    zero: Tensor | None = None
+    for tensor in tensors_in(output):
+        if tensor.requires_grad or (zero is None and tensor.is_floating_point()):
+            # nan_to_num: a padded row may give an infinity, and 0 times it is nan.
+            part = torch.nan_to_num(tensor, 0.0, 0.0, 0.0).sum() * 0.0
+            zero = part if zero is None else zero + part
+    if zero is None:
+        raise ParallelError(
+            f"the model returned {type(output).__name__}, which holds no tensor of floating point; the loss needs one."
+        )
+    return zero

@@ -1,0 +1,129 @@
+"""Who computes what when in a pipeline: the schedules as pure functions. Standard library only.
+
+    order      what each worker computes, one after the other; the same as torch's schedules do
+    simulate   when, given how long a forward and a backward pass of each stage takes
+
+GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+
+class Call(NamedTuple):
+    """One pass of one microbatch through one stage. kind: "F" forward, "B" backward."""
+
+    kind: str
+    stage: int
+    micro: int
+
+
+class Event(NamedTuple):
+    """A call with its worker and its time."""
+
+    worker: int
+    start: float
+    end: float
+    call: Call
+
+
+def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[Call]:
+    """The calls of one worker, in order. chunks: its number of stages: worker, worker + workers, ..."""
+    if schedule == "gpipe":
+        yield from (Call("F", worker, micro) for micro in range(microbatches))
+        yield from (Call("B", worker, micro) for micro in range(microbatches))
+    elif schedule == "1f1b":
+        ahead = min(microbatches, workers - worker)
+        yield from (Call("F", worker, micro) for micro in range(ahead))
+        for micro in range(microbatches):
+            yield Call("B", worker, micro)
+            if ahead + micro < microbatches:
+                yield Call("F", worker, ahead + micro)
+    else:
+        yield from _interleaved(worker, workers, microbatches, chunks)
+
+
+def simulate(
+    schedule: str,
+    workers: int,
+    microbatches: int,
+    chunks: int = 1,
+    *,
+    forward: Callable[[int], float] = lambda stage: 1.0,
+    backward: Callable[[int], float] = lambda stage: 1.0,
+) -> list[Event]:
+    """When each call runs, by worker and then by time; messages take none. forward, backward: how long, for a stage.
+
+    Each call waits for its worker, and for the same microbatch in the stage before (forward) or after (backward).
+    """
+    stages = workers * chunks
+    todo = [list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
+    ends: dict[Call, float] = {}
+    free = [0.0] * workers
+    events: list[list[Event]] = [[] for _ in range(workers)]
+    while any(todo):
+        moved = False
+        for worker in range(workers):
+            while todo[worker] and (ready := _ready(todo[worker][0], stages, ends)) is not None:
+                call = todo[worker].pop(0)
+                start = max(free[worker], ready)
+                ends[call] = free[worker] = start + (forward if call.kind == "F" else backward)(call.stage)
+                events[worker].append(Event(worker, start, ends[call], call))
+                moved = True
+        assert moved, "a schedule in which every worker waits for another"
+    return [event for own in events for event in own]
+
+
+def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> float:
+    """The part of a step that a worker waits, if all stages take the same time: (p - 1) / (v M + p - 1)."""
+    chunks = chunks if schedule == "interleaved" else 1
+    return (workers - 1) / (chunks * microbatches + workers - 1)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches: int) -> int:
+    """Of how many microbatches the stage keeps the activations at once, at most."""
+    kept = most = 0
+    for call in order(schedule, stage % workers, workers, microbatches, stages // workers):
+        if call.stage == stage:
+            kept += 1 if call.kind == "F" else -1
+            most = max(most, kept)
+    return most
+
+
+def _ready(call: Call, stages: int, ends: dict[Call, float]) -> float | None:
+    """When what the call needs is there; None: not known yet."""
+    if call.kind == "F":
+        needs = [Call("F", call.stage - 1, call.micro)] if call.stage else []
+    else:
+        needs = [Call("F", call.stage, call.micro)]
+        if call.stage < stages - 1:
+            needs.append(Call("B", call.stage + 1, call.micro))
+    if any(need not in ends for need in needs):
+        return None
+    return max((ends[need] for need in needs), default=0.0)
+
+
+def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[Call]:
+    """Microbatches go round in groups: one group through all chunks of a worker, then the next group."""
+    group = microbatches // max(1, microbatches // workers)
+    calls = chunks * microbatches
+    warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
+    done: dict[tuple[str, int], int] = {}
+
+    def call(kind: str, step: int) -> Call:
+        turn = step // group % chunks
+        stage = (turn if kind == "F" else chunks - 1 - turn) * workers + worker
+        micro = done.get((kind, stage), 0)
+        done[kind, stage] = micro + 1
+        return Call(kind, stage, micro)
+
+    for step in range(warm_up):
+        yield call("F", step)
+    for step in range(calls):
+        if warm_up + step < calls:
+            yield call("F", warm_up + step)
+        yield call("B", step)

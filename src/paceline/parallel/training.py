@@ -1,0 +1,303 @@
+"""The handle that `parallelize` returns: one loop for every layout. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel import optimizers
+from paceline.parallel.clip import Clipper
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.evaluate import evaluate
+from paceline.parallel.executor import Executor
+from paceline.parallel.failure import Watch
+from paceline.parallel.loader import Feed
+from paceline.parallel.mesh import World
+from paceline.parallel.micros import GlobalBatch, OwnBatch, cut
+from paceline.parallel.randomness import Streams
+from paceline.parallel.reduce import broadcast
+from paceline.parallel.task import Task
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training is: the optimizer's steps, the epoch, and the samples of it that all replicas have seen."""
+
+    steps: int = 0
+    epoch: int = 0
+    consumed: int = 0
+
+
+class Parallel:
+    """A model that is trained on all workers of the world; see `parallelize`.
+
+    Every method is called on all ranks, in the same order; what they return is the same on every rank.
+    The layers below, for those who write tools: `executor`, `world`, `task`, `optimizer`.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        optimizer: torch.optim.Optimizer | None,
+        feed: Feed | None,
+        world: World,
+        *,
+        build: Callable[[Any], Executor],
+        clip_norm: float | None,
+        original: OriginalParameters,
+        skeleton: Any,
+        reason: str | None = None,
+    ) -> None:
+        self.task = task
+        self.optimizer = optimizer
+        self.world = world
+        self.clip_norm = clip_norm
+        self.reason = reason
+        self.skeleton = skeleton
+        #: The norm of the gradients before clipping, of the last step; None without clip_norm.
+        self.gradient_norm: Tensor | None = None
+        self._feed = feed
+        self._build = build
+        self._original = original
+        self._executor: Executor | None = None
+        self._clipper: Clipper | None = None
+        self._progress = Progress()
+        self._resume: Progress | None = None
+        self._streams = Streams(
+            seed=task.seed,
+            replica=world.replica,
+            stage=world.coordinate("pipe"),
+            device=world.device,
+            active=world.size > 1,
+        )
+        self.watch = Watch(world)
+
+    # Training.
+
+    def step(self, batch: Any) -> Tensor:
+        """Train on one batch; the global mean loss before the update, 0-dim, the same on every rank.
+
+        batch: from `epoch`, or a whole global batch, which has to be the same on every rank.
+
+        Raises:
+            ParallelError: the batch or the loss can't be used.
+            WorkerError: another rank has failed; the message has its traceback.
+        """
+        with self.watch.guard("step()"):
+            optimizer = self._needs_optimizer()
+            micros = cut(batch, self.task, self.world)
+            executor = self.executor_for(batch)
+            optimizer.zero_grad(set_to_none=True)
+            for param in executor.module.parameters():
+                param.grad = None
+            with self._streams.use("step", self._progress.steps):
+                loss = executor.train_step(micros)
+            work = None
+            if self.world.replica_group is not None:
+                loss = loss.clone()
+                work = dist.all_reduce(loss, group=self.world.replica_group, async_op=True)
+            executor.finish_gradients()
+            if work is not None:
+                work.wait()
+            if self.clip_norm is not None:
+                self.gradient_norm = self.clipper.clip(self.clip_norm)
+            optimizer.step()
+            self._advance(batch)
+        return loss
+
+    def epoch(self, epoch: int) -> Iterator[OwnBatch | GlobalBatch]:
+        """The batches of an epoch, each of them this rank's part of a global batch, to be given to `step`.
+
+        After `load` it goes on where the checkpoint was: an epoch that was done has no batches, and the one that was
+        under way has those that are left.
+        """
+        if self._feed is None:
+            raise ParallelError("epoch() needs a loader: parallelize(model, optimizer, loader, ...).")
+        start = 0
+        if self._resume is not None:
+            if epoch < self._resume.epoch:
+                return
+            if epoch == self._resume.epoch:
+                start = self._resume.consumed
+            self._resume = None
+        batches = self._feed.epoch(epoch, start)
+        while True:
+            with self.watch.guard("epoch()"):
+                batch = next(batches, None)
+            if batch is None:
+                break
+            yield batch
+        if self._progress.epoch == epoch:
+            # So that a checkpoint between two epochs goes on with the next one.
+            self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        if self._feed is None:
+            raise ParallelError("without a loader there is no number of batches.")
+        return len(self._feed)
+
+    # Evaluation.
+
+    def evaluate(
+        self, loader: Any, metric: Callable[[Any, Any], Any], *, weight: Callable[[Any], Any] | None = None
+    ) -> Any:
+        """The mean of metric(output, target) over all samples, each counted once; see `evaluate.evaluate`."""
+        with self.watch.guard("evaluate()"):
+            from paceline.parallel.loader import feed
+
+            executor = self.executor_for_sample(lambda: feed(loader, self.task, self.world).sample())
+            self.settle_buffers()
+            return evaluate(executor, loader, metric, weight, self.task, self.world)
+
+    def check(self, batch: Any, limit: float | None = None) -> Any:
+        """Loss and all gradients on this small batch, compared with the plain model in one process; see `check`."""
+        with self.watch.guard("check()"):
+            from paceline.parallel.check import check
+
+            return check(self, batch, limit)
+
+    def train(self, mode: bool = True) -> Parallel:
+        """Set the model's mode, as `nn.Module.train`."""
+        self.executor.train(mode)
+        return self
+
+    def eval(self) -> Parallel:
+        """Set the model to evaluation mode, as `nn.Module.eval`."""
+        return self.train(False)
+
+    # State.
+
+    def save(self, path: str | Path | None = None, **options: Any) -> Any:
+        """Write a checkpoint that any layout can load; see `checkpoint.save`."""
+        with self.watch.guard("save()"):
+            from paceline.parallel import checkpoint
+
+            return checkpoint.save(self, path, **options)
+
+    def wait(self) -> None:
+        """Return once what `save(asynchronous=True)` has begun is written; see `checkpoint.wait`."""
+        with self.watch.guard("wait()"):
+            from paceline.parallel import checkpoint
+
+            checkpoint.wait(self)
+
+    def load(self, path: str | Path | None = None, **options: Any) -> Any:
+        """Go on from a checkpoint, of whatever layout; see `checkpoint.load`."""
+        with self.watch.guard("load()"):
+            from paceline.parallel import checkpoint
+
+            return checkpoint.load(self, path, **options)
+
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """The whole model under its original names, on the CPU, for `model.load_state_dict` anywhere; on every rank."""
+        with self.watch.guard("full_state_dict()"):
+            from paceline.parallel import checkpoint
+
+            self.settle_buffers()
+            return checkpoint.full_state_dict(self)
+
+    @property
+    def progress(self) -> Progress:
+        """How far the training is."""
+        return self._progress
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the model and the optimizer; plain values and tensors."""
+        return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken, with this layout."""
+        self._progress = Progress(**state["progress"])
+        self._resume = self._progress
+        self._streams.load_state_dict(dict(state["random"]))
+
+    # What is below.
+
+    @property
+    def rank(self) -> int:
+        return self.world.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.world.size
+
+    @property
+    def device(self) -> torch.device:
+        return self.world.device
+
+    @property
+    def module(self) -> nn.Module:
+        """What this rank holds, under original names. To look at: calling it trains on this rank's rows alone."""
+        return self.executor.module
+
+    @property
+    def executor(self) -> Executor:
+        return self.executor_for_sample(lambda: None)
+
+    @property
+    def clipper(self) -> Clipper:
+        if self._clipper is None:
+            self._clipper = Clipper(self.executor.named_parameters(), self.world)
+        return self._clipper
+
+    def explain(self) -> str:
+        """How the model is spread, what that costs, and why."""
+        from paceline.parallel.explain import explain
+
+        return explain(self)
+
+    def __repr__(self) -> str:
+        return f"Parallel({type(self.task.model).__name__}, {self.world.layout}, rank {self.rank} of {self.world_size})"
+
+    def executor_for(self, batch: Any) -> Executor:
+        """The executor, made with the help of this batch if it doesn't exist yet."""
+        return self.executor_for_sample(lambda: batch)
+
+    def executor_for_sample(self, sample: Callable[[], Any]) -> Executor:
+        """The same, with a batch that is only asked for where it is needed."""
+        if self._executor is None:
+            executor = self._build(sample)
+            if self.optimizer is not None:
+                self._original.hand_over(self.optimizer, executor.named_parameters())
+            self._original.forget()
+            self._executor = executor
+        return self._executor
+
+    def settle_buffers(self) -> None:
+        """Make the replicas' buffers equal where each has followed its own rows (batch_norm="local"): the first one's."""
+        if self.world.layout.batch_norm == "local":
+            broadcast(list(self.executor.module.buffers()), self.world.replica_group)
+
+    def _advance(self, batch: Any) -> None:
+        steps = self._progress.steps + 1
+        if isinstance(batch, (OwnBatch, GlobalBatch)):
+            self._progress = Progress(steps=steps, epoch=batch.epoch, consumed=batch.consumed)
+        else:
+            self._progress = dataclasses.replace(self._progress, steps=steps)
+
+    def _needs_optimizer(self) -> torch.optim.Optimizer:
+        if self.optimizer is None:
+            raise ParallelError("step() needs an optimizer: parallelize(model, optimizer, ...).")
+        return self.optimizer
+
+
+class OriginalParameters:
+    """The parameters as the user's optimizer knew them, until it has been given those of the layout."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        self._params = dict(model.named_parameters())
+        self._names = optimizers.names_of(optimizer, model) if optimizer is not None else []
+
+    def hand_over(self, optimizer: torch.optim.Optimizer, params: Mapping[str, nn.Parameter]) -> None:
+        optimizers.adopt(optimizer, self._names, self._params, params)
+
+    def forget(self) -> None:
+        """Let go of the whole parameters, which would else stay in memory beside the parts."""
+        self._params = {}

@@ -1,0 +1,37 @@
+"""HOROVOD_TIMELINE names the trace of a whole job, whose script need not call shutdown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.compat.horovod.conftest import run_on_ranks
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = """
+import os
+
+import torch
+
+import paceline.compat
+
+paceline.compat.install("horovod")
+import horovod.torch as hvd
+
+hvd.init()
+hvd.allreduce(torch.ones(2), name="a")
+if os.fork() == 0:
+    raise SystemExit
+os.wait()
+hvd.allreduce(torch.ones(2), name="b")
+"""
+
+
+def test_a_script_that_never_calls_shutdown_leaves_a_whole_json_file(tmp_path):
+    script, trace = tmp_path / "train.py", tmp_path / "new folder" / "trace.json"
+    script.write_text(SCRIPT)
+    done = run_on_ranks(1, script, PYTHONPATH=str(ROOT / "src"), HOROVOD_TIMELINE=str(trace))
+    assert done.returncode == 0, done.stderr
+    events = json.loads(trace.read_text())
+    names = [event["args"]["name"] for event in events if event.get("name") == "process_name"]
+    assert names == ["allreduce.a", "allreduce.b"]

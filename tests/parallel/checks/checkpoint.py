@@ -1,0 +1,291 @@
+"""Checkpoints: what they keep, what is refused before anything changes, saves behind the training's back."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+import paceline
+from paceline.parallel import CheckpointError, Data, FullyShard, ParallelError, Pipeline, Tensor
+from tests.parallel.equality import adamw, batches, made
+from tests.parallel.models import CASES, Case, Mlp, Transformer, plain_tokens, token_loss, vectors
+
+STRATEGIES = (Data(), FullyShard(), Pipeline(), Tensor())
+LIMIT = 1e-10
+
+
+def started(
+    case: Case, strategy: Any, *, seed: int = 5, optimizer: Any = adamw, **options: Any
+) -> tuple[Any, list[Any]]:
+    """The case on this layout, and its batches."""
+    model = made(case, torch.float64, seed=seed)
+    given = batches(case, torch.float64, (8,) * 6)
+    options = {"loss": case.loss, "loss_weight": case.loss_weight, "microbatches": 2} | options
+    return paceline.parallelize(model, optimizer(model), given, strategy=strategy, **options), given
+
+
+def values(par: Any) -> dict[str, torch.Tensor]:
+    return par.full_state_dict()  # type: ignore[no-any-return]
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], limit: float = 0.0) -> None:
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        apart = float((tensor.double() - other[name].double()).abs().max())
+        assert apart <= limit, f"{name} differs by {apart:g}"
+
+
+def check_the_whole_state_is_the_plain_models(ranks: Any) -> None:
+    for name in ("transformer_tied", "cnn_batch"):
+        for strategy in STRATEGIES:
+            par, given = started(CASES[name], strategy)
+            assert_same(values(par), made(CASES[name], torch.float64).state_dict())
+            par.step(given[0])
+            state = values(par)
+            par.step(given[1])
+            assert not any(tensor.requires_grad for tensor in state.values())
+            after = values(par)
+            assert any(not torch.equal(tensor, after[key]) for key, tensor in state.items()), "the copy moves along"
+            plain = made(CASES[name], torch.float64, seed=8)
+            plain.load_state_dict(after)
+
+
+def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
+    def grouped(model: nn.Module) -> torch.optim.Optimizer:
+        decayed = [param for param in model.parameters() if param.dim() > 1]
+        rest = [param for param in model.parameters() if param.dim() <= 1]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": rest, "lr": 0.05}]
+        return torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    for strategy in STRATEGIES:
+        case = CASES["cnn_batch"]
+        straight, given = started(case, strategy, optimizer=grouped)
+        schedule = torch.optim.lr_scheduler.StepLR(straight.optimizer, step_size=2, gamma=0.5)
+        for number, batch in enumerate(given):
+            straight.step(batch)
+            schedule.step()
+            if number == 2:
+                straight.save(ranks.folder / "half", schedulers=[schedule])
+        resumed, given = started(case, strategy, seed=6, optimizer=grouped)
+        again = torch.optim.lr_scheduler.StepLR(resumed.optimizer, step_size=2, gamma=0.5)
+        assert resumed.load(ranks.folder / "half", schedulers=[again])
+        for batch in given[3:]:
+            resumed.step(batch)
+            again.step()
+        assert again.get_last_lr() == schedule.get_last_lr() == [0.0125, 0.00625]
+        assert_same(values(straight), values(resumed), LIMIT)
+
+
+def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, ...] = (4,)) -> None:
+    """What the matrix of layouts leaves out; each goes on from the one before."""
+    layouts = (
+        Data(2) @ Tensor(2),
+        FullyShard(2) @ Pipeline(2),
+        Data(2) @ FullyShard(2),
+        Data(2) @ Pipeline(2, schedule="interleaved"),
+        FullyShard(2) @ Tensor(2),
+        Pipeline(4, schedule="gpipe"),
+    )
+    case = CASES["transformer_tied"]
+    straight, given = started(case, Data(), microbatches=4)
+    for number, (strategy, batch) in enumerate(zip(layouts, given, strict=True)):
+        straight.step(batch)
+        par, _ = started(case, strategy, seed=number, microbatches=4)
+        if number:
+            par.load(ranks.folder / "last")
+        else:
+            par, _ = started(case, strategy, microbatches=4)
+        par.step(batch)
+        par.save(ranks.folder / "last")
+        assert_same(values(straight), values(par), LIMIT)
+
+
+def check_dropout_goes_on_where_it_was(ranks: Any) -> None:
+    case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.3), batch=plain_tokens, loss=token_loss)
+    for strategy in STRATEGIES:
+        straight, given = started(case, strategy)
+        for number, batch in enumerate(given):
+            straight.step(batch)
+            if number == 2:
+                straight.save(ranks.folder / "dropout")
+        resumed, given = started(case, strategy, seed=6)
+        resumed.load(ranks.folder / "dropout")
+        for batch in given[3:]:
+            resumed.step(batch)
+        assert_same(values(straight), values(resumed), LIMIT)
+
+
+def check_parameters_that_do_not_learn_are_kept_too(ranks: Any) -> None:
+    def make() -> nn.Module:
+        model = Mlp()
+        model.first.requires_grad_(False)
+        return model
+
+    def some(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad], lr=1e-2)
+
+    case = Case(name="frozen", make=make, batch=vectors)
+    for strategy in STRATEGIES:
+        par, given = started(case, strategy, optimizer=some)
+        par.step(given[0])
+        par.save(ranks.folder / "frozen")
+        expected = values(par)
+        other, _ = started(case, strategy, seed=6, optimizer=some)
+        other.load(ranks.folder / "frozen")
+        assert_same(values(other), expected)
+
+
+def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
+    class Longer(Mlp):
+        def __init__(self) -> None:
+            super().__init__(depth=5)
+
+    class Wider(Mlp):
+        def __init__(self) -> None:
+            super().__init__(width=32)
+
+    par, given = started(CASES["mlp"], Data())
+    par.step(given[0])
+    par.save(ranks.folder / "mlp")
+    for make, message in (
+        (Longer, r"it has no 'blocks\.4\.weight', which the model has"),
+        (lambda: Mlp(depth=3), r"it has 'blocks\.3\.weight', which the model has not"),
+        (Wider, r"'first\.weight' has the shape \[24, 12\] there and \[32, 12\] in the model"),
+    ):
+        for strategy in STRATEGIES:
+            other, given = started(Case(name="other", make=make, batch=vectors), strategy)
+            before = values(other)
+            with pytest.raises(ParallelError, match=message):
+                other.load(ranks.folder / "mlp")
+            assert_same(values(other), before)
+            other.step(given[0])
+    sgd, _ = started(CASES["mlp"], Data(), optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ParallelError, match="it has a state of AdamW, and the optimizer is SGD"):
+        sgd.load(ranks.folder / "mlp")
+    with pytest.raises(ParallelError, match="the states of 0 schedulers, and load"):
+        par.load(ranks.folder / "mlp", schedulers=[torch.optim.lr_scheduler.ConstantLR(par.optimizer)])
+
+
+def check_nothing_at_the_path_is_said(ranks: Any) -> None:
+    par, _ = started(CASES["mlp"], Data())
+    with pytest.raises(ParallelError, match="nowhere' is not there"):
+        par.load(ranks.folder / "nowhere")
+    (ranks.folder / "empty").mkdir(exist_ok=True)
+    with pytest.raises(ParallelError, match="has no complete checkpoint"):
+        par.load(ranks.folder / "empty")
+    (ranks.folder / "file").write_text("mine")
+    dist.barrier()
+    with pytest.raises(ParallelError, match="is there and is no checkpoint"):
+        par.save(ranks.folder / "file")
+    assert (ranks.folder / "file").read_text() == "mine"
+
+
+def check_the_runs_folder_is_used_by_itself(ranks: Any) -> None:
+    folder = ranks.folder / "with space"
+    os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder)
+    try:
+        par, given = started(CASES["mlp"], Data())
+        assert not par.load(), "there is none yet"
+        for batch in given[:3]:
+            par.step(batch)
+            assert par.save() == folder / f"step_{par.progress.steps}"
+        expected = values(par)
+        dist.barrier()
+        # What a killed save may leave is not taken for a checkpoint.
+        (folder / ".step_9.saving-01234567").mkdir(exist_ok=True)
+        (folder / "step_10").mkdir(exist_ok=True)
+        other, _ = started(CASES["mlp"], FullyShard(), seed=6)
+        assert other.load()
+        assert other.progress.steps == 3
+        assert_same(values(other), expected)
+    finally:
+        del os.environ["PACELINE_CHECKPOINT_DIR"]
+    with pytest.raises(ParallelError, match="PACELINE_CHECKPOINT_DIR names, and it is not set"):
+        par.save()
+
+
+def check_an_asynchronous_save_keeps_the_moment(ranks: Any) -> None:
+    for strategy in STRATEGIES:
+        par, given = started(CASES["transformer_tied"], strategy)
+        par.step(given[0])
+        moment = values(par)
+        par.save(ranks.folder / "moment", asynchronous=True)
+        for batch in given[1:4]:
+            par.step(batch)
+        # The next save waits for it.
+        par.save(ranks.folder / "later", asynchronous=True)
+        later = values(par)
+        par.step(given[4])
+        par.load(ranks.folder / "moment")
+        assert_same(values(par), moment)
+        assert par.progress.steps == 1
+        par.load(ranks.folder / "later")
+        assert_same(values(par), later)
+        awaited = ranks.folder / f"awaited_{type(strategy).__name__}"
+        par.save(awaited, asynchronous=True)
+        par.wait()
+        assert awaited.is_dir()
+
+
+@contextlib.contextmanager
+def full_disk(on: bool) -> Iterator[None]:
+    """On this rank, writing a part of a checkpoint fails."""
+
+    def fail(self: Any, plan: Any, planner: Any) -> Any:
+        (Path(self.path) / "half").write_bytes(b"x")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        if on:
+            patch.setattr(FileSystemWriter, "write_data", fail)
+        yield
+
+
+def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks: Any) -> None:
+    par, given = started(CASES["mlp"], Data())
+    path = ranks.folder / "kept"
+    par.step(given[0])
+    par.save(path)
+    expected = values(par)
+    par.step(given[1])
+    for bad in range(ranks.size):
+        with full_disk(ranks.rank == bad), pytest.raises(CheckpointError, match=f"rank {bad}: OSError.*No space left"):
+            par.save(path)
+    with full_disk(ranks.rank == 1):
+        par.save(path, asynchronous=True)
+        dist.barrier()
+        with pytest.raises(CheckpointError, match="No space left"):
+            par.save(path, asynchronous=True)
+    dist.barrier()
+    assert os.listdir(ranks.folder) == ["kept"]
+    par.step(given[2])
+    par.load(path)
+    assert_same(values(par), expected)
+
+
+def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
+    par, given = started(CASES["mlp"], Data())
+    par.step(given[0])
+    par.save(ranks.folder / "cut")
+    dist.barrier()
+    if ranks.rank == 0:
+        for part in (ranks.folder / "cut").glob("*.distcp"):
+            with open(part, "r+b") as file:
+                file.truncate(100)
+    dist.barrier()
+    other, given = started(CASES["mlp"], FullyShard(), seed=6)
+    before = values(other)
+    with pytest.raises(CheckpointError, match="Nothing has been changed"):
+        other.load(ranks.folder / "cut")
+    assert_same(values(other), before)
+    other.step(given[0])

@@ -1,0 +1,162 @@
+"""What is left out has to be seen: each piece of the data layouts is taken away, and equality has to break.
+
+Without these, a test that compares too little would pass for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel import Data, FullyShard, batch, clip, core, normalization, reduce, shard, task
+from tests.parallel.equality import alone, assert_equal, sgd, together
+from tests.parallel.models import CASES
+from tests.parallel.world import Ranks
+
+SIZES = (2,)
+
+LIMITS = {"loss": 1e-6, "gradient": 1e-6, "parameter": 1e-6, "buffer": 1e-6}
+
+
+def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (8, 8, 8), **options: Any) -> None:
+    """Equal as it is; not equal with the change."""
+    one = alone(CASES[case], rows=rows, optimizer=sgd, **options)
+    assert_equal(one, together(CASES[case], strategy, rows=rows, optimizer=sgd, **options), **LIMITS)
+    with change:
+        many = together(CASES[case], strategy, rows=rows, optimizer=sgd, **options)
+    # On the ranks one after the other: who stopped early would leave the others in `assert_equal`'s exchange.
+    failed = False
+    try:
+        assert_equal(one, many, **LIMITS)
+    except AssertionError:
+        failed = True
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, failed)
+    assert any(everyone), f"{case} on {strategy} is the same without it"
+
+
+def check_the_share_of_a_microbatch_in_the_loss(ranks: Ranks) -> None:
+    def unweighted(self: task.Task, output: Any, micro: batch.Micro) -> Tensor:
+        # A mean of means: each microbatch counts alike.
+        return self.loss(output, micro.target) / (2 * self.microbatches)
+
+    for strategy in (Data(), FullyShard()):
+        change = mock.patch.object(task.Task, "weighted_loss", unweighted)
+        assert_seen("transformer_tied", strategy, change, microbatches=2)
+
+
+def check_the_sum_over_the_replicas(ranks: Ranks) -> None:
+    # Of the first step alone: the later ones are DDP's.
+    change = mock.patch.object(core, "sum_gradients", return_value=None)
+    assert_seen("mlp", Data(), change)
+
+
+def check_ddp_sums_and_takes_no_mean(ranks: Ranks) -> None:
+    wrap = core._Replicated._wrap
+
+    def without_hook(self: Any) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        with mock.patch.object(DistributedDataParallel, "register_comm_hook", return_value=None):
+            ddp = wrap(self)
+        self._find_unused = True
+        return ddp
+
+    assert_seen("mlp", Data(), mock.patch.object(core._Replicated, "_wrap", without_hook))
+
+
+def check_fsdp_sums_and_takes_no_mean(ranks: Ranks) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    change = mock.patch.multiple(
+        FSDPModule,
+        set_gradient_divide_factor=lambda self, factor: None,
+        set_force_sum_reduction_for_comms=lambda self, enable: None,
+    )
+    assert_seen("mlp", FullyShard(), change)
+
+
+def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
+    def own_norm(self: clip.Clipper) -> Tensor:
+        squares = [reduce.local(p.grad).double().square().sum() for p in self._params.values() if p.grad is not None]
+        return torch.stack(squares).sum().sqrt()
+
+    assert_seen("transformer_tied", FullyShard(), mock.patch.object(clip.Clipper, "norm", own_norm), clip_norm=0.05)
+
+
+def check_batch_norm_sees_all_replicas(ranks: Ranks) -> None:
+    change = mock.patch.object(normalization, "synchronise", return_value=[])
+    assert_seen("cnn_batch", Data(), change)
+
+
+def check_padding_stays_out_of_the_statistics(ranks: Ranks) -> None:
+    @contextlib.contextmanager
+    def always(micro: batch.Micro) -> Iterator[None]:
+        yield
+
+    for strategy in (Data(), FullyShard()):
+        assert_seen("cnn_batch", strategy, mock.patch.object(normalization, "counting", always), rows=(1, 3))
+
+
+def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
+    def rows_of_replica_first(rows: int, microbatches: int, replicas: int, replica: int) -> list[range]:
+        size = rows // replicas
+        own = size // microbatches
+        return [range(replica * size + i * own, replica * size + (i + 1) * own) for i in range(microbatches)]
+
+    from paceline.parallel import micros
+
+    change = mock.patch.object(micros, "own_rows", rows_of_replica_first)
+    assert_seen("cnn_batch", Data(), change, microbatches=2)
+
+
+def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
+    from paceline.parallel import same_model
+
+    case = CASES["mlp"]
+
+    def start() -> nn.Module:
+        torch.manual_seed(5 + ranks.rank)
+        return case.make().double()
+
+    one = alone(case, rows=(8,))
+    assert_equal(one, together(case, Data(), rows=(8,), model=start()), loss=1e-10, gradient=1e-10)
+    with mock.patch.object(same_model, "share", return_value=None):
+        many = together(case, Data(), rows=(8,), model=start())
+    with pytest.raises(AssertionError):
+        assert_equal(one, many, loss=1e-6)
+
+
+def check_a_gradient_that_only_one_rank_has_is_summed(ranks: Ranks) -> None:
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.zeros(3)) for _ in range(4)]
+    params[0].grad = torch.full((3,), float(ranks.rank + 1))
+    if ranks.rank == 1:
+        params[1].grad = torch.ones(3)
+    params[3].requires_grad_(False)
+    summed: Callable[..., None] = reduce.sum_gradients
+    summed(params, torch.distributed.group.WORLD, bucket_bytes=16)
+    assert params[0].grad.tolist() == [3.0] * 3
+    assert params[1].grad is not None
+    assert params[1].grad.tolist() == [1.0] * 3
+    assert params[2].grad is None
+    assert params[3].grad is None
+
+
+def check_units_keep_their_parameters_apart(ranks: Ranks) -> None:
+    model = CASES["transformer_tied"].make()
+    from paceline.parallel import mesh, resolve
+
+    world = mesh.build(mesh.start(), resolve(FullyShard(), ranks.size))
+    count = sum(param.numel() for param in model.parameters())
+    shard.shard_stage(model, world)
+    own = sum(reduce.local(param).numel() for param in model.parameters())
+    # 17 tokens and odd first dimensions don't halve.
+    assert count / 2 <= own + 40
+    assert own <= count / 2 + 40

@@ -1,0 +1,183 @@
+"""A model cut into stages equals one that accumulates over the same microbatches in one process."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel import Pipeline
+from tests.parallel.equality import alone, assert_equal, batches, made, sgd, together
+from tests.parallel.models import CASES, Case, token_loss, vectors
+from tests.parallel.pipelines import (
+    EXACT,
+    assert_refused,
+    combined,
+    fits,
+    parallel,
+    pipelines,
+)
+from tests.parallel.world import Ranks
+
+SIZES = (2, 4)
+
+
+def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
+    for case in CASES.values():
+        one = alone(case, microbatches=4)
+        for strategy in (*pipelines(ranks.size), *combined(ranks.size)):
+            if not fits(case, strategy, ranks.size):
+                continue
+            many = together(case, strategy, microbatches=4)
+            assert_equal(one, many, **EXACT)
+
+
+def check_single_precision_stays_close(ranks: Ranks) -> None:
+    for case in CASES.values():
+        one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
+        for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+            many = together(case, strategy, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
+            assert_equal(one, many, loss=5e-6, gradient=5e-6, parameter=5e-6, buffer=5e-6)
+
+
+def check_batches_of_any_size_go_through(ranks: Ranks) -> None:
+    # 7 rows in 4 microbatches are 2, 2, 2, 1; of 2 rows two microbatches are left, fewer than there are stages.
+    rows = (8, 7, 5, 2, 9)
+    for name in ("cnn_batch", "transformer_tied"):
+        one = alone(CASES[name], microbatches=4, rows=rows)
+        for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+            assert_equal(one, together(CASES[name], strategy, microbatches=4, rows=rows), **EXACT)
+    one = alone(CASES["transformer_tied"], microbatches=4, rows=rows)
+    many = together(CASES["transformer_tied"], Pipeline(ranks.size, schedule="interleaved"), microbatches=4, rows=rows)
+    assert_equal(one, many, **EXACT)
+
+
+def check_clipping_is_by_the_norm_of_all_stages(ranks: Ranks) -> None:
+    for name in ("mlp", "transformer_tied"):
+        one = alone(CASES[name], microbatches=4, clip_norm=0.05)
+        for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+            assert_equal(one, together(CASES[name], strategy, microbatches=4, clip_norm=0.05), **EXACT)
+
+
+def check_parts_of_a_batch_may_have_other_lengths(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["transformer_untied"]
+    one, many = made(case, torch.float64), made(case, torch.float64)
+    par = parallel(many, Pipeline(ranks.size), case)
+    optimizer = sgd(one)
+    for time in (8, 5, 8, 3):
+        tokens, target = (part[:, :time] for part in batches(case, torch.float64, (8,), seed=time)[0])
+        optimizer.zero_grad()
+        whole = torch.zeros(())
+        for x, y in zip(tokens.tensor_split(4), target.tensor_split(4), strict=True):
+            loss = token_loss(one(x), y) / 4
+            loss.backward()
+            whole = whole + loss.detach()
+        optimizer.step()
+        assert abs(float(par.step((tokens, target))) - float(whole)) < 1e-11
+
+
+class Looks(nn.Module):
+    """A block that looks at values: it can't be traced on shapes alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if x.sum() > -1e9 else x
+
+
+def check_a_block_that_looks_at_values_trains_with_one_shape(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = Case(
+        name="looks", make=lambda: nn.Sequential(nn.Linear(12, 12), Looks(), Looks(), nn.Linear(12, 5)), batch=vectors
+    )
+    one = alone(case, microbatches=4, rows=(8, 8))
+    assert_equal(one, together(case, Pipeline(), microbatches=4, rows=(8, 8)), **EXACT)
+    par = parallel(made(case, torch.float64), Pipeline(), case)
+    given = batches(case, torch.float64, (8, 4))
+    par.step(given[0])
+    par.evaluate(given[:1], F.cross_entropy)
+    par.step(given[0])
+    assert_refused(lambda: par.step(given[1]), "can't run on shapes alone", "drop_last=True")
+
+
+class Many(nn.Module):
+    """Two inputs and a keyword, values of all kinds that cross cuts, a dict as output, and a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.blocks = nn.ModuleList([nn.Linear(12, 12) for _ in range(4)])
+        self.head, self.unused = nn.Linear(12, 5), nn.Linear(3, 3)
+        self.register_buffer("table", torch.arange(12.0), persistent=False)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor, other: Tensor, *, keep: Tensor, times: int = 2) -> dict[str, Any]:
+        h = torch.relu_(self.first(x))
+        chosen = h.argmax(-1)
+        # Not contiguous, and its first dimension is not that of the rows.
+        skip = (self.second(other) * self.scale).t()
+        early = h * 2
+        for block in self.blocks:
+            h = torch.tanh(block(h)) * keep + self.table / 12
+        # What is carried here has a gradient that nobody computes.
+        h = h + skip.t() * (chosen > 3)[:, None] * times + early.detach()
+        return {"logits": self.head(h) * self.scale, "aux": (h.square().mean(), chosen)}
+
+
+def many_loss(output: dict[str, Any], target: Tensor) -> Tensor:
+    return F.cross_entropy(output["logits"], target) + 0.1 * output["aux"][0]
+
+
+def check_inputs_and_outputs_of_any_kind(ranks: Ranks) -> None:
+    torch.manual_seed(2)
+    batch = {
+        "x": torch.randn(8, 12).double(),
+        "other": torch.randn(8, 12).double(),
+        "keep": torch.rand(8, 1) > 0.3,
+        "labels": torch.randint(0, 5, (8,)),
+    }
+    one = Many().double()
+    many = copy.deepcopy(one)
+    for index in range(4):
+        part = {name: value[2 * index : 2 * index + 2] for name, value in batch.items()}
+        (many_loss(one(**{k: v for k, v in part.items() if k != "labels"}), part["labels"]) / 4).backward()
+    expected = {name: param.grad for name, param in one.named_parameters()}
+    for strategy in (*pipelines(ranks.size), *combined(ranks.size)):
+        if getattr(strategy, "schedule", "") == "interleaved" and ranks.size == 4:
+            continue
+        model = copy.deepcopy(many)
+        par = paceline.parallelize(
+            model, sgd(model), [batch], loss=many_loss, strategy=strategy, microbatches=4, sample=batch
+        )
+        par.step(batch)
+        for name, param in par.executor.named_parameters().items():
+            grad = getattr(param.grad, "full_tensor", lambda own=param.grad: own)()
+            if expected[name] is None:
+                assert grad is None or not grad.any(), name
+            else:
+                assert (grad - expected[name]).abs().max() < 1e-12, name
+        held: list[Any] = [None] * ranks.size
+        torch.distributed.all_gather_object(held, list(par.executor.named_parameters()))
+        assert set().union(*held) == set(expected)
+
+
+def check_frozen_stages(ranks: Ranks) -> None:
+    case = CASES["mlp"]
+
+    def freeze(model: nn.Module) -> nn.Module:
+        for name, param in model.named_parameters():
+            param.requires_grad_(name.startswith(("blocks.3", "last")))
+        return model
+
+    def trained(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad])
+
+    one = alone(case, microbatches=4, model=freeze(made(case, torch.float64)), optimizer=trained)
+    for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+        model = freeze(made(case, torch.float64))
+        assert_equal(one, together(case, strategy, microbatches=4, model=model, optimizer=trained), **EXACT)

@@ -1,0 +1,342 @@
+"""What the stages of a pipeline hold, keep, run and refuse; and what the comparison sees when something is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from paceline.parallel import FullyShard, Pipeline, pipeline
+from paceline.parallel.pipeline_ties import StageTies
+from paceline.parallel.stages import ReplayStage
+from paceline.parallel.task import Task
+from paceline.parallel.timeline import in_flight, order
+from tests.parallel.equality import alone, assert_equal, batches, made, together
+from tests.parallel.models import CASES, Case, Transformer, plain_tokens, token_loss, vectors
+from tests.parallel.pipelines import (
+    EXACT,
+    assert_different,
+    assert_refused,
+    parallel,
+    replaced,
+)
+from tests.parallel.world import Ranks
+
+SIZES = (2, 4)
+
+
+def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["mlp"]
+    model = made(case, torch.float64)
+    model.first.requires_grad_(False)
+    par = parallel(model, Pipeline(ranks.size), case)
+    for param in par.module.parameters():
+        # Every rank changes one of its own, so that none waits for the others.
+        param.requires_grad_(ranks.rank == 0)
+    assert_refused(lambda: par.executor.train_step([]), "requires_grad is", "call parallelize")
+
+
+def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.5), batch=plain_tokens, loss=token_loss)
+    one, many = made(case, torch.float64), made(case, torch.float64)
+    given = batches(case, torch.float64, (8, 7))
+    par = parallel(many, Pipeline(ranks.size), case, given)
+    one.eval()
+    rows = sum(len(y) for _, y in given)
+    expected = sum(float(token_loss(one(x), y).detach()) * len(y) for x, y in given) / rows
+    assert abs(par.evaluate(given, token_loss) - expected) < 1e-11
+    assert par.module.training
+
+    norm = CASES["cnn_batch"]
+    par = parallel(made(norm, torch.float64), Pipeline(ranks.size), norm)
+    par.step(batches(norm, torch.float64, (8,))[0])
+    before = {name: buffer.clone() for name, buffer in par.module.named_buffers()}
+    par.evaluate(batches(norm, torch.float64, (8, 3)), F.cross_entropy)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in par.module.named_buffers())
+
+
+class Doubtful(nn.Module):
+    """Its own forward asks for the mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.extra = (nn.Linear(12, 12) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.a(x), 0.5, self.training)
+        h = self.c(self.b(h))
+        if not self.training:
+            h = self.extra(h)
+        return self.d(h)
+
+
+def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = Case(name="mode", make=Doubtful, batch=vectors)
+    one = made(case, torch.float64).eval()
+    par = parallel(made(case, torch.float64), Pipeline(ranks.size), case)
+    given = batches(case, torch.float64, (8,))
+    losses = {float(par.step(given[0])) for _ in range(2)}
+    assert len(losses) == 2
+    one.load_state_dict(par.full_state_dict())
+    found = par.evaluate(given, F.cross_entropy)
+    assert abs(found - float(F.cross_entropy(one(given[0][0]), given[0][1]).detach())) < 1e-11
+
+
+def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> None:
+    case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.5), batch=plain_tokens, loss=token_loss)
+    given = batches(case, torch.float64, (8, 8))
+
+    def losses(seed: int) -> list[float]:
+        par = parallel(made(case, torch.float64), Pipeline(ranks.size), case, given, seed=seed)
+        return [float(par.step(batch)) for batch in given]
+
+    torch.manual_seed(ranks.rank)
+    first = losses(3)
+    torch.manual_seed(100 + ranks.rank)
+    assert losses(3) == first
+    assert losses(4) != first
+
+    drawn: list[Any] = [None] * ranks.size
+    par = parallel(made(case, torch.float64), Pipeline(ranks.size), case, given)
+    own: list[float] = []
+    for module in par.module.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda *_: own.append(float(torch.rand(()))))
+    par.step(given[0])
+    torch.distributed.all_gather_object(drawn, own)
+    assert all(drawn)
+    assert len({tuple(numbers) for numbers in drawn}) == ranks.size
+
+
+def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["transformer_untied"]
+    one = made(case, torch.float32)
+    x, y = batches(case, torch.float32, (8,))[0]
+    whole = torch.zeros(())
+    for x_part, y_part in zip(x.tensor_split(4), y.tensor_split(4), strict=True):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = token_loss(one(x_part), y_part)
+        (loss * 0.25).backward()
+        whole = whole + 0.25 * loss.detach()
+    par = parallel(made(case, torch.float32), Pipeline(ranks.size), case, precision="bf16")
+    assert abs(float(par.step((x, y))) - float(whole)) < 1e-6
+    expected = dict(one.named_parameters())
+    for name, param in par.executor.named_parameters().items():
+        assert param.dtype == torch.float32
+        assert torch.allclose(param.grad, expected[name].grad, rtol=1e-2, atol=1e-4), name
+
+
+def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
+    case = CASES["transformer_tied"]
+    for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
+        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule), case, microbatches=8)
+        seen: list[tuple[str, int, int]] = []
+        forward, backward = ReplayStage.forward_one_chunk, ReplayStage.backward_one_chunk
+
+        def note_forward(self: Any, micro: int, *args: Any, run: Any = forward, to: Any = seen, **kwargs: Any) -> Any:
+            to.append(("F", self.stage_index, micro))
+            return run(self, micro, *args, **kwargs)
+
+        def note_backward(self: Any, micro: int, *args: Any, run: Any = backward, to: Any = seen, **kwargs: Any) -> Any:
+            to.append(("B", self.stage_index, micro))
+            return run(self, micro, *args, **kwargs)
+
+        forwards = replaced(ReplayStage, "forward_one_chunk", note_forward)
+        with forwards, replaced(ReplayStage, "backward_one_chunk", note_backward):
+            par.step(batches(case, torch.float64, (8,))[0])
+        assert seen == [tuple(call) for call in order(schedule, ranks.rank, ranks.size, 8, chunks)]
+
+
+class _Kept:
+    """A tensor that is saved for the backward pass; counts while it lives."""
+
+    now = most = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.size = tensor, tensor.numel() * tensor.element_size()
+        _Kept.now += self.size
+        _Kept.most = max(_Kept.most, _Kept.now)
+
+    def __del__(self) -> None:
+        _Kept.now -= self.size
+
+
+def check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left(ranks: Ranks) -> None:
+    case = CASES["transformer_untied"]
+    cut = [f"blocks.{index * 4 // ranks.size}" for index in range(1, ranks.size)]
+    most = {}
+    for schedule in ("gpipe", "1f1b"):
+        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule, cut=cut), case, microbatches=8)
+        batch = batches(case, torch.float64, (8,))[0]
+        par.step(batch)
+        _Kept.now = _Kept.most = 0
+        with torch.autograd.graph.saved_tensors_hooks(_Kept, lambda kept: kept.tensor):
+            par.step(batch)
+        most[schedule] = _Kept.most
+        assert _Kept.now == 0
+    left = in_flight("1f1b", ranks.rank, ranks.size, ranks.size, 8)
+    assert left == ranks.size - ranks.rank
+    assert abs(most["1f1b"] / most["gpipe"] - left / 8) < 0.01, most
+
+
+def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
+    case = Case(name="deep", make=lambda: Transformer(tied=False, depth=8), batch=plain_tokens, loss=token_loss)
+    whole = made(case, torch.float64)
+    for schedule in ("1f1b", "interleaved"):
+        model = made(case, torch.float64)
+        par = parallel(model, Pipeline(schedule=schedule), case)
+        par.step(batches(case, torch.float64, (8,))[0])
+        held = sum(param.numel() for param in par.module.parameters())
+        total = torch.tensor(held)
+        torch.distributed.all_reduce(total)
+        assert int(total) == sum(param.numel() for param in whole.parameters())
+        assert held <= 1.5 * int(total) / ranks.size
+        # The user's own model keeps shapes alone of the rest.
+        in_memory = sum(param.numel() for param in model.parameters() if not param.is_meta)
+        assert in_memory == held
+        # Messages are gone too.
+        for stages, _ in par.executor._schedules.values():
+            for stage in stages:
+                infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
+                assert all(info.buffer is None for own in infos for info in own)
+
+
+def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+    case = Case(name="deep", make=lambda: Transformer(tied=False, depth=8), batch=plain_tokens, loss=token_loss)
+    model = made(case, torch.float64)
+    total = sum(param.numel() for param in model.parameters())
+    par = parallel(model, FullyShard(2) @ Pipeline(2), case)
+    par.step(batches(case, torch.float64, (8,))[0])
+    held = sum(param.to_local().numel() for param in par.module.parameters())
+    assert held <= 1.3 * total / 4
+
+
+def check_a_cut_by_hand_is_taken(ranks: Ranks) -> None:
+    case = CASES["transformer_tied"]
+    names = [f"blocks.{index}" for index in range(1, ranks.size)]
+    model = made(case, torch.float64)
+    par = parallel(model, Pipeline(cut=names), case)
+    assert [str(mark) for mark in par.executor.plan.marks] == names
+    blocks = {name.split(".")[1] for name in par.executor.named_parameters() if name.startswith("blocks")}
+    last = {str(index) for index in range(ranks.size - 1, 4)}
+    assert blocks == (last if ranks.rank == ranks.size - 1 else {str(ranks.rank)})
+    # In a block that would otherwise stay whole; here its forward is opened.
+    inside = [*names[:-1], f"blocks.{ranks.size - 1}.up"]
+    one = alone(case, microbatches=4, rows=(8,))
+    assert_equal(one, together(case, Pipeline(cut=inside), microbatches=4, rows=(8,)), **EXACT)
+
+
+def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> None:
+    case = CASES["transformer_tied"]
+    mlp = CASES["mlp"]
+
+    def cut(*names: str) -> Callable[[], object]:
+        return lambda: parallel(made(case, torch.float64), Pipeline(cut=names), case)
+
+    rest = [f"blocks.{index}" for index in range(1, ranks.size - 1)]
+    assert_refused(cut("blocks.9", *rest), "cut='blocks.9'", "calls no module of that name", "'blocks.3'")
+    assert_refused(cut(*rest), f"has {ranks.size}", f"Name {ranks.size - 1}") if rest else None
+    assert_refused(cut("blocks.1", "blocks.2", "blocks.3", "head", *rest), "makes")
+    assert_refused(cut("tok", *rest), "cut='tok'", "the stage before would be empty")
+    if ranks.size == 4:
+        assert_refused(cut("blocks.2", "blocks.1", "blocks.3"), "'blocks.1' is not called after")
+    assert_refused(
+        lambda: parallel(made(mlp, torch.float64), Pipeline(schedule="interleaved", chunks=8), mlp, microbatches=8),
+        "can be cut into",
+        f"{8 * ranks.size} stages",
+    )
+    assert_refused(
+        lambda: parallel(made(mlp, torch.float64), Pipeline(), mlp, microbatches=ranks.size - 1),
+        f"microbatches={ranks.size - 1}",
+        f"at least microbatches={ranks.size}",
+    )
+    assert_refused(
+        lambda: parallel(
+            made(mlp, torch.float64), Pipeline(schedule="interleaved"), mlp, microbatches=2 * ranks.size + 1
+        ),
+        "equal groups",
+        str(2 * ranks.size),
+    )
+    assert_refused(
+        lambda: parallel(made(mlp, torch.float64), Pipeline(), mlp, memory_bytes=1000), "memory_bytes=1000", "no cut"
+    )
+
+
+def check_explain_says_where_it_is_cut_and_what_it_costs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["transformer_tied"]
+    par = parallel(made(case, torch.float64), Pipeline(), case)
+    text = par.explain()
+    lines = text.splitlines()
+    assert lines[0] == f"Transformer on {ranks.size} workers: pipe {ranks.size}"
+    rows = [line for line in lines if line.split()[:2] in [[str(stage)] * 2 for stage in range(ranks.size)]]
+    assert len(rows) == ranks.size
+    assert f"tied: tok.weight is in stages 0, {ranks.size - 1}" in text
+    assert f"bubble: {100 * (ranks.size - 1) / (4 + ranks.size - 1):.0f} %" in text
+    drawn = [line for line in lines if line.startswith("  worker ") and " F0 " in line]
+    assert len(drawn) == ranks.size
+
+
+# Mutations: each takes away one thing, and the comparison has to see it.
+
+
+def check_without_the_sum_over_ties_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["transformer_tied"]
+    one = alone(case, microbatches=4, rows=(8,))
+    with replaced(StageTies, "sum_gradients", lambda self, params: None):
+        many = together(case, Pipeline(), microbatches=4, rows=(8,))
+    # The loss is right, as it always is.
+    assert_equal(one, many, loss=1e-11)
+    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))
+
+
+def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["transformer_tied"]
+    one = alone(case, microbatches=4, rows=(8,))
+
+    def mean_of_means(self: Task, output: Any, micro: Any) -> Tensor:
+        return self.loss(output, micro.target) / self.microbatches
+
+    with replaced(Task, "weighted_loss", mean_of_means):
+        many = together(case, Pipeline(), microbatches=4, rows=(8,))
+    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-4))
+
+
+def check_without_announced_shapes_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    case = CASES["cnn_batch"]
+    one = alone(case, microbatches=4, rows=(8,))
+
+    class Unannounced(ReplayStage):
+        """Lets torch find the shapes out, by running the stage on whatever its memory holds."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._user_meta = type(self._user_meta)()
+
+        def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
+            module: Any = self.submod
+            module.begin(self._turns[0], self._context)
+            own = self._stage_meta, self.args_recv_info, self.act_send_info
+            meta, self._stage_meta = self._stage_meta, type(self._stage_meta)()
+            found = PipelineStage._forward_metadata_inference(self, *args[1:], *kwargs.values())
+            self._stage_meta, self.args_recv_info, self.act_send_info = meta, *own[1:]
+            return found
+
+    with replaced(pipeline, "ReplayStage", Unannounced):
+        many = together(case, Pipeline(), microbatches=4, rows=(8,))
+    # Training looks fine; the statistics are ruined.
+    assert_equal(one, many, loss=1e-11, gradient=1e-10)
+    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, buffer=1e-6))
+
+
+def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    from paceline.parallel import clip
+
+    case = CASES["transformer_tied"]
+    one = alone(case, microbatches=4, rows=(8,), clip_norm=0.05)
+    with replaced(clip, "_owned", lambda params, world: set(params)):
+        many = together(case, Pipeline(), microbatches=4, rows=(8,), clip_norm=0.05)
+    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-6))

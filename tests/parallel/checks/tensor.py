@@ -1,0 +1,218 @@
+"""Layers cut over the ranks: equal to one process, ties kept, and what would be wrong without a word is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import paceline
+from paceline.parallel import Data, FullyShard, ParallelError, Tensor, tensor
+from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together, whole
+from tests.parallel.models import CASES, Case, Transformer, plain_tokens, token_loss
+
+SIZES = (2, 4)
+
+# Twice the rounding of float32 that was seen (1e-7 to 2e-6), as the issue asks; float64 is for the optimizer's steps.
+FLOAT32, FLOAT64 = 5e-6, 1e-10
+
+
+def layouts(ranks: Any) -> list[Any]:
+    return [Tensor(2)] if ranks.size == 2 else [Tensor(4), Data(2) @ Tensor(2), FullyShard(2) @ Tensor(2)]
+
+
+def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
+    options: dict[str, Any] = {"dtype": torch.float32, "rows": (8,), "optimizer": sgd, "microbatches": 2}
+    for case in CASES.values():
+        one = alone(case, **options)
+        for layout in layouts(ranks):
+            assert_equal(one, together(case, layout, **options), loss=FLOAT32, gradient=FLOAT32)
+
+
+def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
+    for name in ("mlp", "cnn_batch", "transformer_tied", "transformer_untied"):
+        options: dict[str, Any] = {"rows": (8, 8, 7, 8, 5), "microbatches": 2, "clip_norm": 0.5}
+        one = alone(CASES[name], **options)
+        for layout in layouts(ranks):
+            many = together(CASES[name], layout, **options)
+            assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64, buffer=FLOAT64)
+
+
+def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
+    par, _ = trained(CASES["transformer_untied"], Tensor())
+    sizes = {name: tensor.size for name, tensor in local_sizes(par).items()}
+    assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
+    assert sizes["blocks.0.q.weight"] * ranks.size == 16 * 16
+    everyone: list[Any] = [None] * ranks.size
+    dist.all_gather_object(everyone, sizes["tok.weight"])
+    assert sum(everyone) == 17 * 16, "a vocabulary that the ranks don't divide is spread all the same"
+
+
+def check_explain_says_what_was_cut(ranks: Any) -> None:
+    par, _ = trained(CASES["transformer_untied"], Tensor())
+    text = par.explain()
+    assert "colwise: blocks.0.up" in text, text
+    assert "rowwise: blocks.0.down" in text, text
+    assert f"is divided by {ranks.size} on each rank" in text, text
+
+
+class Size:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+
+def local_sizes(par: Any) -> dict[str, Size]:
+    named = par.executor.named_parameters().items()
+    return {name: Size((p.to_local() if hasattr(p, "to_local") else p).numel()) for name, p in named}
+
+
+def trained(case: Case, strategy: Any, steps: int = 1, **options: Any) -> tuple[Any, list[float]]:
+    model = made(case, torch.float64)
+    given = batches(case, torch.float64, (8,) * steps)
+    par = paceline.parallelize(model, adamw(model), given, loss=case.loss, strategy=strategy, **options)
+    return par, [float(par.step(batch)) for batch in given]
+
+
+def check_dropout_is_the_same_on_all_tensor_ranks(ranks: Any) -> None:
+    """Facts #11: ranks with streams of their own would go apart, and every loss would look well."""
+    case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.3), batch=plain_tokens, loss=token_loss)
+    par, losses = trained(case, Tensor(), steps=3)
+    with torch.no_grad():
+        first = float(token_loss(made(case, torch.float64).eval()(plain(case)[0]), plain(case)[1]))
+    assert abs(losses[0] - first) > 1e-4, "nothing was dropped"
+    for name, param in par.executor.named_parameters().items():
+        if hasattr(param, "to_local"):
+            continue
+        others = [torch.empty_like(param) for _ in range(ranks.size)]
+        dist.all_gather(others, param.detach())
+        assert all(torch.equal(others[0], other) for other in others), name
+
+
+def plain(case: Case) -> tuple[Any, ...]:
+    return batches(case, torch.float64, (8,))[0]
+
+
+def check_a_tie_that_is_not_made_again_is_seen(ranks: Any) -> None:
+    """Facts #10: parallelize_module breaks ties; losses stay right, gradients do not. The check says so before training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor, "tie_again", lambda model, ties: None)
+        with pytest.raises(ParallelError, match=r"the gradient of 'tok\.weight'"):
+            tensor.apply(*arguments(ranks))
+
+
+def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
+    """The mutation of the equality above: were it not for the tie and the check, gradients would be off."""
+    case, options = CASES["transformer_tied"], {"rows": (8,), "optimizer": sgd}
+    one = alone(case, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor, "tie_again", lambda model, ties: None)
+        patch.setattr(tensor, "verify", lambda *arguments: None)
+        many = together(case, Tensor(), **options)
+    assert abs(one.losses[0] - many.losses[0]) < 1e-9
+    off = float((many.gradients["tok.weight"] - one.gradients["tok.weight"]).abs().max())
+    assert off > 1e-3, "the tie had no part in it"
+
+
+def arguments(ranks: Any, model: nn.Module | None = None, plan: Any = None) -> tuple[Any, ...]:
+    """What `tensor.apply` is called with for a model of tokens."""
+    from paceline.parallel import mesh, strategy, ties
+    from paceline.parallel.batch import Micro
+
+    model = made(CASES["transformer_tied"], torch.float64) if model is None else model
+    world = mesh.build(mesh.start(), strategy.resolve(Tensor(), ranks.size))
+    x, y = plain(CASES["transformer_untied"])
+    micro = Micro((x,), {}, y, len(x), torch.tensor(1.0, dtype=torch.float64), 0, len(x))
+    return model, world, plan, ties.find(model), micro
+
+
+class Careless(nn.Module):
+    """What comes out of `up` depends on how many features there are: a part of them gives something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tok = nn.Embedding(17, 8)
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.tok(tokens))
+        return self.down(x - x.mean(-1, keepdim=True))
+
+
+def check_a_module_that_differs_is_named(ranks: Any) -> None:
+    """Were a pair cut that can't be, the check before training would name the module behind it."""
+    from paceline.parallel.tensor_groups import Group
+    from paceline.parallel.tensor_plan import TensorPlan
+
+    plan = TensorPlan(placements={"up": "colwise", "down": "rowwise"}, groups=(Group(columns=("up",), row="down"),))
+    torch.manual_seed(2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor, "find_plan", lambda *given: plan)
+        with pytest.raises(ParallelError, match="the output of 'down' differs"):
+            tensor.apply(*arguments(ranks, Careless().double()))
+    # Left to itself it cuts none of it in between: the layers stay whole, or put their values together.
+    model = Careless().double()
+    applied = tensor.apply(*arguments(ranks, model))
+    assert not applied.plan.groups
+
+
+def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
+    """Also where it is odd: a part of an attention, rows without columns, an embedding by its width."""
+    case, options = CASES["transformer_untied"], {"rows": (8, 8)}
+    one = alone(case, **options)
+    tables: list[dict[str, str]] = [
+        {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"},
+        {"blocks.0.[qv]": "colwise", "blocks.*.down": "rowwise", "tok": "colwise", "head": "rowwise"},
+        {"blocks.1.q": "replicate", "blocks.*.[qkv]": "colwise", "blocks.*.o": "rowwise", "pos": "vocab"},
+    ]
+    for table in tables:
+        assert_equal(
+            one, together(case, Tensor(plan=table), **options), loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64
+        )
+
+
+def check_evaluation_and_the_whole_state_are_those_of_one_process(ranks: Any) -> None:
+    case = CASES["transformer_tied"]
+    par, _ = trained(case, Tensor(), steps=2, loss_weight=case.loss_weight)
+    given = batches(case, torch.float64, (8, 3), seed=11)
+    found = par.evaluate(given, token_loss, weight=case.loss_weight)
+    model = made(case, torch.float64, seed=9)
+    model.load_state_dict(par.full_state_dict())
+    assert model.head.weight is model.tok.weight
+    weights = [case.loss_weight(y) for _, y in given]
+    with torch.no_grad():
+        expected = sum(float(token_loss(model(x), y)) * w for (x, y), w in zip(given, weights, strict=True)) / sum(
+            weights
+        )
+    assert abs(found - expected) < FLOAT64
+    assert torch.equal(whole(par.executor.named_parameters()["tok.weight"]).detach(), model.tok.weight.detach())
+
+
+def check_torchs_own_encoder_is_cut_too(ranks: Any) -> None:
+    """Its attention uses weights without calling their layers and stays whole; its linear layers are cut."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, dtype=torch.float64)
+    case = Case(
+        name="encoder",
+        make=lambda: nn.Sequential(nn.Embedding(17, 16), nn.TransformerEncoder(layer, 2), nn.Linear(16, 17)),
+        batch=plain_tokens,
+        loss=token_loss,
+    )
+    options: dict[str, Any] = {"rows": (8, 8), "optimizer": sgd}
+    one, many = alone(case, **options), together(case, Tensor(), **options)
+    assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
+
+
+def check_what_is_changed_in_place_between_two_layers_is_right(ranks: Any) -> None:
+    case = Case(
+        name="in place",
+        make=lambda: nn.Sequential(
+            nn.Embedding(17, 16), nn.Linear(16, 32), nn.ReLU(inplace=True), nn.Linear(32, 16), nn.ReLU(inplace=True)
+        ),
+        batch=plain_tokens,
+        loss=lambda output, target: output.square().mean() + target.sum() * 0.0,
+    )
+    options: dict[str, Any] = {"rows": (8, 8), "optimizer": sgd}
+    one, many = alone(case, **options), together(case, Tensor(), **options)
+    assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)

@@ -1,0 +1,161 @@
+"""One process and many, side by side: the same model, the same batches, and how far apart they end. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel.training import Parallel
+from tests.parallel.models import Case
+
+
+@dataclass
+class Outcome:
+    """What came of some steps. Names are the original ones; of a rank, those that it holds."""
+
+    losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+    parameters: dict[str, Tensor] = field(default_factory=dict)
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-1)
+
+
+def made(case: Case, dtype: torch.dtype, seed: int = 5) -> nn.Module:
+    """The case's model with the weights of this seed."""
+    torch.manual_seed(seed)
+    return case.make().to(dtype)
+
+
+def batches(case: Case, dtype: torch.dtype, rows: Sequence[int], seed: int = 7) -> list[tuple[Any, ...]]:
+    """A global batch of each number of rows."""
+    torch.manual_seed(seed)
+    return [
+        tuple(part.to(dtype) if part.is_floating_point() else part for part in case.batch(number)) for number in rows
+    ]
+
+
+def alone(
+    case: Case,
+    *,
+    dtype: torch.dtype = torch.float64,
+    microbatches: int = 1,
+    rows: Sequence[int] = (8,) * 5,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    clip_norm: float | None = None,
+    model: nn.Module | None = None,
+) -> Outcome:
+    """A plain loop in this process that accumulates over the microbatches; no code of ours."""
+    model = made(case, dtype) if model is None else model
+    opt = optimizer(model)
+    outcome = Outcome()
+    for x, y in batches(case, dtype, rows):
+        opt.zero_grad()
+        weigh = case.loss_weight or len
+        whole = float(weigh(y))
+        loss_sum = 0.0
+        for x_part, y_part in zip(x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True):
+            share = float(weigh(y_part)) / whole if len(y_part) else 0.0
+            if len(y_part) == 0:
+                continue
+            loss = case.loss(model(x_part), y_part) * share
+            if share == 0.0:
+                continue
+            loss.backward()
+            loss_sum += float(loss.detach())
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        opt.step()
+        outcome.losses.append(loss_sum)
+    outcome.gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
+    outcome.parameters = {name: param.detach() for name, param in model.named_parameters()}
+    outcome.buffers = dict(model.named_buffers())
+    return outcome
+
+
+def together(
+    case: Case,
+    strategy: Any,
+    *,
+    dtype: torch.dtype = torch.float64,
+    microbatches: int = 1,
+    rows: Sequence[int] = (8,) * 5,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    clip_norm: float | None = None,
+    model: nn.Module | None = None,
+    **options: Any,
+) -> Outcome:
+    """The same with Paceline, on the ranks of this world."""
+    model = made(case, dtype) if model is None else model
+    given = batches(case, dtype, rows)
+    par = paceline.parallelize(
+        model,
+        optimizer(model),
+        given,
+        loss=case.loss,
+        loss_weight=case.loss_weight,
+        strategy=strategy,
+        microbatches=microbatches,
+        clip_norm=clip_norm,
+        **options,
+    )
+    outcome = Outcome()
+    for batch in given:
+        outcome.losses.append(float(par.step(batch)))
+    read(par, outcome)
+    return outcome
+
+
+def read(par: Parallel, outcome: Outcome) -> None:
+    """What this rank holds after the last step, put together where it is sharded."""
+    for name, param in par.executor.named_parameters().items():
+        outcome.parameters[name] = whole(param).detach()
+        if param.grad is not None:
+            outcome.gradients[name] = whole(param.grad)
+    outcome.buffers = dict(par.module.named_buffers())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Of a DTensor, all of it: called on all ranks that hold a part."""
+    full = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()  # type: ignore[no-any-return]
+
+
+def assert_equal(
+    one: Outcome,
+    many: Outcome,
+    *,
+    loss: float,
+    gradient: float | None = None,
+    parameter: float | None = None,
+    buffer: float | None = None,
+) -> None:
+    """Every value of `many` within these distances of the same in `one`, and each of `one` on some rank; None: not looked at."""
+    far = [abs(a - b) for a, b in zip(one.losses, many.losses, strict=True)]
+    assert max(far) <= loss, f"losses {one.losses} and {many.losses}"
+    for what, limit in (("gradients", gradient), ("parameters", parameter), ("buffers", buffer)):
+        if limit is None:
+            continue
+        left, right = getattr(one, what), getattr(many, what)
+        everyone: list[Any] = [set(right)]
+        if dist.is_initialized():
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, set(right))
+        missing = set(left) ^ set().union(*everyone)
+        assert not missing, f"{what} on one side alone: {sorted(missing)}"
+        for name, value in right.items():
+            assert value.shape == left[name].shape, f"{what} {name}: {value.shape} and {left[name].shape}"
+            apart = float((value.double() - left[name].double()).abs().max()) if value.numel() else 0.0
+            assert apart <= limit, f"{what} {name} differs by {apart:g}, more than {limit:g}"

@@ -1,0 +1,31 @@
+"""What `explain` says where there is no pipeline; with one it is checked on ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.parallel import Data, ParallelError
+from paceline.parallel.explain import Explanation
+
+
+def test_one_worker_is_explained_by_its_memory() -> None:
+    model = nn.Linear(1024, 1024, bias=False)
+    par = paceline.parallelize(model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=Data())
+    text = par.explain()
+    assert text.splitlines() == [
+        "Linear on 1 worker: one worker",
+        "  parameters: 4.0 MiB, of which this worker holds 4.0 MiB",
+        "  memory for parameters, gradients and Adam's two moments: 16.0 MiB on each worker, and the activations of its rows",
+    ]
+
+
+def test_without_a_pipeline_there_is_no_picture(tmp_path: Path) -> None:
+    text = Explanation("nothing")
+    text.events = []
+    with pytest.raises(ParallelError, match="no pipeline"):
+        text.save_png(tmp_path / "step.png")

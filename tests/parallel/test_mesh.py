@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.parallel import mesh
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.strategy import Layout
+
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "has_cuda", "backend"),
+    [
+        ({}, False, None),
+        ({}, True, None),
+        # What a shell may have, of one that trained by hand.
+        ({"MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": "1"}, False, None),
+        (LAUNCHED, False, "gloo"),
+        (LAUNCHED, True, "cpu:gloo,cuda:nccl"),
+        (LAUNCHED | {"OMPI_COMM_WORLD_SIZE": "2"}, False, "mpi"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, False, "mpi"),
+        # torchrun, started by mpirun once on each of three nodes.
+        (LAUNCHED | {"OMPI_COMM_WORLD_SIZE": "3"}, False, "gloo"),
+        # A batch script's own shell is one of no many.
+        ({"SLURM_NTASKS": "8"}, False, None),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, False, None),
+    ],
+)
+def test_the_backend_is_what_the_launcher_and_the_machine_call_for(
+    environment: dict[str, str], has_cuda: bool, backend: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_has_mpi4py", lambda: True)
+    assert mesh.choose_backend(environment, has_cuda) == backend
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"WORLD_SIZE": "4"}, "one of 4, but RANK, MASTER_ADDR, MASTER_PORT are not set"),
+        ({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h"}, "MASTER_PORT is not set"),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "one of 4, but RANK"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "with mpirun install mpi4py"),
+    ],
+)
+def test_half_a_launch_is_never_a_world_of_one(
+    environment: dict[str, str], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mesh, "_has_mpi4py", lambda: False)
+    with pytest.raises(ParallelError, match=words):
+        mesh.choose_backend(environment, False)
+
+
+def test_without_a_launcher_there_is_a_world_of_one() -> None:
+    place = mesh.start("cpu")
+    assert (place.rank, place.size, place.device) == (0, 1, torch.device("cpu"))
+    world = mesh.build(place, Layout())
+    assert world.group("data", "pipe") is None
+    assert world.store is None
+    assert not torch.distributed.is_initialized()
+
+
+def test_ranks_of_one_tensor_group_are_neighbours() -> None:
+    layout = Layout(pipe=2, data=2, shard=1, tensor=2)
+    found = [mesh.coordinates(layout, rank) for rank in range(8)]
+    assert [place["tensor"] for place in found] == [0, 1, 0, 1, 0, 1, 0, 1]
+    assert [place["data"] for place in found] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [place["pipe"] for place in found] == [0, 0, 0, 0, 1, 1, 1, 1]

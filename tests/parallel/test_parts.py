@@ -1,0 +1,116 @@
+"""The small rules below the loop: what "auto" decides, which blocks are sharded, what differs between two models."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from paceline.parallel.auto import Needs, available_bytes, decide
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.failure import is_communication
+from paceline.parallel.randomness import Streams, derive
+from paceline.parallel.same_model import first_difference
+from paceline.parallel.shard import find_units
+from paceline.parallel.strategy import Data, FullyShard, Pipeline
+from paceline.parallel.ties import find
+from tests.parallel.models import Cnn, Transformer
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("fixed", "unit", "activations", "microbatches", "strategy"),
+    [
+        (4, 0.1, 4, 1, Data()),
+        (12, 0.1, 4, 1, FullyShard()),
+        # What a batch leaves for the backward pass is more than one worker has, even of its own rows.
+        (12, 0.1, 24, 16, Pipeline()),
+        (4, 0.1, None, 1, Data()),
+    ],
+)
+def test_auto_takes_the_first_layout_that_fits(
+    fixed: float, unit: float, activations: float | None, microbatches: int, strategy: object
+) -> None:
+    needs = Needs(
+        fixed_bytes=int(fixed * GIB),
+        unit_bytes=int(unit * GIB),
+        activation_bytes=None if activations is None else int(activations * GIB),
+        step_s=0.25,
+    )
+    chosen, reason = decide(needs, 2, 12 * GIB, microbatches)
+    assert chosen == strategy
+    assert f"{fixed:g} GiB of weights" in reason
+    assert "12 GiB" in reason
+    assert "250 ms" in reason
+
+
+def test_auto_says_what_is_missing_where_nothing_fits() -> None:
+    needs = Needs(fixed_bytes=100 * GIB, unit_bytes=GIB, activation_bytes=GIB, step_s=None)
+    with pytest.raises(ParallelError, match=r"100 GiB .* Give more workers, smaller batches, or microbatches=2"):
+        decide(needs, 2, 12 * GIB, 1)
+
+
+def test_there_is_memory_on_this_machine() -> None:
+    assert available_bytes(torch.device("cpu")) > 0
+
+
+def test_the_blocks_of_lists_are_sharded_one_at_a_time() -> None:
+    assert find_units(Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
+    assert find_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "2"]
+    assert find_units(Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
+    assert find_units(nn.Linear(2, 2)) == []
+    with pytest.raises(ParallelError, match=r"'layers\.\*'.* matches no module"):
+        find_units(Cnn("batch"), ("layers.*",))
+
+
+def test_blocks_that_share_a_tensor_are_left_to_the_model_itself() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(3)))
+    model[2].weight = model[0].weight
+    assert find_units(model) == ["1"]
+    shared = nn.Linear(2, 2)
+    assert find_units(nn.Sequential(shared, nn.Linear(2, 2), shared)) == ["1"]
+
+
+def test_ties_are_found_among_parameters_and_buffers() -> None:
+    assert find(Transformer(tied=True)) == (("tok.weight", "head.weight"),)
+    assert find(Transformer(tied=False)) == ()
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    model[1].running_mean = model[0].running_mean
+    assert find(model) == (("0.running_mean", "1.running_mean"),)
+
+
+def test_a_line_that_only_some_ranks_have_is_what_differs() -> None:
+    same = ["model: M", "parameter a: [1]", "parameter b: [2]"]
+    more = ["model: M", "parameter a: [1]", "parameter extra: [7]", "parameter b: [2]"]
+    told = first_difference([same, more, same])
+    assert "parameter extra is none on ranks 0, 2; [7] on rank 1" in told
+    other = ["model: M", "parameter a: [3]", "parameter b: [2]"]
+    assert "parameter a is [1] on rank 0; [3] on rank 1" in first_difference([same, other])
+
+
+def test_streams_differ_by_step_replica_and_stage_alone() -> None:
+    def drawn(step: int, replica: int, stage: int) -> float:
+        streams = Streams(seed=1, replica=replica, stage=stage, device=torch.device("cpu"), active=True)
+        with streams.use("step", step):
+            return float(torch.rand(()))
+
+    assert drawn(3, 1, 0) == drawn(3, 1, 0)
+    assert len({drawn(3, 1, 0), drawn(4, 1, 0), drawn(3, 0, 0), drawn(3, 1, 1)}) == 4
+    # Frozen: a checkpoint's training goes on with it.
+    assert derive("step", 1, 2, 3, 4) == derive("step", 1, 2, 3, 4)
+    assert derive("step", 1, 2, 3, 4) != derive("step", 12, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_one"),
+    [
+        (RuntimeError("[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:1"), True),
+        (torch.distributed.DistBackendError("NCCL error"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
+        (ValueError("Connection closed by peer"), False),
+        (ZeroDivisionError(), False),
+    ],
+)
+def test_an_error_that_only_says_another_rank_is_gone_is_known(error: Exception, is_one: bool) -> None:
+    assert is_communication(error) == is_one
