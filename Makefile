@@ -27,7 +27,8 @@ chaos: .venv/.ready
 bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
 	    layered_environment s3_download partition torch_mpi \
-	    collectives hvd_allreduce hvd_tensors hvd_step; do \
+	    collectives hvd_allreduce hvd_tensors hvd_step \
+	    parallel_speed pipeline_bubble; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
 

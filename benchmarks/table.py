@@ -45,6 +45,10 @@ NAMES = [
     "hvd_step_cnn",
     "collectives_idle",
     "collectives_negotiation",
+    "parallel_data",
+    "parallel_pipeline",
+    "parallel_data_mpi",
+    "pipeline_bubble",
 ]
 
 
