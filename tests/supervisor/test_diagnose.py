@@ -152,6 +152,21 @@ def test_a_worker_that_failed_later_of_its_own_is_told_too():
     assert report.victims == ((1, "failed after it: KeyError: b"), (2, "failed after it: exit code 5"))
 
 
+def test_a_worker_that_waited_for_the_others_after_its_script_is_not_to_blame():
+    lost = "HorovodInternalError: allreduce.x: rank 1 has shut down."
+    victim, waiting = raised(0, lost, at=3), exited(1, 143, 4.0)
+    assert first_failure([victim, waiting]) is victim
+    assert "Before that, rank 1 had ended its script." in reported(victim, waiting).message
+
+
+def test_a_worker_that_somebody_else_ended_is_to_blame():
+    victim, killed = (
+        raised(0, "HorovodInternalError: allreduce.x: rank 1 (process 7 on n) has died.", at=3),
+        exited(1, 143),
+    )
+    assert first_failure([victim, killed]) is killed
+
+
 def test_a_victim_of_a_worker_that_ended_well_names_it():
     # One rank left the loop early, with exit code 0: nobody failed but those that waited for it.
     report = reported(exited(0, 0, 2.0), raised(1, LOST[0], at=3), exited(2, 0, 2.0))

@@ -516,6 +516,15 @@ def start(settings: Settings | None = None) -> Engine:
         return _engine
 
 
+def _forget() -> None:
+    """A forked child has none of the engine's threads: it must not wait for them when it ends."""
+    global _engine
+    _engine = None
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
 def current() -> Engine | None:
     """The engine of this process, if it was started and not stopped."""
     return _engine

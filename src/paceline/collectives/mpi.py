@@ -135,7 +135,7 @@ def _initialise() -> MPI.Intracomm:
         raise CollectivesError("MPI was finalised in this process, and can't be initialised again.")
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(_finalise)
+        atexit.register(_finalise, os.getpid())
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise CollectivesError(
             "MPI was initialised in this process without support for several threads. "
@@ -146,10 +146,11 @@ def _initialise() -> MPI.Intracomm:
     return comm
 
 
-def _finalise() -> None:
+def _finalise(pid: int) -> None:
     from mpi4py import MPI
 
-    if not _broken and not MPI.Is_finalized():
+    # A forked child has MPI's state, and none of its connections: finalising would wait for ever.
+    if pid == os.getpid() and not _broken and not MPI.Is_finalized():
         MPI.Finalize()
 
 

@@ -9,6 +9,7 @@ they lost a peer come after all others.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,9 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 
+
+#: What the collectives' engine says of a rank whose script has ended, well or badly, while others waited for it.
+_SHUT_DOWN = re.compile(r"\brank (\d+) has shut down")
 
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
@@ -75,7 +79,9 @@ class WorkerEnd:
 
 def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     """The worker to blame; None where none failed by itself."""
-    failed = [end for end in ends if end.failed]
+    left = _left_early(ends)
+    # Such a process waits for the others until it is ended with them: that is no failure of its own.
+    failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
 
 
@@ -99,6 +105,8 @@ def worker_report(
     message = f"{where[0].upper()}{where[1:]} failed{' first' if _others_failed(ends, first) else ''}: {what}"
     if first.is_victim and (gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]):
         message += f" Before that, rank {', '.join(map(str, gone[:5]))} had ended with exit code 0."
+    elif first.is_victim and (left := _left_early(ends)):
+        message += f" Before that, rank {', '.join(map(str, sorted(left)[:5]))} had ended its script."
     return FailureReport(
         cause=cause,
         message=message,
@@ -145,6 +153,12 @@ def _exception(end: WorkerEnd) -> tuple[str | None, str | None]:
         return None, None
     extra = (end.error.get("message") or {}).get("extraInfo") or {}
     return str(end.error.get("exception")), extra.get("py_callstack")
+
+
+def _left_early(ends: Sequence[WorkerEnd]) -> set[int]:
+    """The ranks of which others say that their script was over while they were still needed."""
+    said = (str((end.error.get("message") or {}).get("message", "")) for end in ends if end.error and end.is_victim)
+    return {int(rank) for text in said for rank in _SHUT_DOWN.findall(text)}
 
 
 def _others_failed(ends: Sequence[WorkerEnd], first: WorkerEnd) -> bool:

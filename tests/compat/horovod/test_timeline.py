@@ -9,8 +9,6 @@ from tests.compat.horovod.conftest import run_on_ranks
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
-import os
-
 import torch
 
 import paceline.compat
@@ -20,9 +18,6 @@ import horovod.torch as hvd
 
 hvd.init()
 hvd.allreduce(torch.ones(2), name="a")
-if os.fork() == 0:
-    raise SystemExit
-os.wait()
 hvd.allreduce(torch.ones(2), name="b")
 """
 

@@ -126,6 +126,8 @@ def check_11_12_process_sets(hvd):
         hvd.add_process_set([size])
     if size == 1:
         return
+    with pytest.raises(hvd.HorovodInternalError, match=r"Mismatched PROCESS_SET ranks"):
+        hvd.add_process_set([rank])
     ranks = [size - 1, 0] if size > 2 else [1]
     made = hvd.add_process_set(hvd.ProcessSet(ranks))
     assert made.ranks == sorted(ranks)
@@ -271,6 +273,16 @@ def dynamic_timeline():
         yield
     finally:
         del os.environ["HOROVOD_TIMELINE"]
+
+
+def check_a_child_of_a_rank_can_t_join_in_its_place(hvd):
+    import subprocess
+    import sys
+
+    code = "from paceline.compat.horovod.common import basics; basics.init()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    refused = "a child of the rank in process" in done.stderr and "__name__ == '__main__'" in done.stderr
+    assert refused == (hvd.size() > 1), done.stderr
 
 
 def check_shutdown_and_init_again(hvd):

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
 
+#: In the environment of a rank and of its children: its process, and its place in the world.
+_JOINED = "HOROVOD_JOINED_BY"
+
+
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Join the world of the ranks that were started together. Again: nothing happens.
 
@@ -24,14 +28,17 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: `comm` leaves ranks out; ranks that form no part of the world in a process set.
-        CollectivesError: the ranks can't reach each other, with the reason.
+        CollectivesError: the ranks can't reach each other, with the reason; or this process is a child of a rank's.
     """
     from paceline import collectives
 
     if collectives.current() is not None:
         return
+    _refuse_ranks_child()
     engine = collectives.start()
     try:
+        if engine.size > 1:
+            os.environ[_JOINED] = f"{os.getpid()} {_place()}"
         _check_comm(comm, engine.size)
         dynamic = process_sets == "dynamic" or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
         if isinstance(process_sets, str) and process_sets != "dynamic":
@@ -51,6 +58,7 @@ def shutdown() -> None:
     try:
         collectives.stop()
     finally:
+        os.environ.pop(_JOINED, None)
         timeline.end()
         handles.clear()
         registry.end()
@@ -193,6 +201,25 @@ def stop_timeline() -> None:
     if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
         raise ValueError("the timeline can be stopped by the script only with HOROVOD_TIMELINE=DYNAMIC.")
     timeline.stop()
+
+
+def _place() -> str:
+    """What this process's launcher has said of it; another launcher's ranks have another place."""
+    names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
+    return ":".join(os.environ.get(name, "") for name in names)
+
+
+def _refuse_ranks_child() -> None:
+    """A child would join in its parent's place: MPI then crashes in the parent, and Gloo's port is taken."""
+    from paceline.collectives.errors import CollectivesError
+
+    pid, _, place = os.environ.get(_JOINED, "").partition(" ")
+    if place == _place() and int(pid) != os.getpid():
+        raise CollectivesError(
+            f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "
+            "already. If it comes from a DataLoader's workers or multiprocessing, they have run the script again: put "
+            "what the script does under `if __name__ == '__main__':`."
+        )
 
 
 def _transport_name() -> str:

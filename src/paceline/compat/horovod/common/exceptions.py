@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from paceline.errors import PacelineError
 
 
@@ -29,3 +32,14 @@ class HorovodVersionMismatchError(ImportError):
     def __init__(self, name: str, version: str, installed_version: str) -> None:
         super().__init__(f"built for {name} {version}, but {installed_version} is installed")
         self.name, self.version, self.installed_version = name, version, installed_version
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """The engine's errors under Horovod's name."""
+    from paceline.collectives.errors import CollectivesError
+
+    try:
+        yield
+    except CollectivesError as error:
+        raise HorovodInternalError(str(error)) from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.collectives.channel import waiting_at_once
 from paceline.collectives.errors import CollectivesError
-from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common.exceptions import HorovodInternalError, translated
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, registry
 
 if TYPE_CHECKING:
@@ -106,12 +105,3 @@ def clear() -> None:
     _pending.clear()
     _in_flight.clear()
     _unnamed.clear()
-
-
-@contextmanager
-def translated() -> Iterator[None]:
-    """The engine's errors under Horovod's name."""
-    try:
-        yield
-    except CollectivesError as error:
-        raise HorovodInternalError(str(error)) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.compat.horovod.common.exceptions import translated
+
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
@@ -58,6 +60,8 @@ def checked_members(process_set: ProcessSet) -> list[int]:
         ValueError: Horovod isn't initialised, the set isn't registered, or this rank is not in it.
     """
     engine = registry.engine()
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set={process_set!r} is no process set. Give what hvd.add_process_set has returned.")
     if process_set.process_set_id is None or process_set.ranks is None:
         raise ValueError(
             f"{process_set!r} is not registered, or was removed. Give it to hvd.init(process_sets=[...]) or "
@@ -121,8 +125,11 @@ class _Registry:
         if number == 0:
             return False
         self._check_dynamic("removed")
-        if number is None or self._sets.get(number) is not process_set or not engine.remove_process_set(number):
+        if number is None or self._sets.get(number) is not process_set:
             return False
+        with translated():
+            if not engine.remove_process_set(number):
+                return False
         del self._sets[number]
         process_set.process_set_id = None
         return True
@@ -133,7 +140,8 @@ class _Registry:
             process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
         assert process_set.ranks is not None
         # The engine checks them, on all ranks together: one that refused here alone would leave the others waiting.
-        process_set.process_set_id = engine.add_process_set(process_set.ranks)
+        with translated():
+            process_set.process_set_id = engine.add_process_set(process_set.ranks)
         self._sets[process_set.process_set_id] = process_set
 
     def _check_dynamic(self, what: str) -> None:
@@ -155,6 +163,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
     Raises:
         ValueError: sets are not dynamic, one of these ranks exists already, or a rank is not in the world.
+        HorovodInternalError: the ranks have named different sets; on every rank.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     registry.add(made)

@@ -7,7 +7,7 @@ import pickle
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         raise UserError(
             f"func={func!r} can't be called. Give the function itself, and its arguments as args and kwargs."
         )
+    if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
+        raise UserError(f"args={args!r} is no tuple of arguments. For a single one write args=({args!r},).")
     try:
         import cloudpickle
     except ImportError as error:
