@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
 from paceline.parallel import Data, FullyShard, ParallelError, Parts
@@ -197,6 +197,26 @@ def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed()
     seeded = order(0, generator=torch.Generator().manual_seed(4))
     assert seeded == order(0, generator=torch.Generator().manual_seed(4))
     assert seeded != order(0, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_sampler_of_the_users_own_says_samples_and_sizes(drop_last: bool) -> None:
+    data = TensorDataset(torch.arange(9.0), torch.zeros(9))
+    loader = DataLoader(data, batch_sampler=BatchSampler([8, 6, 4, 2, 0], 2, drop_last))
+    model = Mlp()
+    par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=Data())
+    seen = [batch.data[0].tolist() for batch in par.epoch(0)]
+    assert seen == [[8, 6], [4, 2], [0]][: len(par)]
+    assert len(par) == (2 if drop_last else 3)
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    model = Mlp()
+    par = paceline.parallelize(
+        model, sgd(model), loss=lambda output, target: F.cross_entropy(output, target).detach(), strategy=Data()
+    )
+    with pytest.raises(ParallelError, match="without a gradient"):
+        par.step(CASES["mlp"].batch(4))
 
 
 def test_evaluation_restores_the_mode_of_each_module() -> None:

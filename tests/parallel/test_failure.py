@@ -209,6 +209,73 @@ print("sum", repr(float(model.weight.detach().sum())))
     assert ended[0].output.partition("sum")[2] == ended[1].output.partition("sum")[2]
 
 
+def test_different_arguments_are_seen_at_set_up(tmp_path: Path) -> None:
+    code = """
+from torch.utils.data import DataLoader, TensorDataset
+from paceline.parallel import FullyShard
+data = TensorDataset(torch.zeros(9, 3), torch.zeros(9, dtype=torch.long))
+less = TensorDataset(torch.zeros(8, 3), torch.zeros(8, dtype=torch.long))
+for case, odd in enumerate((
+    {"strategy": FullyShard()},
+    {"clip_norm": 1.0},
+    {"loader": DataLoader(data, batch_size=3)},
+    {"loader": DataLoader(less, batch_size=4)},
+    {"loader": [(x, y)]},
+)):
+    same = {"loader": DataLoader(data, batch_size=4), "strategy": Data()}
+    model = nn.Linear(3, 2)
+    try:
+        given = same | odd if RANK == 1 else same
+        paceline.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), loss=F.cross_entropy, **given)
+    except ParallelError as error:
+        print("case", case, error)
+"""
+    ended = run(tmp_path, code)
+    assert [end.returncode for end in ended] == [0, 0], ended[0].output
+    for end in ended:
+        assert "case 0 the ranks don't have the same model: strategy is Data(" in end.output
+        assert "case 1 the ranks don't have the same model: clip_norm is None on rank 0; 1.0 on rank 1" in end.output
+        assert "case 2 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; " in end.output
+        assert "case 3 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; 8" in end.output
+        assert "case 4 the ranks don't have the same model: loader is 'DataLoader' on rank 0; 'list'" in end.output
+
+
+def test_a_rank_without_rows_has_the_type_of_the_others_loss(tmp_path: Path) -> None:
+    code = """
+for strategy in (Data(), FullyShard()):
+    for precision in ("bf16", None):
+        model = nn.Linear(3, 2) if precision else nn.Linear(3, 2).bfloat16()
+        par = spread(model, strategy=strategy, precision=precision)
+        rows = x if precision else x.bfloat16()
+        losses = [par.step((rows[:number], y[:number])) for number in (4, 1, 3)]
+        print([(loss.dtype, loss.item()) for loss in losses])
+"""
+    ended = run(tmp_path, code)
+    assert [end.returncode for end in ended] == [0, 0], ended[0].output
+    assert ended[0].output == ended[1].output
+    assert ended[0].output.count("float32") == 12
+
+
+def test_a_step_that_one_rank_leaves_out_is_seen(tmp_path: Path) -> None:
+    code = """
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.zeros(12, 3), torch.zeros(12, dtype=torch.long))
+par = spread(nn.Linear(3, 2), loader=DataLoader(data, batch_size=4))
+try:
+    for epoch in range(2):
+        for number, batch in enumerate(par.epoch(epoch)):
+            if RANK == 1 and number == 1:
+                continue
+            par.step(batch)
+except ParallelError as error:
+    print(error)
+"""
+    ended = run(tmp_path, code)
+    assert [end.returncode for end in ended] == [0, 0], ended[0].output
+    for end in ended:
+        assert "rank 0 in epoch 0 at sample 8, step 1; rank 1 in epoch 0 at sample 12, step 1" in end.output
+
+
 def test_a_call_on_one_rank_alone_is_named(tmp_path: Path) -> None:
     code = """
 from paceline.parallel import failure_line

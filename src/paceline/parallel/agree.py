@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from paceline.parallel.batch import tensors_in
 from paceline.parallel.errors import ParallelError
@@ -45,8 +46,38 @@ def agree_on_batch(batch: Any, world: World) -> None:
         f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for (_, text), ranks in groups.items()
     ]
     raise ParallelError(
-        f"the ranks are not given the same batch: {'; '.join(parts)}. A loader that is not a DataLoader over a map-style "
-        "dataset has to give whole global batches, the same on every rank and as many: seed it alike, and don't split by rank."
+        f"the ranks are not given the same batch: {'; '.join(parts)}. Every rank has to be given the "
+        "same global batches, and as many: seed what is drawn at random (data, too) alike, and don't split by rank."
+    )
+
+
+def tags(place: tuple[int, ...]) -> tuple[int, int]:
+    """A number for the place and its square, whose sums over the ranks tell whether all are at the same one."""
+    # Small: the sums have to be exact in single precision.
+    tag = zlib.crc32(repr(place).encode()) % 64
+    return tag, tag * tag
+
+
+def agree_on_place(sums: Tensor, place: tuple[int, int, int], world: World) -> None:
+    """Compare where the replicas are; no message where they agree.
+
+    sums: of `tags` over the replicas. place: epoch, samples seen after this batch, steps before it.
+
+    Raises:
+        ParallelError: on every rank, with where each is: one has left out a step, or left a loop.
+    """
+    replicas = dist.get_world_size(world.replica_group)
+    # A GPU would have to be waited for.
+    if sums.device.type != "cpu" or sums[1].item() * replicas == sums[0].item() ** 2:
+        return
+    places: list[Any] = [None] * replicas
+    dist.all_gather_object(places, (world.rank, *place), group=world.replica_group)
+    shown = "; ".join(
+        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step in places
+    )
+    raise ParallelError(
+        f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "
+        "step, or leave the loop, by its own clock or data?"
     )
 
 

@@ -99,7 +99,14 @@ def parallelize(
     )
     original = OriginalParameters(model, optimizer)
     skeleton = Skeleton(model)
-    same_model.check(task, optimizer, place)
+    settings = {
+        "strategy": strategy,
+        "clip_norm": clip_norm,
+        "find_unused": find_unused,
+        "loss_weight": loss_weight is not None,
+        "loader": type(loader).__qualname__,
+    }
+    same_model.check(task, optimizer, place, settings)
     same_model.share(model)
     reason = None
     if strategy == "auto":

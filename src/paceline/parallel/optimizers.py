@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +37,29 @@ def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[list[st
             of_group.append(names[id(param)])
         found.append(of_group)
     return found
+
+
+_guards: WeakKeyDictionary[torch.optim.Optimizer, Any] = WeakKeyDictionary()
+
+
+def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> None:
+    """From now on a step of the optimizer is refused while `is_stepping()` is False.
+
+    Gradients that a script has computed by itself are those of one rank: after such a step the ranks would go apart
+    without a word.
+    """
+    before = _guards.pop(optimizer, None)
+    if before is not None:
+        before.remove()
+
+    def refuse(*_: Any) -> None:
+        if not is_stepping():
+            raise ParallelError(
+                "optimizer.step() was called beside par.step(), with gradients of one rank alone. par.step(batch) computes the "
+                "gradients of the whole batch and steps the optimizer: call it alone."
+            )
+
+    _guards[optimizer] = optimizer.register_step_pre_hook(refuse)
 
 
 def adopt(

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import derive, generators
 
@@ -19,26 +20,29 @@ class Order:
     def __init__(self, loader: DataLoader[Any], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        generator = getattr(loader.sampler, "generator", None) or loader.generator
+        # Not loader.sampler: that is another one where the user has given a batch sampler.
+        sampler = getattr(loader.batch_sampler, "sampler", None)
+        generator = getattr(sampler, "generator", None) or loader.generator
         # A generator that the user has seeded says which order he wants; rank 0's counts.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
-        self._seed = _from_first(self._seed, world)
+        size = getattr(loader.batch_sampler, "batch_size", None)
+        self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
 
     def batches(self, epoch: int, start: int) -> Iterator[list[Any]]:
         """Each batch's samples, from the `start`-th of the epoch on."""
-        if type(self._loader.batch_sampler) is not BatchSampler:
+        batch_sampler = self._loader.batch_sampler
+        if type(batch_sampler) is not BatchSampler:
             done = 0
-            for batch in self._drawn(self._loader.batch_sampler, epoch):
+            for batch in self._drawn(batch_sampler, epoch):
                 done += len(batch)
                 if done > start:
                     yield list(batch)
             return
-        size = self._loader.batch_size
-        assert size is not None
-        samples = self._drawn(self._loader.sampler, epoch)
+        size = batch_sampler.batch_size
+        samples = self._drawn(batch_sampler.sampler, epoch)
         for first in range(start, len(samples), size):
             batch = samples[first : first + size]
-            if len(batch) == size or not self._loader.drop_last:
+            if len(batch) == size or not batch_sampler.drop_last:
                 yield batch.tolist() if isinstance(batch, torch.Tensor) else list(batch)
 
     def _drawn(self, sampler: Any, epoch: int) -> Any:
@@ -57,6 +61,37 @@ class Order:
                 drawn = list(sampler)
         # Not drawn on each rank: it may use random numbers that are not torch's.
         return _from_first(drawn, self._world)
+
+
+def _agreed(seed: int, about: str, world: World) -> int:
+    """Rank 0's seed.
+
+    Raises:
+        ParallelError: on every rank, where the loaders differ: each would take other rows for those of a batch.
+    """
+    if world.size == 1:
+        return seed
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, (seed, about))
+    loaders: dict[str, list[int]] = {}
+    for rank, (_, text) in enumerate(everyone):
+        loaders.setdefault(text, []).append(rank)
+    if len(loaders) > 1:
+        shown = "; ".join(
+            f"{text} on rank{'s' * (len(of) > 1)} {', '.join(map(str, of))}" for text, of in loaders.items()
+        )
+        raise ParallelError(
+            f"the ranks don't have the same loader: {shown}. Give each rank the whole dataset, and the batch_size of all "
+            "workers together; parallelize cuts the batches."
+        )
+    return int(everyone[0][0])
+
+
+def _length(dataset: Any) -> Any:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return "unknown"
 
 
 def _from_first(value: Any, world: World) -> Any:

@@ -67,6 +67,8 @@ class Pipelined:
         self._own = tuple(range(world.coordinate("pipe"), plan.stages, self._workers))
         names = first_names(task.model)
         self.ties = StageTies(task.model, plan.uses, world)
+        if world.layout.shard > 1:
+            self._check_shards()
         self._modules = [stage_module(task.model, plan.uses[index], StageModule) for index in self._own]
         self._names = [
             (names[name], owner, last)
@@ -139,6 +141,14 @@ class Pipelined:
     def train(self, mode: bool = True) -> None:
         for module in (*self._modules, self._module):
             module.train(mode)
+
+    def _check_shards(self) -> None:
+        for name, stages in self.ties.holders.items():
+            if len({stage % self._workers for stage in stages}) < len(stages):
+                raise ParallelError(
+                    f"{name} is in the stages {', '.join(map(str, stages))}, some of them on one worker, and FullyShard can't "
+                    "have it in two. Take schedule='1f1b', or cut where its uses stay together (Pipeline(cut=[...]))."
+                )
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)

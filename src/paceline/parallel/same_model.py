@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,15 +17,19 @@ from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
 
 
-def check(task: Task, optimizer: torch.optim.Optimizer | None, place: Place) -> None:
+def check(
+    task: Task, optimizer: torch.optim.Optimizer | None, place: Place, settings: Mapping[str, Any] | None = None
+) -> None:
     """Compare the models, losses and optimizers of all ranks. Called on all ranks.
+
+    settings: what else has to be the same, by name.
 
     Raises:
         ParallelError: on every rank, with the first difference and who has what.
     """
     if place.size == 1:
         return
-    own = description(task, optimizer)
+    own = [*description(task, optimizer), *(f"{name}: {value!r}" for name, value in (settings or {}).items())]
     digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
     digests: list[Any] = [None] * place.size
     dist.all_gather_object(digests, digest)

@@ -55,9 +55,18 @@ class Task:
                 f"loss(output, target) returned {f'a tensor of shape {shape}' if isinstance(shape, list) else shape}; "
                 "it has to return the mean over the rows as one number (a 0-dim tensor), such as F.cross_entropy does."
             )
+        if torch.is_grad_enabled() and not loss.requires_grad and any(map(_has_gradient, tensors_in(output))):
+            raise ParallelError(
+                "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "
+                "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
+            )
         # Not in the loss's own dtype if that is narrow: a share such as 1/3 would lose most of its digits.
         weight = micro.weight.to(loss.device, torch.promote_types(loss.dtype, torch.float32))
         return loss * weight
+
+
+def _has_gradient(tensor: Tensor) -> bool:
+    return tensor.requires_grad
 
 
 def zero_loss(output: Any) -> Tensor:
@@ -72,4 +81,5 @@ def zero_loss(output: Any) -> Tensor:
         raise ParallelError(
             f"the model returned {type(output).__name__}, which holds no tensor of floating point; the loss needs one."
         )
-    return zero
+    # As `weighted_loss` gives it.
+    return zero.to(torch.promote_types(zero.dtype, torch.float32))

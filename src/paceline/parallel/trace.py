@@ -156,7 +156,9 @@ class Tracer:
         needs_values = isinstance(error, VALUE_NEEDED)
         if recorder.inside is not None:
             if isinstance(model, nn.Module) and model is self._fake:
-                raise _InBlockError(f"{recorder.inside} can't run on shapes alone ({where}).") from error
+                raise _InBlockError(
+                    f"{recorder.inside} can't run on shapes alone ({where}: {type(error).__name__}: {error})."
+                ) from error
             raise error
         # Not the outermost forward: that module can be one block instead.
         name = {id(item): name for name, item in model.named_modules()}.get(id(module), "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import optimizers
+from paceline.parallel.agree import agree_on_place, tags
 from paceline.parallel.clip import Clipper
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
@@ -77,6 +79,11 @@ class Parallel:
             active=world.size > 1,
         )
         self.watch = Watch(world)
+        self._is_stepping = False
+        if optimizer is not None and world.size > 1:
+            own = weakref.ref(self)
+            # Without a reference to this object, which outlives neither its script nor the optimizer's next owner.
+            optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     # Training.
 
@@ -100,14 +107,23 @@ class Parallel:
                 loss = executor.train_step(micros)
             work = None
             if self.world.replica_group is not None:
-                loss = loss.clone()
-                work = dist.all_reduce(loss, group=self.world.replica_group, async_op=True)
+                # Where this rank is in the data rides in the same message.
+                # In one type: that of padding is the output's, not the loss's.
+                wide = loss.double()
+                told = torch.stack([wide, *map(wide.new_tensor, tags(self._place(batch)))])
+                work = dist.all_reduce(told, group=self.world.replica_group, async_op=True)
             executor.finish_gradients()
             if work is not None:
                 work.wait()
+                loss = told[0].to(loss.dtype)
+                agree_on_place(told[1:], self._place(batch), self.world)
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
-            optimizer.step()
+            self._is_stepping = True
+            try:
+                optimizer.step()
+            finally:
+                self._is_stepping = False
             self._advance(batch)
         return loss
 
@@ -148,7 +164,12 @@ class Parallel:
     def evaluate(
         self, loader: Any, metric: Callable[[Any, Any], Any], *, weight: Callable[[Any], Any] | None = None
     ) -> Any:
-        """The mean of metric(output, target) over all samples, each counted once; see `evaluate.evaluate`."""
+        """The mean of metric(output, target) over all samples, each counted once; see `evaluate.evaluate`.
+
+        weight: as `loss_weight`, which is its default where the metric is the loss.
+        """
+        if weight is None and metric is self.task.loss:
+            weight = self.task.loss_weight
         with self.watch.guard("evaluate()"):
             from paceline.parallel.loader import feed
 
@@ -274,6 +295,11 @@ class Parallel:
         """Make the replicas' buffers equal where each has followed its own rows (batch_norm="local"): the first one's."""
         if self.world.layout.batch_norm == "local":
             broadcast(list(self.executor.module.buffers()), self.world.replica_group)
+
+    def _place(self, batch: Any) -> tuple[int, int, int]:
+        """Epoch and samples seen after this batch, and steps before it."""
+        known = batch if isinstance(batch, (OwnBatch, GlobalBatch)) else self._progress
+        return known.epoch, known.consumed, self._progress.steps
 
     def _advance(self, batch: Any) -> None:
         steps = self._progress.steps + 1

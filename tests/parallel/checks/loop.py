@@ -512,3 +512,28 @@ def check_a_loss_may_change_the_output_in_place(ranks: Ranks) -> None:
             par.step(batch)
         for name, param in par.executor.named_parameters().items():
             assert float((whole(param) - expected[name]).detach().abs().max()) < 1e-12, (strategy, name)
+
+
+def check_a_step_beside_ours_is_refused(ranks: Ranks) -> None:
+    """Gradients of one rank alone would make the ranks go apart, and every loss would look well."""
+    for strategy in BOTH:
+        case = CASES["mlp"]
+        model = made(case, torch.float64)
+        optimizer = adamw(model)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        given = batches(case, torch.float64, (8, 8))
+        par = paceline.parallelize(model, optimizer, given, loss=case.loss, strategy=strategy)
+        par.step(given[0])
+        scheduler.step()
+        with pytest.raises(ParallelError, match=r"beside par\.step"):
+            optimizer.step()
+        par.step(given[1])
+
+
+def check_the_loss_is_evaluated_with_its_own_weights(ranks: Ranks) -> None:
+    case = CASES["transformer_tied"]
+    model = made(case, torch.float64)
+    given = batches(case, torch.float64, (8, 5))
+    par = paceline.parallelize(model, None, given, loss=token_loss, strategy=Data(), loss_weight=count_tokens)
+    assert par.evaluate(given, token_loss) == par.evaluate(given, token_loss, weight=count_tokens)
+    assert par.evaluate(given, token_loss) != par.evaluate(given, token_loss, weight=len)

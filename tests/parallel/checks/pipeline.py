@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import Pipeline
+from paceline.parallel import FullyShard, Pipeline
 from tests.parallel.equality import alone, assert_equal, batches, made, sgd, together
 from tests.parallel.models import CASES, Case, token_loss, vectors
 from tests.parallel.pipelines import (
@@ -181,3 +181,54 @@ def check_frozen_stages(ranks: Ranks) -> None:
     for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
         model = freeze(made(case, torch.float64))
         assert_equal(one, together(case, strategy, microbatches=4, model=model, optimizer=trained), **EXACT)
+
+
+class Idle(nn.Module):
+    """One layer is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.idle = nn.Linear(3, 3)
+        self.blocks = nn.ModuleList([nn.Linear(12, 12) for _ in range(4)])
+        self.last = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.last(x)
+
+
+def check_what_is_never_called_does_not_decay(ranks: Ranks) -> None:
+    case = Case(name="mlp", make=Idle, batch=vectors)
+
+    def decaying(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.5)
+
+    one = alone(case, microbatches=4, optimizer=decaying)
+    for strategy in (*pipelines(ranks.size)[:2], *combined(ranks.size)):
+        assert_equal(one, together(case, strategy, microbatches=4, optimizer=decaying), **EXACT)
+
+
+def check_a_replica_may_have_one_row_for_batch_normalisation(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(*(nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12), nn.Tanh()) for _ in range(3)))
+
+    case = Case(name="rows", make=make, batch=lambda rows: (torch.randn(rows, 12), torch.randint(0, 12, (rows,))))
+    # Of 3 rows one replica has 1, of 7 in two microbatches too.
+    one = alone(case, microbatches=2, rows=(8, 6, 7), optimizer=sgd)
+    for strategy in combined(ranks.size):
+        many = together(case, strategy, microbatches=2, rows=(8, 6, 7), optimizer=sgd)
+        assert_equal(one, many, **EXACT)
+
+
+def check_a_tensor_in_two_sharded_stages_of_a_worker_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+    def make() -> nn.Module:
+        layers = [nn.Linear(12, 12) for _ in range(4)]
+        layers[2].weight = layers[0].weight
+        return nn.Sequential(*layers)
+
+    case = Case(name="tied", make=make, batch=vectors)
+    strategy = FullyShard(2) @ Pipeline(2, schedule="interleaved", cut=["1", "2", "3"])
+    assert_refused(
+        lambda: parallel(made(case, torch.float64), strategy, case), "0.weight is in the stages 0, 2", "1f1b"
+    )
