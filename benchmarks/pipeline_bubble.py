@@ -18,9 +18,9 @@ from typing import Any
 
 from common import median, report, scratch
 
-FORWARD_S = 0.04
-BACKWARD_S = 0.08
-STEPS = 3
+FORWARD_S = 0.08
+BACKWARD_S = 0.16
+STEPS = 2
 CASES = [
     (workers, microbatches, schedule)
     for workers in (2, 4)
