@@ -309,3 +309,9 @@ def check_shutdown_and_init_again(hvd):
 
 
 hvd_size_plus_one = 99
+
+
+def check_a_number_is_no_process_set(hvd):
+    for call in (hvd.allreduce, hvd.allgather, hvd.reducescatter, hvd.alltoall):
+        with pytest.raises(ValueError, match="process_set=5 is no process set"):
+            call(torch.ones(2), process_set=5)

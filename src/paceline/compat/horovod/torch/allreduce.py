@@ -261,7 +261,8 @@ def _submit(
         "op": ENGINE_NAMES[op],
         "prescale": float(prescale),
         "postscale": float(postscale),
-        "process_set": process_set.process_set_id,
+        # What is no process set is refused by `handles.submit`.
+        "process_set": getattr(process_set, "process_set_id", None),
     }
 
     def start(engine: Any, full: str) -> Any:
