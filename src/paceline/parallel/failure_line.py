@@ -50,6 +50,7 @@ class Line:
         self._since = 0.0
         self._own_failures: set[int] = set()
         self._root: dict[str, Any] | None = None
+        self._root_round = 0
         self._reading = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
@@ -73,7 +74,11 @@ class Line:
         self, error: BaseException, *, lost: bool = False, stage: int | None = None, microbatch: int | None = None
     ) -> None:
         """Leave this rank's error where the others look. Rank 0, where the messages lie, stays until they have read it."""
-        self._own_failures.add(self._round)
+        with self._reading:
+            self._own_failures.add(self._round)
+            # The watcher may have read another rank's error of this very round just before this rank made its own.
+            if self._root is not None and self._root_round in self._own_failures:
+                self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
         what = f"{type(error).__name__}: {error}"
         message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
@@ -217,4 +222,5 @@ class Line:
                 key = f"failed/{number}"
                 if self.store.check([key]):
                     self._root = json.loads(self.store.get(key))
+                    self._root_round = number
                     self.store.set(f"seen/{self.rank}", "1")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 
@@ -21,7 +22,9 @@ def test_environment_variables_are_set_for_a_while(monkeypatch):
     assert (os.environ["KEPT"], "NEW" in os.environ) == ("before", False)
 
 
-def test_what_is_built():
+def test_what_is_built(monkeypatch):
+    assert util.gloo_built() is True  # with torch, whether or not the script has loaded it
+    monkeypatch.setitem(sys.modules, "torch", None)
     assert util.gloo_built() is False
     assert not util.extension_available("mxnet")
     with pytest.raises(ImportError, match=r"horovod\.mxnet can't be used"):
