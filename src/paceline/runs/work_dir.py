@@ -1,0 +1,86 @@
+"""The workers' working directory: a private copy of the snapshot, in which `outputs` is the run's.
+
+At the end, what the script left there stays, and what came from the snapshot unchanged goes: nothing is lost, and a
+thousand runs of one source do not fill the disk with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from pathlib import Path
+
+from paceline.runs.folder import RunFolder
+
+
+def make(folder: RunFolder) -> Path:
+    """Copy the run's snapshot to its working directory; modes, times and links are kept.
+
+    Raises:
+        OSError: no space, or the snapshot is gone.
+    """
+    source, target = folder.snapshot.resolve(strict=True), folder.work
+    shutil.rmtree(target, ignore_errors=True)
+    _copy(str(source), str(target))
+    (target / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
+    return target
+
+
+def clean(folder: RunFolder) -> None:
+    """Remove from the working directory what is as it was in the snapshot; the directory too, if nothing else is there."""
+    work = folder.work
+    if not work.is_dir():
+        return
+    with contextlib.suppress(OSError):
+        _rescue_outputs(folder)
+        source = folder.snapshot.resolve(strict=True)
+        for directory, folders, files in os.walk(work, topdown=False):
+            original = source / os.path.relpath(directory, work)
+            for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
+                path = os.path.join(directory, name)
+                if "__pycache__" in Path(directory).parts or _same(path, original / name):
+                    os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)  # only if empty
+
+
+def _rescue_outputs(folder: RunFolder) -> None:
+    """Drop the link to the outputs; files of a script that put a folder of its own in its place go where they belong."""
+    outputs = folder.work / "outputs"
+    if outputs.is_symlink():
+        outputs.unlink()
+        return
+    for directory, _, files in os.walk(outputs):
+        for name in files:
+            target = folder.outputs / os.path.relpath(directory, outputs) / name
+            if not target.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(os.path.join(directory, name), target)
+
+
+def _copy(source: str, target: str) -> None:
+    os.mkdir(target)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            path = os.path.join(target, entry.name)
+            if entry.is_symlink():
+                os.symlink(os.readlink(entry.path), path)
+            elif entry.is_dir():
+                _copy(entry.path, path)
+            else:
+                found = entry.stat()
+                shutil.copyfile(entry.path, path)
+                os.chmod(path, stat.S_IMODE(found.st_mode))
+                os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def _same(path: str, original: Path) -> bool:
+    try:
+        mine, theirs = os.lstat(path), os.lstat(original)
+    except OSError:
+        return False
+    if stat.S_ISLNK(mine.st_mode):
+        return stat.S_ISLNK(theirs.st_mode) and os.readlink(path) == os.readlink(original)
+    return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
