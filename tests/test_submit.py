@@ -24,7 +24,7 @@ def refused(tmp_path, job, files=None, experiment="digits", **source):
 def test_an_unknown_target_is_refused_with_those_there_are(tmp_path):
     error = refused(tmp_path, make_job(compute_target="moon"))
     assert isinstance(error, TargetError)
-    assert "no compute target 'moon'; there are local" in str(error)
+    assert "no compute target 'moon'. There are local" in str(error)
 
 
 def test_more_gpus_than_there_are_is_refused(tmp_path, monkeypatch):

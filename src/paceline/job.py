@@ -74,7 +74,8 @@ class Job:
     inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
-    max_restarts: further attempts after a worker or a launcher was lost (not after the script's own exception).
+    max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
+        restart_on_exception: after the script's own exception as well.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -97,6 +98,7 @@ class Job:
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
+    restart_on_exception: bool = False
 
     def __post_init__(self) -> None:
         _check_entry_script(self.entry_script)
@@ -114,6 +116,8 @@ class Job:
         _check_inputs(self)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
+        if not isinstance(self.restart_on_exception, bool):
+            raise JobError(f"restart_on_exception={self.restart_on_exception!r} is not a bool. Write True or False.")
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         if not isinstance(self.compute_target, str) or not self.compute_target:

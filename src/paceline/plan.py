@@ -22,6 +22,7 @@ class Node:
     address: what other nodes reach it by.
     cores: cores that the run may use there, at least 1.
     gpus: the devices leased to the run there, as `CUDA_VISIBLE_DEVICES` spells them.
+    interface: the network interface that has `address`, where it is known.
     """
 
     node_rank: int
@@ -29,6 +30,7 @@ class Node:
     address: str
     cores: int
     gpus: tuple[str, ...] = ()
+    interface: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,8 @@ class Launch:
     library_dir: a folder that holds `paceline` alone, for the worker's side.
     ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
         rank for TensorFlow's servers.
-    scratch_dir: a short path for the launcher's own sockets and shared memory; the supervisor removes it.
+    scratch_dir: a short path for the launcher's own sockets and shared memory; the nodes remove it.
+    remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine.
     """
 
     job: Job
@@ -105,6 +108,7 @@ class Launch:
     prepared: tuple[Prepared, ...]
     ports: tuple[int, ...]
     attempt: int = 1
+    remote_shell: tuple[str, ...] = ()
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -24,7 +24,7 @@ from paceline.runs import notes, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.targets import get_target
+from paceline.targets import configured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +71,11 @@ def submit(
     runs_dir = workspace_dir / "runs"
     lock_fd = store.create(runs_dir, record)
     folder = RunFolder(runs_dir / record.run_id)
-    target = get_target(job.compute_target)
+    described = configured.read(workspace_dir, job.compute_target)
+    target = described.make()
     try:
+        if described.kind != configured.LOCAL:
+            configured.keep_copy(folder.path, described)
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if tags:
             notes.set_tags(folder.notes, tags)
@@ -97,16 +100,21 @@ def check(job: Job, workspace_dir: Path) -> None:
         UserError: an unknown target, a launcher or a container engine that is not installed, too few GPUs, no such
             interpreter, an unknown datastore.
     """
-    get_target(job.compute_target).check(job)
+    described = configured.read(workspace_dir, job.compute_target)
+    described.make().check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment
+    is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
     if environment.docker_image is not None:
         from paceline.containers import check_image_name, check_shm_size, find_engine
 
         check_image_name(environment.docker_image)
         if environment.shm_size is not None:
             check_shm_size(environment.shm_size)
-        find_engine()
+        if is_here:
+            find_engine()
+    elif not is_here:
+        pass
     elif environment.python is not None:
         _check_python(environment.python)
     elif not sys.executable:

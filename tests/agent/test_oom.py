@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.supervisor import memory
+from paceline.agent import oom
 from tests.helpers import write_tree
 
 
@@ -14,7 +14,7 @@ def system(tmp_path, monkeypatch):
 
     def make(files: dict[str, str]) -> None:
         top = write_tree(tmp_path / "system", files)
-        monkeypatch.setattr(memory, "Path", lambda path: top / path.lstrip("/"))
+        monkeypatch.setattr(oom, "Path", lambda path: top / path.lstrip("/"))
 
     return make
 
@@ -57,10 +57,10 @@ def vmstat(count: int) -> str:
 )
 def test_kills_are_counted_for_the_machine_and_for_the_group(system, files, count):
     system(files)
-    assert memory.oom_kills() == count
+    assert oom.oom_kills() == count
 
 
 def test_it_never_fails_on_this_machine():
-    assert memory.oom_kills() >= 0
-    assert isinstance(memory._group_files(), list)
-    assert all(isinstance(path, Path) for path in memory._group_files())
+    assert oom.oom_kills() >= 0
+    assert isinstance(oom._group_files(), list)
+    assert all(isinstance(path, Path) for path in oom._group_files())

@@ -145,10 +145,15 @@ def test_tensors_that_mpi_moves_lie_in_huge_pages(backend, value):
     assert environment.defaults(launch, launch.places[0]).get("THP_MEM_ALLOC_ENABLE") == value
 
 
-def test_on_one_machine_gloo_and_nccl_talk_over_the_loopback():
-    nodes = tuple(Node(node_rank=rank, name=f"local-{rank}", address="127.0.0.1", cores=1) for rank in (0, 1))
+def test_gloo_and_nccl_talk_over_the_interface_of_each_node_s_address():
+    nodes = tuple(
+        Node(node_rank=rank, name=f"n{rank}", address=f"10.0.0.{rank}", cores=1, interface=f"eth{rank}")
+        for rank in (0, 1)
+    )
     launch = make_launch(make_job(**TWO_BY_TWO), nodes=nodes)
-    assert environment.defaults(launch, launch.places[0])["GLOO_SOCKET_IFNAME"].startswith("lo")
+    found = [environment.defaults(launch, place) for place in launch.places]
+    assert [values["GLOO_SOCKET_IFNAME"] for values in found] == ["eth0", "eth0", "eth1", "eth1"]
+    assert [values["NCCL_SOCKET_IFNAME"] for values in found] == ["eth0", "eth0", "eth1", "eth1"]
     far = make_launch(make_job(**TWO_BY_TWO))
     assert "GLOO_SOCKET_IFNAME" not in environment.defaults(far, far.places[0])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.runs.folder import RunFolder
-from paceline.supervisor import work_dir
+from paceline.runs import work_dir
 from tests.helpers import write_tree
 
 

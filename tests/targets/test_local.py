@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import TargetError
-from paceline.plan import Command
 from paceline.runs import lock
 from paceline.targets import local
 from paceline.targets.local import LocalTarget, core_count
@@ -153,64 +151,3 @@ def test_of_many_runs_ahead_some_are_named(target, run):
     told: list[str] = []
     target.wait_for_nodes(job, path, lambda text: bool(told.append(text)) or True)
     assert told == ["waits for 4 runs (a, b, c, ...)"]
-
-
-# --- starting
-
-
-def start(target, tmp_path, code, **values):
-    """The exit code and the log of a command that is started."""
-    work_dir = tmp_path / "work"
-    work_dir.mkdir(exist_ok=True)
-    shell = values.pop("shell", {"PATH": os.environ["PATH"]})
-    command = Command(argv=(sys.executable, "-c", code), log=tmp_path / "log", **values)
-    started = target.start(command, work_dir, shell)
-    assert started.command == command
-    _, status = os.waitpid(started.pid, 0)
-    return os.waitstatus_to_exitcode(status), (tmp_path / "log").read_text()
-
-
-def test_output_and_errors_go_to_the_log(target, tmp_path):
-    code = "import sys; print('out', flush=True); print('err', file=sys.stderr); sys.exit(3)"
-    assert start(target, tmp_path, code) == (3, "out\nerr\n")
-    assert start(target, tmp_path, "print('again')") == (0, "out\nerr\nagain\n")
-
-
-def test_a_command_runs_in_its_working_directory_without_input(target, tmp_path):
-    code = "import os, sys; print(os.getcwd(), repr(sys.stdin.read()))"
-    assert start(target, tmp_path, code)[1] == f"{tmp_path / 'work'} ''\n"
-
-
-def test_the_shell_s_variables_stand_over_defaults_and_under_the_command_s(target, tmp_path):
-    code = "import os; print(*(os.environ.get(name) for name in 'ABCD'), os.environ.get('PACELINE_LEASES'))"
-    values = {"defaults": {"A": "default", "B": "default"}, "environment": {"C": "command", "B": "command"}}
-    shell = {"PATH": os.environ["PATH"], "A": "shell", "C": "shell", "D": "shell"}
-    assert start(target, tmp_path, code, shell=shell, **values)[1] == "shell command command shell None\n"
-
-
-def test_a_command_is_the_first_of_its_session(target, tmp_path):
-    code = "import os; print(os.getsid(0) == os.getpid() == os.getpgid(0))"
-    assert start(target, tmp_path, code)[1] == "True\n"
-
-
-def test_no_file_of_ours_is_open_in_it(target, tmp_path):
-    code = "import os; print(sorted(map(int, os.listdir('/proc/self/fd')))[:4])"
-    if not sys.platform.startswith("linux"):
-        pytest.skip("needs Linux's /proc")
-    with open(tmp_path / "open", "w"):
-        assert start(target, tmp_path, code)[1] == "[0, 1, 2, 3]\n"  # the fourth is the listing itself
-
-
-def test_a_program_that_is_not_there_is_an_error(target, tmp_path):
-    command = Command(argv=("no-such-program",), log=tmp_path / "log")
-    with pytest.raises(FileNotFoundError):
-        target.start(command, tmp_path, {"PATH": "/bin"})
-
-
-def test_a_signal_arrives_or_is_told_to_be_late(target, tmp_path):
-    command = Command(argv=("sleep", "60"), log=tmp_path / "log")
-    started = target.start(command, tmp_path, {"PATH": os.environ["PATH"]})
-    assert target.signal(started.pid, 0, signal.SIGTERM) is True
-    _, status = os.waitpid(started.pid, 0)
-    assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-    assert target.signal(started.pid, 0, signal.SIGTERM) is False

@@ -14,15 +14,16 @@ from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch, Prepared
 from paceline.submit import check
-from paceline.targets import get_target
+from paceline.targets import find_target
 from paceline.workspace import Workspace
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
     """The resolved job, the commands that would start its workers, and what these would find in their environment."""
     job = asked.job
-    check(job, Workspace.from_config(create=False).path)
-    granted = get_target(job.compute_target).preview(job)
+    workspace = Workspace.from_config(create=False)
+    check(job, workspace.path)
+    granted = find_target(job.compute_target, workspace.path).preview(job)
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
         job=job,

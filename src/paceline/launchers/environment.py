@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -130,10 +129,10 @@ def defaults(launch: Launch, place: Place) -> dict[str, str]:
         # torch's memory in huge pages: what moves between two processes is mapped page by page, so an all-reduce of
         # 16 MiB takes a third less time.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
-    if all(node.address.startswith("127.") for node in launch.nodes):
-        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
-        loopback = "lo" if sys.platform.startswith("linux") else "lo0"
-        values |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+    if interface := launch.nodes[place.node_rank].interface:
+        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve, and
+        # which on a cluster may be that of another network.
+        values |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return values
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.launchers import environment
+from paceline.launchers.mpi_hosts import INTERFACES, host_options
 from paceline.launchers.mpi_library import mpi4py_library
 from paceline.plan import Command, Launch, Place
 
@@ -40,12 +41,12 @@ class MpiLauncher:
 
     def check(self, job: Job) -> None:
         made_anew = job.environment.needs_build and not job.environment.layered
-        if job.environment.docker_image is None and not made_anew:
+        if job.compute_target == "local" and job.environment.docker_image is None and not made_anew:
             # What a new environment or an image will have, only the launch can see.
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
-        mpi = _of_image(launch) if launch.prepared[0].container else find_open_mpi(launch.prepared[0].python)
+        mpi = _open_mpi(launch)
         head = launch.places[0]
         return [
             Command(
@@ -60,6 +61,13 @@ class MpiLauncher:
                 log=launch.run_dir / "logs" / "driver.log",
             )
         ]
+
+
+def _open_mpi(launch: Launch) -> OpenMpi:
+    prepared = launch.prepared[0]
+    if prepared.container:
+        return _of_image(launch)
+    return OpenMpi(*prepared.open_mpi) if prepared.open_mpi else find_open_mpi(prepared.python)
 
 
 def _of_image(launch: Launch) -> OpenMpi:
@@ -151,6 +159,8 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
         options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
     else:
         options = ["--oversubscribe", "--map-by", "slot", "--bind-to", "none"]
+    if launch.remote_shell:
+        options += host_options(launch, mpi.version[0])
     return options
 
 
@@ -162,7 +172,8 @@ def _open_mpi_variables(launch: Launch, mpi: OpenMpi) -> dict[str, str]:
         variables["PRTE_MCA_prte_tmpdir_base"] = scratch
     else:
         variables["OMPI_MCA_orte_tmpdir_base"] = scratch
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 or launch.remote_shell:
+        # (on nodes elsewhere it may be root's)
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables
 
@@ -178,7 +189,12 @@ def _workers(launch: Launch) -> list[str]:
     words: list[str] = []
     for place in places:
         words += [":"] if words else []
-        words += ["-n", "1", *_worker(launch, place, _set_options(launch, place))]
+        host = (
+            ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
+            if launch.remote_shell
+            else []
+        )
+        words += ["-n", "1", *host, *_worker(launch, place, _set_options(launch, place))]
     return words
 
 
@@ -198,4 +214,7 @@ def _worker(launch: Launch, place: Place, options: list[str]) -> list[str]:
 def _set_options(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> list[str]:
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
+    if launch.remote_shell:
+        own = environment.defaults(launch, place)
+        values |= {name: own[name] for name in INTERFACES if name in own}
     return [word for name, value in values.items() if name not in left_out for word in ("--set", f"{name}={value}")]

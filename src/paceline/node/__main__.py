@@ -1,4 +1,6 @@
-"""`python -m paceline.node prepare|store RUN_DIR NODE_RANK`.
+"""`python -m paceline.node prepare|store|clean RUN_DIR NODE_RANK [--apart]`.
+
+--apart: the node has a folder of its own for the run, and makes the workers' folder in it of the snapshot that was sent.
 
 Says on standard output what it does, live; leaves its result, or why there is none, in one JSON file in the run's folder.
 """
@@ -8,11 +10,13 @@ from __future__ import annotations
 import errno
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, PacelineError
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, LauncherError, PacelineError
 from paceline.node import output
+from paceline.node.clean import clean
 from paceline.node.prepare import prepare
 from paceline.node.store import store_outputs
 from paceline.runs import store
@@ -24,12 +28,15 @@ def main(argv: list[str]) -> int:
     verb, folder, node_rank = argv[0], RunFolder(Path(argv[1])), int(argv[2])
     record = store.stored(folder)
     assert record.job is not None, "only submitted runs have nodes"
-    work, path = {
-        "prepare": (prepare, folder.prepared(node_rank)),
-        "store": (store_outputs, folder.stored(node_rank)),
-    }[verb]
+    job = record.job
+    work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
+        "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
+        "store": (lambda: store_outputs(job, folder, node_rank), folder.stored(node_rank)),
+        "clean": (lambda: clean(job, folder), folder.cleaned(node_rank)),
+    }
+    make, path = work[verb]
     try:
-        result: dict[str, Any] = work(record.job, folder, node_rank)
+        result = make()
     except Exception as error:
         result = {"failure": _failure(error)}
     finally:
@@ -43,6 +50,8 @@ def _failure(error: Exception) -> dict[str, str]:
     """Cause and message, for the failure report."""
     if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
         return {"cause": "environment", "message": str(error)}
+    if isinstance(error, LauncherError):
+        return {"cause": "launcher", "message": str(error)}
     if isinstance(error, PacelineError):
         return {"cause": "data", "message": str(error)}
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

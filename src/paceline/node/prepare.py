@@ -13,16 +13,21 @@ from paceline.containers.command import Mount
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
 from paceline.job import Job
+from paceline.launchers.mpi import find_open_mpi
 from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
 from paceline.plan import Prepared, places
+from paceline.runs import work_dir
 from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
+from paceline.runs.input_links import link_inputs
 
 
-def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
-    """Everything that the node's workers need, as `Prepared` in JSON; `holds`: what must not be removed meanwhile."""
+def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
+    """Everything that the node's workers need, as `Prepared` in JSON. apart: the workers' folder too."""
     workspace = folder.path.parent.parent
+    if apart and not folder.work.exists():
+        work_dir.make(folder)
     built = {} if job.environment.docker_image else _environment(job.environment, workspace, folder, node_rank)
     inputs: dict[str, str] = {}
     found: list[dict[str, Any]] = []
@@ -33,11 +38,17 @@ def prepare(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
             found.append(told)
     if job.environment.docker_image:
         built = prepare_container(job.environment, workspace, folder, _mounts(job.inputs, inputs, workspace, folder))
+    if job.launcher == "mpi" and "open_mpi" not in built:
+        # The supervisor may be on another machine, with another Open MPI or none.
+        mpi = find_open_mpi(built["python"])
+        built["open_mpi"] = (mpi.mpirun, mpi.version)
     prepared = Prepared(
         **built,
         inputs=inputs,
         inputs_by_rank=tuple(reference.name for reference in job.inputs if reference.partition == "rank"),
     )
+    if apart:
+        link_inputs(job, prepared, folder.work)
     return {"prepared": prepared.to_json(), "inputs": found}
 
 

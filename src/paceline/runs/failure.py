@@ -14,6 +14,10 @@ CAUSES = {
     "memory": "a worker was killed for memory, or could not get any",
     "killed": "a worker was ended by a signal that neither the script nor Paceline sent",
     "launcher": "the launcher ended before its workers did, or could not start them",
+    "node_lost": "a node was lost: its machine, its network or the engine's process on it is gone",
+    "preempted": "the engine took the nodes away for another job, or put the job back into the queue",
+    "port": "a port that the run was to use was taken by another program",
+    "engine": "the engine could not give the nodes, or took them back",
     "time_limit": "the run took longer than max_run_duration_seconds",
     "supervisor": "the run's supervisor was killed",
     "reboot": "the machine was restarted",
@@ -28,6 +32,8 @@ CAUSES = {
 }
 
 EXIT_TIME_LIMIT = 124
+#: EX_TEMPFAIL of sysexits.h: it may do better another time.
+EXIT_PREEMPTED = 75
 EXIT_CANCELED = 128 + signal.SIGTERM
 _LAST_LINES = 20
 

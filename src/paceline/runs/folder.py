@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,9 +121,31 @@ class RunFolder:
         return self.path / "closing"
 
     @property
+    def engine(self) -> Path:
+        """Which job of which engine the run is, where its supervisor is inside that job."""
+        return self.path / "engine.json"
+
+    @property
+    def gone(self) -> Path:
+        """Made when the engine was first found not to know the run's job any more, while the record is not final."""
+        return self.path / "gone"
+
+    @property
+    def target(self) -> Path:
+        """Kind and settings of the compute target, as they were when the run was submitted."""
+        return self.path / "target.json"
+
+    @property
     def ballast(self) -> Path:
         """Bytes held back so that the last record can be written on a full disk."""
         return self.path / "ballast"
+
+    @property
+    def scratch(self) -> Path:
+        """Outside the run's folder, with a short path, for sockets and shared memory; in memory where there is such a
+        file system."""
+        top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     @property
     def snapshot(self) -> Path:
@@ -169,6 +192,10 @@ class RunFolder:
     def stored(self, node_rank: int) -> Path:
         """What a node has stored at the end, or why it could not."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
+
+    def cleaned(self, node_rank: int) -> Path:
+        """That a node has nothing more of the run, or why not."""
+        return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     @property
     def checkpoints(self) -> Path:

@@ -151,6 +151,10 @@ def read(folder: RunFolder) -> RunRecord:
     record = stored(folder)
     if record.is_terminal:
         return record
+    if folder.engine.exists():
+        from paceline.runs import elsewhere
+
+        return elsewhere.read(folder, record)
     if not lock.is_held(folder.lock):
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
@@ -195,6 +199,10 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
+    if folder.engine.exists():
+        from paceline.runs import elsewhere
+
+        elsewhere.cancel(folder)
 
 
 def deserted_report(record: RunRecord) -> FailureReport:

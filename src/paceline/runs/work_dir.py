@@ -22,9 +22,13 @@ def make(folder: RunFolder) -> Path:
         OSError: no space, or the snapshot is gone.
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
-    shutil.rmtree(target, ignore_errors=True)
-    _copy(str(source), str(target))
-    (target / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
+    beside = target.with_name(f".{target.name}")
+    for old in (beside, target):
+        shutil.rmtree(old, ignore_errors=True)
+    _copy(str(source), str(beside))
+    (beside / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
+    # Whole or not at all: a run that its engine starts again goes on with what it finds.
+    os.rename(beside, target)
     return target
 
 

@@ -2,10 +2,11 @@
 
 What is looked at, ten times a second and whenever a child ends:
 
-    children's wait statuses     a plain worker's end; mpirun's end
+    the commands' ends           a plain worker's end; mpirun's end
     end_<rank>.json              a worker's end under mpirun, from the process that waited for it
     error_<rank>.json            an exception that has left the script, though the process may linger for ever
     rank_<rank>.log              how far it has grown, noted for the merged view
+    the nodes                    one that is lost ends the attempt
     stop()                       cancel, time limit
 """
 
@@ -15,12 +16,11 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
 from paceline.plan import Command, Launch, Place
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.files import read_json
@@ -30,10 +30,9 @@ from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.hints import with_hints
 from paceline.supervisor.in_containers import why_not_started
-from paceline.supervisor.memory import oom_kills
 from paceline.supervisor.stalls import stalled_text
 from paceline.supervisor.wake import Wake
-from paceline.targets import Started, Target
+from paceline.targets import Ended, Nodes, Started
 
 _TICK_S = 0.1
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -42,8 +41,8 @@ _SETTLE_S = 0.25
 _LINGER_S = 3.0
 #: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
 _LAUNCHER_S = 5.0
-#: More than a worker's report of its exception takes.
-_REPORT_BYTES = 1 << 14
+#: How long the nodes may take to report what they have been told to kill.
+_KILL_S = 10.0
 
 
 @dataclass
@@ -60,21 +59,25 @@ class Outcome:
 
 
 class AttemptWatch:
-    """Runs one attempt. stop: asked at each tick for a reason to end it; on_running: called once all workers are there."""
+    """Runs one attempt.
+
+    shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end it;
+    on_running: called once all workers are there.
+    """
 
     def __init__(
         self,
         launch: Launch,
-        target: Target,
+        folder: RunFolder,
+        nodes: Nodes,
         wake: Wake,
         *,
-        shell: Mapping[str, str],
+        shells: Sequence[Mapping[str, str]],
         stop: Callable[[], str | None],
         on_running: Callable[[], None],
     ) -> None:
-        self._launch, self._target, self._wake = launch, target, wake
-        self._shell, self._stop, self._on_running = shell, stop, on_running
-        self._folder = RunFolder(launch.run_dir)
+        self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
+        self._shells, self._stop, self._on_running = shells, stop, on_running
         self._places = {place.rank: place for place in launch.places}
         self._started: list[Started] = []
         self._pids: dict[int, int] = {}
@@ -83,11 +86,13 @@ class AttemptWatch:
         self._errors: dict[int, dict[str, Any]] = {}
         self._error_seen: dict[int, float] = {}
         self._asked: dict[int, float] = {}
-        self._launcher_status: int | None = None
+        self._launcher_code: int | None = None
+        self._lost: dict[int, str] = {}
         self._launcher_ended = 0.0
         self._sizes: dict[int, int] = {}
         self._running = False
-        self._oom_before = oom_kills()
+        self._oom_before = nodes.oom_kills()
+        self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
 
     def run(self, commands: list[Command]) -> Outcome:
         """Start the commands and see them through; when this returns, no process of theirs is left."""
@@ -113,7 +118,7 @@ class AttemptWatch:
     def _start(self, commands: list[Command]) -> FailureReport | None:
         for command in commands:
             try:
-                started = self._target.start(command, self._launch.work_dir, self._shell)
+                started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
             except OSError as error:
                 return FailureReport(
                     cause="launcher",
@@ -143,6 +148,9 @@ class AttemptWatch:
 
     def _is_over(self) -> bool:
         now = time.time()
+        if self._lost:
+            self._end_gracefully()
+            return True
         if len(self._exit_codes) == len(self._places):
             self._end_gracefully()
             return True
@@ -159,17 +167,18 @@ class AttemptWatch:
             # Parameter servers serve until somebody ends them.
             self._end_gracefully()
             return True
-        if self._launcher_status is not None:
+        if self._launcher_code is not None:
             unreported = [rank for rank in self._places if rank not in self._exit_codes]
-            killed = os.waitstatus_to_exitcode(self._launcher_status) < 0
+            killed = self._launcher_code > 128
             if unreported and (killed or now - self._launcher_ended > _LAUNCHER_S / 5):
                 self._end_gracefully()
                 return True
         return False
 
     def _look(self) -> None:
-        for pid, status in processes.reap():
-            self._ended(pid, status)
+        for ended in self._nodes.ended():
+            self._ended(ended)
+        self._lost |= self._nodes.lost()
         attempt = self._launch.attempt
         for rank in self._places:
             if rank not in self._pids or self._has_launcher:
@@ -192,16 +201,16 @@ class AttemptWatch:
         if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
             self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _ended(self, ended: Ended) -> None:
         for started in self._started:
-            if started.pid == pid:
-                code = processes.shell_exit_code(status)
+            if (started.pid, started.command.node_rank) == (ended.pid, ended.node_rank):
                 if started.command.is_launcher:
-                    self._launcher_status, self._launcher_ended = status, time.time()
-                    say(f"{Path(started.command.argv[0]).name} (pid {pid}) ended with exit code {code}")
+                    self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
+                    name = Path(started.command.argv[0]).name
+                    say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
                 else:
                     rank = started.command.ranks[0]
-                    self._exit_codes[rank], self._ended_at[rank] = code, time.time()
+                    self._exit_codes[rank], self._ended_at[rank] = ended.exit_code, ended.time
 
     def _note_growth(self) -> None:
         for rank in self._places:
@@ -225,10 +234,10 @@ class AttemptWatch:
         living = self._living()
         for rank in living:
             self._asked.setdefault(rank, time.time())
-            self._target.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
-        if not living and self._has_launcher and self._launcher_status is None and not self._pids:
+            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
+        if not living and self._has_launcher and self._launcher_code is None and not self._pids:
             for started in self._started:
-                self._target.signal(started.pid, started.command.node_rank, signal.SIGTERM)
+                self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
         deadline = time.monotonic() + self._launch.job.grace_period_seconds
         while self._living() and time.monotonic() < deadline:
             self._wake.sleep(_TICK_S / 2)
@@ -237,34 +246,54 @@ class AttemptWatch:
             say(f"ranks {left} did not end within {self._launch.job.grace_period_seconds:g} s of SIGTERM: killed")
         # mpirun has its own end to see to, but not for ever.
         deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
-        while self._has_launcher and self._launcher_status is None and time.monotonic() < deadline:
+        while self._has_launcher and self._launcher_code is None and time.monotonic() < deadline:
             self._wake.sleep(_TICK_S / 2)
             self._look()
 
     def _living(self) -> list[int]:
-        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and processes.is_alive(pid)]
+        return [
+            rank
+            for rank, pid in self._pids.items()
+            if rank not in self._exit_codes and self._nodes.is_alive(pid, self._places[rank].node_rank)
+        ]
 
     def _end_all(self) -> None:
-        """Kill whatever is left below this process, of whatever group or session."""
+        """Kill whatever is left on the nodes, of whatever group or session, and hear how it ended."""
         for rank in self._living():
             self._asked.setdefault(rank, time.time())
-        deadline = time.monotonic() + 10
-        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
-            for pid in left:
-                processes.send(pid, signal.SIGKILL)
+        self._nodes.kill_all()
+        deadline = time.monotonic() + _KILL_S
+        while True:
             self._look()
+            if not self._unreported() or time.monotonic() > deadline:
+                return
             time.sleep(0.005)
-        self._look()
+
+    def _unreported(self) -> bool:
+        """Whether a command that this attempt has started is still to be heard of; not from a node that is lost."""
+        return any(
+            self._launcher_code is None
+            if started.command.is_launcher
+            else started.command.ranks[0] not in self._exit_codes
+            for started in self._started
+            if started.command.node_rank not in self._lost
+        )
 
     # --- what came of it
 
     def _report(self) -> FailureReport | None:
         ends = [self._end_of(place) for place in self._places.values()]
         attempt, run_id = self._launch.attempt, self._launch.run_id
+        if (lost := self._lost_report(ends)) is not None:
+            return with_hints(lost, self._launch.job, self._stalled())
         if (never := self._not_started(ends)) is not None:
             return never
         report = worker_report(
-            run_id, attempt, ends, oom_killed=oom_kills() > self._oom_before, disk_full=self._disk_full()
+            run_id,
+            attempt,
+            ends,
+            oom_killed=self._nodes.oom_kills() > self._oom_before,
+            disk_full=self._nodes.is_disk_full(),
         )
         if report is not None:
             return with_hints(report, self._launch.job, self._stalled())
@@ -275,14 +304,30 @@ class AttemptWatch:
     def _stalled(self) -> str | None:
         return stalled_text(self._folder.stalled(self._launch.attempt))
 
+    def _lost_report(self, ends: list[WorkerEnd]) -> FailureReport | None:
+        """The report of a node that went, unless a worker had failed by itself before."""
+        if not self._lost or any(end.error is not None and not end.stopped for end in ends):
+            return None
+        node_rank, how = min(self._lost.items())
+        ranks = [rank for rank, place in self._places.items() if place.node_rank in self._lost]
+        return FailureReport(
+            cause="node_lost",
+            message=f"Node {self._launch.nodes[node_rank].name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
+            f"{', '.join(map(str, ranks))}: {how.rstrip('.')}.",
+            attempt=self._launch.attempt,
+            rank=ranks[0] if ranks else None,
+            node=self._launch.nodes[node_rank].name,
+            see=logs_command(self._launch.run_id),
+        )
+
     def _not_started(self, ends: list[WorkerEnd]) -> FailureReport | None:
         """The report of a container that never came to its script."""
         found: list[tuple[int | None, int | None, tuple[str, ...]]] = [
             (end.rank, end.exit_code, end.last_lines) for end in ends
         ]
-        if self._has_launcher and self._launcher_status is not None:
-            driver = tuple(last_lines(self._folder.driver_log, 20))
-            found = [(None, processes.shell_exit_code(self._launcher_status), driver)]
+        if self._has_launcher and self._launcher_code is not None:
+            driver = self._driver_lines()
+            found = [(None, self._launcher_code, driver)]
         for rank, code, lines in found:
             started = self._folder.worker_start(self._launch.attempt, rank or 0).exists()
             if code and not started and (told := why_not_started(self._launch, code, lines)):
@@ -296,11 +341,6 @@ class AttemptWatch:
                     see=logs_command(self._launch.run_id, rank),
                 )
         return None
-
-    def _disk_full(self) -> bool:
-        """Whether the run's disk has no room for so much as a worker's report."""
-        found = os.statvfs(self._launch.run_dir)
-        return found.f_bavail * found.f_frsize < _REPORT_BYTES
 
     def _end_of(self, place: Place) -> WorkerEnd:
         rank, error = place.rank, self._errors.get(place.rank)
@@ -324,15 +364,23 @@ class AttemptWatch:
             last_lines=tuple(last_lines(self._folder.rank_log(self._launch.attempt, rank), 20)),
         )
 
+    def _driver_lines(self) -> tuple[str, ...]:
+        """The last lines of this attempt in the driver's log."""
+        try:
+            with open(self._folder.driver_log, "rb") as file:
+                file.seek(self._driver_from)
+                return tuple(file.read().decode(errors="replace").splitlines()[-20:])
+        except OSError:
+            return ()
+
     def _launcher_report(self, missing: list[int]) -> FailureReport:
         """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
-        driver = tuple(last_lines(self._folder.driver_log, 20))
-        status = self._launcher_status
-        code = os.waitstatus_to_exitcode(status) if status is not None else None
+        driver = self._driver_lines()
+        code = self._launcher_code
         noticed = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
         rank: int | None = None
-        if code is not None and code < 0:
-            message, cause = f"mpirun was killed by {signal_name(-code)}.", "launcher"
+        if code is not None and code > 128 and not noticed:
+            message, cause = f"mpirun was killed by {signal_name(code - 128)}.", "launcher"
         elif noticed:
             rank, number = int(noticed[1]), int(noticed[2])
             message, cause = f"rank {rank} failed: its process was killed by {signal_name(number)}.", "killed"
@@ -347,7 +395,7 @@ class AttemptWatch:
         return FailureReport(
             cause=cause,
             message=message,
-            exit_code=(128 - code if code < 0 else code) if code else 1,
+            exit_code=code or 1,
             attempt=self._launch.attempt,
             rank=rank,
             node=self._launch.nodes[self._places[rank].node_rank].name if rank is not None else None,

@@ -6,22 +6,21 @@ import os
 import signal
 
 from paceline import processes
-from paceline.runs import store
+from paceline.runs import store, work_dir
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
-from paceline.supervisor import work_dir
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.in_containers import remove_containers
-from paceline.targets import get_target
+from paceline.targets import target_of_run
 
 
 def guard(folder: RunFolder, supervisor: int) -> int:
     """Wait for the supervisor; set right what it could not. The exit code of the process."""
 
     def forward(number: int, frame: object) -> None:
-        processes.send(supervisor, signal.SIGTERM)
+        processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, forward)
     while True:
         pid, status = os.waitpid(-1, 0)
@@ -34,13 +33,15 @@ def guard(folder: RunFolder, supervisor: int) -> int:
     record = store.stored(folder)
     if record.is_terminal:
         return 0
+    if status == 0 and folder.engine.exists():
+        return 0  # interrupted by the engine, which starts it again or says how it ended
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     if record.job is not None:
         remove_containers(record.job, record.run_id)
     if record.target:
-        get_target(record.target).release(folder.path)
+        target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)
     store.close_deserted(folder, record, store.deserted_report(record))
     return 1

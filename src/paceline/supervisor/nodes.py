@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
 from paceline.supervisor.wake import Wake
-from paceline.targets import Target
+from paceline.targets import Nodes, Seen
 
 _TICK_S = 0.05
 #: How long a node's process may take to end when it is told to.
@@ -38,65 +37,87 @@ def on_nodes(
     node_ranks: Iterable[int],
     *,
     folder: RunFolder,
-    target: Target,
+    nodes: Nodes,
+    seen: Seen,
     wake: Wake,
     stop: Callable[[], str | None],
 ) -> Done:
-    """Run `verb`, "prepare" or "store", on these nodes at once; when this returns, no process of theirs is left.
+    """Run `verb`, "prepare", "store" or "clean", on these nodes at once; when this returns, no process of theirs is left.
 
-    The first that fails ends the others.
+    The first that fails, or is lost, ends the others.
     """
-    results = {rank: folder.prepared(rank) if verb == "prepare" else folder.stored(rank) for rank in node_ranks}
-    running: dict[int, int] = {}
+    result = {"prepare": folder.prepared, "store": folder.stored, "clean": folder.cleaned}[verb]
+    results = {rank: result(rank) for rank in node_ranks}
+    running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     try:
         for rank, path in results.items():
             path.unlink(missing_ok=True)
             command = Command(
-                argv=(sys.executable, "-m", "paceline.node", verb, str(folder.path), str(rank)),
+                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options(seen)),
+                environment={"PYTHONPATH": str(seen.library_dir)},
                 node_rank=rank,
-                log=folder.prepare_log(rank),
+                log=RunFolder(seen.run_dir).prepare_log(rank),
             )
             # In the run's own folder, not the snapshot's: the user's modules must not stand in the way of ours.
-            running[target.start(command, folder.path, _environment(folder)).pid] = rank
+            started = nodes.start(command, seen.run_dir, _environment(folder, seen, nodes.shell(rank)))
+            running[rank, started.pid] = rank
         while running and all(code == 0 for code in ends.values()):
             if (reason := stop()) is not None:
                 return Done(stopped=reason)
             wake.sleep(_TICK_S)
-            for pid, status in processes.reap():
-                if pid in running:
-                    ends[running.pop(pid)] = processes.shell_exit_code(status)
+            for ended in nodes.ended():
+                if (ended.node_rank, ended.pid) in running:
+                    ends[running.pop((ended.node_rank, ended.pid))] = ended.exit_code
+            if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
+                return Done(failure=_lost_report(nodes, lost))
+    except OSError as error:
+        # The interpreter that the nodes were to have.
+        message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
+        return Done(failure=FailureReport(cause="prepare", message=message))
     finally:
-        _end(target, running)
+        _end(nodes, running)
     for rank, code in ends.items():
         if code != 0:
             return Done(failure=_report(verb, rank, code, read_json(results[rank]), folder))
     return Done(results=tuple(read_json(path) for path in results.values()))
 
 
-def _environment(folder: RunFolder) -> dict[str, str]:
-    """The supervisor's own, but marked as the run's: by this, what a killed supervisor has left is found."""
-    kept = {name: value for name, value in os.environ.items() if name != processes.SUPERVISOR_VARIABLE}
-    return kept | {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": str(folder.path)}
+def options(seen: Seen) -> tuple[str, ...]:
+    """What tells a node that it has to make the workers' folder itself, of the snapshot that was sent."""
+    return () if seen.is_shared else ("--apart",)
 
 
-def _end(target: Target, running: dict[int, int]) -> None:
+def _environment(folder: RunFolder, seen: Seen, shell: Mapping[str, str] | None) -> dict[str, str]:
+    """The node's, or the supervisor's own, but marked as the run's: by this, what a killed supervisor has left is found."""
+    shell = os.environ if shell is None else shell
+    kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
+    return kept | {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": str(seen.run_dir)}
+
+
+def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
     """SIGTERM, a moment to leave, then SIGKILL to them and to whatever they have started."""
-    for pid, rank in running.items():
-        target.signal(pid, rank, signal.SIGTERM)
+    for (_, pid), rank in running.items():
+        nodes.signal(pid, rank, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
-    while any(processes.is_alive(pid) for pid in running) and time.monotonic() < deadline:
-        processes.reap()
+    while any(nodes.is_alive(pid, rank) for (_, pid), rank in running.items()) and time.monotonic() < deadline:
+        nodes.ended()
         time.sleep(0.02)
-    processes.kill_descendants(os.getpid())
-    processes.reap()
+    nodes.kill_all()
+    nodes.ended()
+
+
+def _lost_report(nodes: Nodes, lost: Mapping[int, str]) -> FailureReport:
+    rank, how = min(lost.items())
+    name = nodes.nodes[rank].name
+    return FailureReport(cause="node_lost", message=f"Node {name} was lost: {how.rstrip('.')}.", node=name)
 
 
 def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder) -> FailureReport:
     told = (result or {}).get("failure")
     log = folder.prepare_log(node_rank)
     if told is None:
-        what = "being prepared" if verb == "prepare" else "storing its outputs"
+        what = {"prepare": "being prepared", "store": "storing its outputs", "clean": "being cleaned up"}[verb]
         how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with exit code {code}"
         told = {"cause": "prepare", "message": f"Node {node_rank} was {what} when the process that did it {how}."}
     return FailureReport(

@@ -9,7 +9,10 @@ import signal
 
 
 class Wake:
-    """Catches SIGCHLD, SIGTERM, SIGINT and SIGHUP for its process. `stopped_by`: the signal that asked for the end."""
+    """Catches SIGCHLD, SIGTERM, SIGINT, SIGHUP and SIGUSR2 for its process.
+
+    `stopped_by`: the signal that asked for the end; SIGUSR2 is an engine's warning that the job's time is nearly up.
+    """
 
     def __init__(self) -> None:
         self.stopped_by: int | None = None
@@ -19,7 +22,7 @@ class Wake:
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         # Handlers, not masks: a blocked signal would stay blocked in every worker.
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)
 
     def sleep(self, seconds: float) -> None:
@@ -30,4 +33,5 @@ class Wake:
                 pass
 
     def _stop(self, number: int, frame: object) -> None:
-        self.stopped_by = number
+        if self.stopped_by is None:
+            self.stopped_by = number

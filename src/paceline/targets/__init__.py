@@ -1,5 +1,6 @@
-"""Where workers run: a target gives nodes and starts command lines on them."""
+"""Compute targets: where nodes come from, and how command lines start on them."""
 
-from paceline.targets.base import Granted, Started, Target, get_target, target_names
+from paceline.targets.base import Ended, Nodes, Preview, Seen, Started, Target, Waiting
+from paceline.targets.configured import find_target, target_of_run
 
-__all__ = ["Granted", "Started", "Target", "get_target", "target_names"]
+__all__ = ["Ended", "Nodes", "Preview", "Seen", "Started", "Target", "Waiting", "find_target", "target_of_run"]

@@ -1,24 +1,27 @@
-"""What a target does, and how one is found by name."""
+"""What a target does, and what its nodes do.
+
+Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
+Nodes     the machines that a run holds: for its supervisor, wherever that runs
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias
 
-from paceline import plugins
-from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.plan import Command, Node
+from paceline.runs.folder import RunFolder
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
 Waiting: TypeAlias = "Callable[[str], bool]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Granted:
-    """Nodes that a run holds until it is released. ports: free on the first node."""
+class Preview:
+    """Nodes as a job would get them, for showing. ports: made up."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
@@ -32,8 +35,96 @@ class Started:
     pid: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A command that has ended. exit_code: as a shell gives it, 128+n for signal n; time: seconds since the epoch."""
+
+    pid: int
+    node_rank: int
+    exit_code: int
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """A run's folders as its nodes see them, the same paths on each.
+
+    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
+        made there; otherwise each node makes its own from the snapshot that was sent.
+    python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
+        another node of the run; empty where there is no such thing.
+    """
+
+    run_dir: Path
+    work_dir: Path
+    scratch_dir: Path
+    library_dir: Path
+    python: str
+    is_shared: bool = True
+    remote_shell: tuple[str, ...] = ()
+
+
+class Nodes(Protocol):
+    """The nodes that a run holds until they are closed. Not one call blocks for long, whatever a node is doing."""
+
+    nodes: tuple[Node, ...]
+    #: Free on the first node.
+    ports: tuple[int, ...]
+
+    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+        """Give all nodes the run's folder, or what they need of it.
+
+        Raises:
+            TargetError: it can't be had there; the message says where and why.
+        """
+
+    def shell(self, node_rank: int) -> Mapping[str, str] | None:
+        """The environment that the node gives to a program; None for that of the submitting program."""
+
+    def begin(self, attempt: int) -> None:
+        """Let the nodes have the folder of an attempt, whose files come back from now on."""
+
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+        """Start a command on its node. shell: the environment under what the command sets.
+
+        Raises:
+            OSError: it can't be started.
+        """
+
+    def signal(self, pid: int, node_rank: int, number: int) -> bool:
+        """Send a signal to a process on a node; False where it is gone."""
+
+    def is_alive(self, pid: int, node_rank: int) -> bool:
+        """Whether there is such a process; on a lost node there is none."""
+
+    def ended(self) -> list[Ended]:
+        """Commands that have ended since the last call. What they wrote in the run's folder is in the supervisor's by then."""
+
+    def lost(self) -> dict[int, str]:
+        """Nodes that are not there any more: node rank -> how that was noticed."""
+
+    def fetch(self) -> None:
+        """Bring what is left of the run's files on the nodes into the run's folder.
+
+        Raises:
+            TargetError: some could not be had; the message says what, and where it still is.
+        """
+
+    def kill_all(self) -> None:
+        """End everything that was started on the nodes, by force."""
+
+    def oom_kills(self) -> int:
+        """How many processes the nodes' kernels have killed for memory, as far as can be seen."""
+
+    def is_disk_full(self) -> bool:
+        """Whether the run's folder, on any node, has no room for so much as a worker's report."""
+
+    def close(self) -> None:
+        """End what is left, remove what was only the run's, give the nodes back. Harmless the second time."""
+
+
 class Target(Protocol):
-    """Gives nodes, and starts command lines on them. One object serves one run."""
+    """Gives nodes. One object serves one run. Targets that can be configured are made with a name and settings."""
 
     def check(self, job: Job) -> None:
         """Refuse, before anything starts, a job that this target can never hold.
@@ -42,44 +133,26 @@ class Target(Protocol):
             TargetError: what is asked for and what there is.
         """
 
-    def preview(self, job: Job) -> Granted:
-        """Nodes as the job would get them, for showing; nothing is held, and ports are made up."""
+    def preview(self, job: Job) -> Preview:
+        """Nodes as the job would get them, for showing; nothing is held."""
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Take the run's place in the queue. Called by the submitting program, so that order is order of submission."""
 
-    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Granted | None:
-        """Block until the run holds its nodes; None once `waiting` has said to give up."""
-
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        """Start the run's supervisor, detached, and hand it the open lock; its pid."""
+        """Start the run's supervisor, detached, and hand it the open lock; its pid.
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
-        """Start a command on its node. shell: the environment under what the command sets."""
+        0 where it starts elsewhere, when an engine says so (`paceline.runs.elsewhere`).
+        """
 
-    def signal(self, pid: int, node_rank: int, number: int) -> bool:
-        """Send a signal to a process on a node; False where it is gone."""
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
+        """Block until the run holds its nodes; None once `waiting` has said to give up. For the supervisor, which asks again
+        after it has lost one.
+
+        Raises:
+            TargetError: the job can't have them, or not any more.
+        """
 
     def release(self, run_dir: Path) -> None:
-        """Give the nodes back, or the place in the queue. Harmless when there is nothing to give."""
-
-
-_GROUP = "paceline.targets"
-_OWN = {"local": "paceline.targets.local:LocalTarget"}
-
-
-def get_target(name: str) -> Target:
-    """The compute target of this name.
-
-    Raises:
-        TargetError: there is none; the message lists those there are.
-    """
-    target = plugins.load(_GROUP, _OWN, name)
-    if target is None:
-        raise TargetError(f"no compute target {name!r}; there are {', '.join(target_names())}. None picks 'local'.")
-    return cast(Target, target)
-
-
-def target_names() -> list[str]:
-    """The names of all compute targets, Paceline's own and installed ones."""
-    return plugins.names(_GROUP, _OWN)
+        """Give back the place in the queue and all that is held, where the supervisor could not. Harmless when there is
+        nothing to give."""

@@ -6,20 +6,21 @@ do not bind: a worker may use what threads it likes, and finds a sensible number
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from paceline import processes
 from paceline.errors import TargetError
 from paceline.job import Job
-from paceline.plan import Command, Node, places, port_count
-from paceline.targets.base import Granted, Started, Waiting
+from paceline.plan import Node, places, port_count
+from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.gpus import devices
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
+from paceline.targets.local_nodes import LocalNodes
 
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
@@ -45,20 +46,21 @@ class LocalTarget:
                 f"{f'Ask for at most {count} workers' if count else 'Set use_gpu=False'}, or choose another target."
             )
 
-    def preview(self, job: Job) -> Granted:
+    def preview(self, job: Job) -> Preview:
         gpus = devices()[: job.world_size] if job.use_gpu else ()
         ports = tuple(range(29500, 29500 + port_count(job)))
-        return self._granted(job, Lease(cores=self._demand(job).cores, gpus=gpus, ports=ports))
+        return Preview(nodes=self._nodes(job, gpus), ports=ports)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         self._queue(job).enqueue(run_dir, self._demand(job))
 
-    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Granted | None:
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
         while True:
             found = queue.try_grant(run_dir)
             if isinstance(found, Lease):
-                return self._granted(job, found)
+                give_back = functools.partial(self.release, run_dir)
+                return LocalNodes(self._nodes(job, found.gpus), found.ports, give_back)
             if waiting(_waits_for(found)):
                 return None
             time.sleep(pause)
@@ -95,28 +97,6 @@ class LocalTarget:
         _supervisors.append(process)
         return process.pid
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
-        environment = {**command.defaults, **shell, **command.environment}
-        log = os.open(command.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                cwd=work_dir,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        # The supervisor reaps all children itself.
-        process.returncode = 0
-        return Started(command=command, pid=process.pid)
-
-    def signal(self, pid: int, node_rank: int, number: int) -> bool:
-        return processes.send(pid, number)
-
     def release(self, run_dir: Path) -> None:
         Queue(leases_dir(), self._cores, ()).release(run_dir)
 
@@ -129,13 +109,13 @@ class LocalTarget:
             cores=min(job.world_size, self._cores), gpus=job.world_size if job.use_gpu else 0, ports=port_count(job)
         )
 
-    def _granted(self, job: Job, lease: Lease) -> Granted:
+    def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
         sizes = [0] * job.node_count
         for place in places(job):
             sizes[place.node_rank] += 1
-        nodes, gpus = [], list(lease.gpus)
+        nodes, gpus = [], list(leased)
         for node_rank, size in enumerate(sizes):
-            mine, gpus = (gpus[:size], gpus[size:]) if lease.gpus else ([], [])
+            mine, gpus = (gpus[:size], gpus[size:]) if leased else ([], [])
             nodes.append(
                 Node(
                     node_rank=node_rank,
@@ -143,9 +123,10 @@ class LocalTarget:
                     address=_ADDRESS,
                     cores=max(1, self._cores // job.node_count),
                     gpus=tuple(mine),
+                    interface="lo" if sys.platform.startswith("linux") else "lo0",
                 )
             )
-        return Granted(nodes=tuple(nodes), ports=lease.ports)
+        return tuple(nodes)
 
 
 def core_count() -> int:

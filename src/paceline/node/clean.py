@@ -1,0 +1,21 @@
+"""Leave nothing of a run on its node but what others may use again: data that was fetched, environments, images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.job import Job
+from paceline.runs.folder import RunFolder
+
+
+def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
+    """End what a container engine still has of the run, and drop its views of the node's data."""
+    if job.environment.docker_image is not None:
+        from paceline.containers import find_engine, remove
+
+        remove(find_engine(), folder.run_id)
+    if any(not reference.is_output for reference in job.inputs):
+        from paceline.data.cache import DataCache
+
+        DataCache().drop_views(folder.run_id)
+    return {}

@@ -1,0 +1,221 @@
+"""The compute targets of a workspace: a small file each, and a copy of it in every run that uses one.
+
+    <workspace>/compute/<name>.json    {"name": "lab", "kind": "ssh", "settings": {"hosts": "/home/me/hosts.txt"}}
+    <run folder>/target.json           the same, as it was when the run was submitted
+
+`local` is always there. So is every kind that needs no settings, under its own name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from paceline.errors import TargetError
+from paceline.runs.files import read_json, write_json
+from paceline.targets.base import Target
+from paceline.targets.kinds import OWN, kind_class, make_target
+
+LOCAL = "local"
+#: In a run's folder.
+COPY = "target.json"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """A compute target as it was described: a name, a kind, and what of the kind's options is set."""
+
+    name: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_target_name(self.name)
+
+    def make(self) -> Target:
+        """The target itself, good for one run.
+
+        Raises:
+            TargetError: a setting is wrong, or the kind can't be loaded.
+        """
+        return cast(Target, make_target(self.kind, self.name, self.settings))
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> Configured:
+        """where: for the message.
+
+        Raises:
+            TargetError: the data is no such description.
+        """
+        if (
+            isinstance(data, dict)
+            and isinstance(data.get("name"), str)
+            and isinstance(data.get("kind"), str)
+            and isinstance(data.get("settings", {}), dict)
+        ):
+            return cls(name=data["name"], kind=data["kind"], settings=data.get("settings", {}))
+        raise TargetError(
+            f'{where} is not the description of a compute target, {{"name": ..., "kind": ..., "settings": {{...}}}}. '
+            "Mend it, or remove the file and add the target again."
+        )
+
+
+def check_target_name(name: object) -> str:
+    """`name`, if it may name a target: a letter or digit, then letters, digits, `_` and `-`, 64 at most.
+
+    Raises:
+        TargetError: it may not.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise TargetError(
+            f"compute target name {name!r}: a name starts with a letter or digit and goes on with letters, digits, "
+            "'_' and '-', at most 64 in all."
+        )
+    return name
+
+
+def find_target(name: str, workspace_dir: Path) -> Target:
+    """The compute target of this name: one that the workspace has, `local`, or a kind that needs no settings.
+
+    Raises:
+        TargetError: there is none, and the known ones are named; or it can't be made of its settings.
+    """
+    return read(workspace_dir, name).make()
+
+
+def read(workspace_dir: Path, name: str) -> Configured:
+    """The description of the target of this name.
+
+    Raises:
+        TargetError: there is none, or its file can't be read.
+    """
+    if isinstance(name, str) and _NAME.fullmatch(name):
+        path = _path(workspace_dir, name)
+        if path.exists():
+            return _read_file(path, name)
+        if _stands_alone(name):
+            return Configured(name=name, kind=name)
+    known = names(workspace_dir)
+    near = difflib.get_close_matches(str(name), known, n=1)
+    meant = f" Is {near[0]!r} meant?" if near else ""
+    raise TargetError(
+        f"there is no compute target {name!r}.{meant} There are {', '.join(known)}. "
+        "`paceline compute add NAME --kind KIND` adds one."
+    )
+
+
+def names(workspace_dir: Path) -> list[str]:
+    """`local` first, then what the workspace has, sorted."""
+    try:
+        found = os.listdir(workspace_dir / "compute")
+    except OSError:
+        found = []
+    mine = {name[: -len(".json")] for name in found if name.endswith(".json") and name[0] != "."}
+    return [LOCAL, *sorted(name for name in mine if _NAME.fullmatch(name) and name != LOCAL)]
+
+
+def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
+    """Keep the description in the workspace; the target made of it.
+
+    replace: one of this name that is there already. Its runs go on with what they were submitted to.
+
+    Raises:
+        TargetError: there is one of this name, the name is a kind's and the kind another, a setting is wrong, or the
+            file can't be written.
+    """
+    if configured.name == LOCAL:
+        raise TargetError("'local' is this machine and always there. Choose another name.")
+    if configured.name in OWN and configured.kind != configured.name:
+        raise TargetError(
+            f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
+            "Choose another name."
+        )
+    target = configured.make()
+    path = _path(workspace_dir, configured.name)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if replace:
+            write_json(path, configured.to_json(), sync=True)
+            return target
+        try:
+            # A link fails where there is such a file, so of two who add the same name one is told.
+            write_json(beside, configured.to_json(), sync=True)
+            os.link(beside, path)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                beside.unlink()
+    except FileExistsError as error:
+        raise TargetError(
+            f"there is a compute target {configured.name!r} already. "
+            "--replace (replace=True) changes it; runs that use it go on as they were submitted."
+        ) from error
+    except OSError as error:
+        raise TargetError(f"compute target {configured.name!r} can't be kept in {str(path)!r}: {error}.") from error
+    return target
+
+
+def remove(workspace_dir: Path, name: str) -> None:
+    """Forget a target. Whether runs use it is the caller's to ask; theirs is the copy in their folder.
+
+    Raises:
+        TargetError: there is none of this name in the workspace.
+    """
+    if not (isinstance(name, str) and _NAME.fullmatch(name)) or not _path(workspace_dir, name).exists():
+        if name == LOCAL:
+            raise TargetError("'local' is this machine and always there; it can't be removed.")
+        known = names(workspace_dir)[1:]
+        there = f"There are {', '.join(known)}." if known else "It has none but 'local'."
+        raise TargetError(f"there is no compute target {name!r} in the workspace. {there}")
+    _path(workspace_dir, name).unlink(missing_ok=True)
+
+
+def keep_copy(run_dir: Path, configured: Configured) -> None:
+    """Leave the description in a run's folder, by which the run is read and canceled from then on."""
+    write_json(run_dir / COPY, configured.to_json())
+
+
+def target_of_run(run_dir: Path) -> Target:
+    """The target that a run was submitted to, as it was then.
+
+    A run without a copy (of an older version) has that of its record's name.
+
+    Raises:
+        TargetError: the copy can't be read, or the kind can't be loaded any more.
+    """
+    path = run_dir / COPY
+    if path.exists():
+        return Configured.from_json(read_json(path), str(path)).make()
+    record = read_json(run_dir / "run.json")
+    name = record.get("target") if isinstance(record, dict) else None
+    return find_target(name if isinstance(name, str) else LOCAL, run_dir.parent.parent)
+
+
+def _path(workspace_dir: Path, name: str) -> Path:
+    return workspace_dir / "compute" / f"{name}.json"
+
+
+def _read_file(path: Path, name: str) -> Configured:
+    found = Configured.from_json(read_json(path), str(path))
+    if found.name != name:
+        raise TargetError(f"{str(path)!r} names itself {found.name!r}. Give the file and the name in it the same name.")
+    return found
+
+
+def _stands_alone(kind: str) -> bool:
+    """Whether there is such a kind, and one of it can be had without settings."""
+    try:
+        options = getattr(kind_class(kind), "OPTIONS", ())
+    except TargetError:
+        return kind in OWN  # making it says what is wrong with it
+    return not any(option.is_required for option in options)

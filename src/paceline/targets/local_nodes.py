@@ -1,0 +1,110 @@
+"""The nodes of `local`: this process starts everything itself, and everything is below it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from paceline import processes
+from paceline.agent.oom import oom_kills
+from paceline.plan import Command, Node
+from paceline.runs.folder import RunFolder
+from paceline.targets.base import Ended, Seen, Started
+
+#: More than a worker's report of its exception takes.
+_REPORT_BYTES = 1 << 14
+
+
+class LocalNodes:
+    """Groups of processes below this one. give_back: called once they are closed."""
+
+    def __init__(self, nodes: tuple[Node, ...], ports: tuple[int, ...], give_back: Callable[[], None]) -> None:
+        self.nodes, self.ports = nodes, ports
+        self._give_back = give_back
+        self._node_ranks: dict[int, int] = {}
+        self._folder: RunFolder | None = None
+
+    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+        self._folder = folder
+        folder.scratch.mkdir(mode=0o700, exist_ok=True)
+        return Seen(
+            run_dir=folder.path,
+            work_dir=folder.work,
+            scratch_dir=folder.scratch,
+            library_dir=library_dir,
+            python=sys.executable,
+        )
+
+    def shell(self, node_rank: int) -> None:
+        return None
+
+    def begin(self, attempt: int) -> None:
+        """Nothing: the nodes see the run's own folder."""
+
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+        environment = {**command.defaults, **shell, **command.environment}
+        log = os.open(command.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                cwd=work_dir,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        # All children are reaped together, orphans of theirs too.
+        process.returncode = 0
+        self._node_ranks[process.pid] = command.node_rank
+        return Started(command=command, pid=process.pid)
+
+    def signal(self, pid: int, node_rank: int, number: int) -> bool:
+        return processes.send(pid, number)
+
+    def is_alive(self, pid: int, node_rank: int) -> bool:
+        return processes.is_alive(pid)
+
+    def ended(self) -> list[Ended]:
+        now = time.time()
+        return [
+            Ended(pid=pid, node_rank=self._node_ranks.pop(pid), exit_code=processes.shell_exit_code(status), time=now)
+            for pid, status in processes.reap()
+            if pid in self._node_ranks
+        ]
+
+    def lost(self) -> dict[int, str]:
+        return {}
+
+    def fetch(self) -> None:
+        """Nothing: everything is here."""
+
+    def kill_all(self) -> None:
+        """The ends of what is killed are still told by `ended`."""
+        deadline = time.monotonic() + 10
+        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
+            for pid in left:
+                processes.send(pid, 9)
+            time.sleep(0.005)
+
+    def oom_kills(self) -> int:
+        return oom_kills()
+
+    def is_disk_full(self) -> bool:
+        assert self._folder is not None, "send comes first"
+        found = os.statvfs(self._folder.path)
+        return found.f_bavail * found.f_frsize < _REPORT_BYTES
+
+    def close(self) -> None:
+        self.kill_all()
+        processes.reap()
+        if self._folder is not None:
+            shutil.rmtree(self._folder.scratch, ignore_errors=True)
+        self._give_back()

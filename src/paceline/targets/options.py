@@ -1,0 +1,199 @@
+"""What may be set on a compute target of a kind: declared once, read from Python, from JSON and from a command line.
+
+class SshTarget:
+    OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
+               Option("folder", "on the hosts, for runs and snapshots"))
+
+    def __init__(self, name="ssh", settings={}):
+        values = check_settings("ssh", self.OPTIONS, settings, name)     # every option has a value now
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import TargetError
+
+#: str, int, float, bool, list (of str), Path (of a file of this machine; the setting is its absolute path as str).
+OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+#: A line break in a setting would be a line of its own in an sbatch script or a host file.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_METAVARS = {str: "TEXT", int: "N", float: "X", list: "TEXT", Path: "FILE"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One setting of a kind of compute target.
+
+    name: as in Python and JSON; `time_limit` is `--time-limit` on the command line.
+    help: a few words, no full stop. choices: the only values, where there are only some.
+    """
+
+    name: str
+    help: str
+    type: OptionType = str
+    default: Any = None
+    is_required: bool = False
+    choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert _NAME.fullmatch(self.name), f"option {self.name!r}: lower-case letters, digits and '_'"
+        assert self.type is bool or self.type in _METAVARS, f"option {self.name!r} has no type of an option"
+
+    @property
+    def word(self) -> str:
+        """As a command line has it: `--time-limit`."""
+        return f"--{self.name.replace('_', '-')}"
+
+
+def check_settings(
+    kind: str, options: Sequence[Option], settings: Mapping[str, Any], name: str | None = None
+) -> dict[str, Any]:
+    """A value for each option: the one that is set, else its default.
+
+    name: of the target, for the message. None as a value counts as not set.
+
+    Raises:
+        TargetError: an unknown name, a value of another type, a required one that is missing.
+    """
+    title = f"compute target {name!r}" if name not in (None, kind) else f"a compute target of kind {kind!r}"
+    known = {option.name: option for option in options}
+    for given in settings:
+        if given not in known:
+            raise TargetError(f"{title} has no setting {given!r}{_instead(str(given), list(known))}")
+    values: dict[str, Any] = {}
+    for option in options:
+        value = settings.get(option.name)
+        if value is None:
+            if option.is_required:
+                raise TargetError(f"{title} needs {option.name} ({option.word} {_metavar(option)}): {option.help}.")
+            value = option.default
+        else:
+            _check(title, option, value)
+        # Whoever gets the values may change them; the declaration stays as it is.
+        values[option.name] = list(value) if option.type is list and value is not None else value
+    return values
+
+
+def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> dict[str, Any]:
+    """The settings in a command line's words: `--partition gpu --requeue --host a --host b`, or `--partition=gpu`.
+
+    Only what is there; required ones are looked for by `check_settings`. Files get absolute paths.
+
+    Raises:
+        TargetError: an unknown option, one without its value, a value of another type; the kind's options are listed.
+    """
+    known = {option.word: option for option in options}
+    settings: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        word, equals, value = left.pop(0).partition("=")
+        plain = word.replace("_", "-")
+        negated = known.get(f"--{plain[5:]}") if plain.startswith("--no-") and plain not in known else None
+        option = negated or known.get(plain)
+        if option is None:
+            if not word.startswith("-"):
+                raise TargetError(
+                    f"{word!r} stands alone: one NAME is taken, and options of kind {kind!r} are --NAME VALUE. "
+                    "A value with spaces goes in quotes."
+                )
+            raise TargetError(f"kind {kind!r} has no option {word}{_instead(plain, list(known))}")
+        if option.type is bool and (negated is None or not equals):
+            settings[option.name] = _truth(word, value) if equals else negated is None
+            continue
+        if negated is not None:
+            raise TargetError(f"kind {kind!r} has no option {word}{_instead(plain, list(known))}")
+        if not equals:
+            if not left or left[0].startswith("--"):
+                found = f"; {left[0]!r} is the next option" if left else ""
+                raise TargetError(
+                    f"{word} needs a value ({_metavar(option)}): {option.help}{found}. "
+                    f"One that begins with a dash is given as {word}=VALUE."
+                )
+            value = left.pop(0)
+        parsed = _parsed(word, option, value)
+        if option.type is list:
+            settings[option.name] = [*settings.get(option.name, []), parsed]
+        else:
+            settings[option.name] = parsed
+    return settings
+
+
+def help_lines(options: Sequence[Option]) -> list[tuple[str, str]]:
+    """(`--partition TEXT`, what it is) for each option, the required ones first."""
+    lines = []
+    for option in sorted(options, key=lambda option: not option.is_required):
+        word = option.word if option.type is bool else f"{option.word} {_metavar(option)}"
+        notes = [
+            *(["required"] if option.is_required else []),
+            *(["may be repeated"] if option.type is list else []),
+            *([f"default: {option.default}"] if option.default not in (None, False, [], ()) else []),
+        ]
+        lines.append((word, option.help + (f" ({', '.join(notes)})" if notes else "")))
+    return lines
+
+
+def _check(title: str, option: Option, value: object) -> None:
+    wanted: str | None = None
+    if option.type is list:
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
+            wanted = f'a list of texts, such as ["{option.name}1", "{option.name}2"]'
+    elif option.type is Path:
+        if not isinstance(value, str) or not value:
+            wanted = "the path of a file, as text"
+    elif option.type is float:
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            wanted = "a number"
+    elif option.type is int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            wanted = "a whole number"
+    elif not isinstance(value, option.type):
+        wanted = "true or false" if option.type is bool else "a text"
+    if wanted is None and option.choices and value not in option.choices:
+        wanted = f"one of {', '.join(option.choices)}"
+    if wanted is not None:
+        raise TargetError(f"{title}: {option.name}={value!r} is not {wanted}. It is: {option.help}.")
+    for text in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(text, str) and _CONTROL.search(text):
+            raise TargetError(f"{title}: {option.name}={text!r} has a line break or control character. Leave it out.")
+
+
+def _parsed(word: str, option: Option, value: str) -> Any:
+    if option.type in (int, float):
+        try:
+            return option.type(value)
+        except ValueError:
+            what = "a whole number" if option.type is int else "a number"
+            raise TargetError(f"{word} {value!r} is not {what}. It is: {option.help}.") from None
+    if option.type is Path:
+        return os.path.abspath(os.path.expanduser(value))
+    return value
+
+
+def _truth(word: str, value: str) -> bool:
+    if value.lower() in ("true", "yes", "on", "1"):
+        return True
+    if value.lower() in ("false", "no", "off", "0"):
+        return False
+    raise TargetError(f"{word}={value!r} is neither true nor false. Write {word} or {word}=false.")
+
+
+def _metavar(option: Option) -> str:
+    return "|".join(option.choices) if option.choices else _METAVARS.get(option.type, "")
+
+
+def _instead(given: str, known: Sequence[str]) -> str:
+    """The end of a sentence that says what there is instead."""
+    if not known:
+        return "; it has none at all."
+    near = difflib.get_close_matches(given, known, n=1)
+    meant = f". Is {near[0]} meant?" if near else "."
+    return f"{meant} There are: {', '.join(known)}."

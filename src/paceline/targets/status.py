@@ -1,0 +1,92 @@
+"""How a compute target stands: its nodes, what of them is in use, and who waits. For `paceline compute list` and `show`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node. used_*: by anybody's jobs, as far as the engine tells; None where it does not know.
+
+    is_up: runs may get it, now or once it is free. state: in the engine's own word, such as "mixed" or "drained".
+    message: why it is down, or what else there is to say.
+    """
+
+    name: str
+    cores: int | None = None
+    used_cores: int | None = None
+    gpus: int | None = None
+    used_gpus: int | None = None
+    is_up: bool = True
+    state: str = "up"
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NodeStatus:
+        return cls(**data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A compute target as its engine sees it now.
+
+    queued, running: jobs of anybody's that wait there, and that run; None where the engine does not tell.
+    """
+
+    nodes: tuple[NodeStatus, ...]
+    queued: int | None = None
+    running: int | None = None
+    message: str = ""
+
+    @property
+    def up(self) -> tuple[NodeStatus, ...]:
+        return tuple(node for node in self.nodes if node.is_up)
+
+    @property
+    def state(self) -> str:
+        """ "up", "degraded" if some nodes are down, "down" if none is up."""
+        if not self.up:
+            return "down"
+        return "up" if len(self.up) == len(self.nodes) else "degraded"
+
+    @property
+    def cores(self) -> int | None:
+        """Of the nodes that are up."""
+        return _total(node.cores for node in self.up)
+
+    @property
+    def used_cores(self) -> int | None:
+        return _total(node.used_cores for node in self.up)
+
+    @property
+    def gpus(self) -> int | None:
+        return _total(node.gpus for node in self.up)
+
+    @property
+    def used_gpus(self) -> int | None:
+        return _total(node.used_gpus for node in self.up)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state,
+            "cores": self.cores,
+            "used_cores": self.used_cores,
+            "gpus": self.gpus,
+            "used_gpus": self.used_gpus,
+            "queued": self.queued,
+            "running": self.running,
+            "message": self.message,
+            "nodes": [node.to_json() for node in self.nodes],
+        }
+
+
+def _total(values: Iterable[int | None]) -> int | None:
+    """The sum; None where no node tells."""
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from paceline.errors import LauncherError
+from paceline.launchers.mpi import MpiLauncher
+from paceline.plan import Node, Prepared
+from tests.helpers import make_job, make_launch
+
+MPI = ("/env/bin/mpirun", (5, 0))
+
+
+def launch(open_mpi=MPI, **values):
+    """Two hosts of two workers, and a remote shell."""
+    nodes = tuple(
+        Node(node_rank=rank, name=f"h{rank}", address=f"10.0.0.{rank + 1}", cores=4, interface=f"eth{rank}")
+        for rank in (0, 1)
+    )
+    given = {
+        "nodes": nodes,
+        "prepared": (Prepared(python="/env/bin/python", open_mpi=open_mpi),) * 2,
+        "remote_shell": ("/env/bin/python", "/lib/a b/rsh.py"),
+    }
+    job = make_job(
+        distributed_backend="mpi", node_count=2, process_count_per_node=2, environment_variables={"MINE": "1"}
+    )
+    return make_launch(job, **(given | values))
+
+
+def pairs(argv):
+    return list(itertools.pairwise(argv))
+
+
+@pytest.mark.parametrize(
+    ("version", "setting", "plm", "agent"),
+    [((5, 0), "--prtemca", "ssh", "plm_ssh_agent"), ((4, 1), "--mca", "rsh", "plm_rsh_agent")],
+)
+def test_mpirun_reaches_the_other_hosts_by_the_run_s_own_shell(version, setting, plm, agent):
+    (command,) = MpiLauncher().commands(launch(open_mpi=("/env/bin/mpirun", version)))
+    triples = list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))
+    assert (setting, "plm", plm) in triples
+    assert (setting, agent, "/env/bin/python '/lib/a b/rsh.py'") in triples
+    assert (setting, "oob_tcp_keepalive_time", "5") in triples
+    assert ("--mca", "btl_tcp_if_include", "10.0.0.1/32,10.0.0.2/32") in triples
+    assert ("--host", "10.0.0.1:2,10.0.0.2:2") in pairs(command.argv)
+
+
+def test_each_worker_is_started_on_its_own_host_with_what_is_that_host_s():
+    (command,) = MpiLauncher().commands(launch())
+    contexts = [
+        list(part) for is_colon, part in itertools.groupby(command.argv, lambda word: word == ":") if not is_colon
+    ]
+    hosts = [context[context.index("-n") + 3] for context in contexts]
+    assert hosts == ["10.0.0.1:2", "10.0.0.1:2", "10.0.0.2:2", "10.0.0.2:2"]
+    interfaces = [word for context in contexts for word in context if "GLOO_SOCKET_IFNAME" in word]
+    assert interfaces == [f"=GLOO_SOCKET_IFNAME=eth{rank}" for rank in (0, 0, 1, 1)]
+
+
+def test_what_workers_need_of_the_environment_is_passed_on():
+    (command,) = MpiLauncher().commands(launch())
+    forwarded = {value for word, value in pairs(command.argv) if word == "-x"}
+    assert {
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "PYTHONPATH",
+        "PATH",
+        "PACELINE_RUN_DIR",
+        "OMP_NUM_THREADS",
+        "MINE",
+    } <= forwarded
+    assert "GLOO_SOCKET_IFNAME" not in forwarded
+
+
+def test_nodes_with_different_open_mpis_are_refused_by_name():
+    prepared = (
+        Prepared(python="/env/bin/python", open_mpi=MPI),
+        Prepared(python="/env/bin/python", open_mpi=("/usr/bin/mpirun", (4, 1))),
+    )
+    with pytest.raises(LauncherError, match=r"h0 has /env/bin/mpirun \(5\.0\).*h1 has /usr/bin/mpirun \(4\.1\)"):
+        MpiLauncher().commands(launch(prepared=prepared))
