@@ -101,7 +101,12 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
         with contextlib.suppress(OSError):
             folder.gone.touch()
         since = time.time()
-    if time.time() - since < _GRACE_S:
+    asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
+    if asked is not None and found.cause in ("canceled", "engine"):
+        found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
+    # Of a job that was canceled in the queue there is no supervisor that could still write.
+    never_started = asked is not None and not record.attempts
+    if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
     fd = lock.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
