@@ -22,7 +22,7 @@ class Node:
     address: what other nodes reach it by.
     cores: cores that the run may use there, at least 1.
     gpus: the devices leased to the run there, as `CUDA_VISIBLE_DEVICES` spells them.
-    interface: the network interface that has `address`, where it is known.
+    interface, network: the network interface that has `address`, and its network ("10.0.0.0/24"), where they are known.
     """
 
     node_rank: int
@@ -31,6 +31,7 @@ class Node:
     cores: int
     gpus: tuple[str, ...] = ()
     interface: str | None = None
+    network: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.launchers import environment
-from paceline.launchers.mpi_hosts import INTERFACES, host_options
+from paceline.launchers.mpi_hosts import INTERFACES, context_options, host_options
 from paceline.launchers.mpi_library import mpi4py_library
 from paceline.plan import Command, Launch, Place
 
@@ -179,22 +179,23 @@ def _open_mpi_variables(launch: Launch, mpi: OpenMpi) -> dict[str, str]:
 
 
 def _workers(launch: Launch) -> list[str]:
-    """`-n 4 worker`, or one context per worker that says its place: where workers of one node differ by more than
-    their ranks, and where several nodes stand on one machine (Open MPI sees one host there, and its local ranks would
-    run over all of the stand-ins)."""
+    """`-n 4 worker`, or one context for each host; or one for each worker that says its place: where workers of one
+    node differ by more than their ranks, and where several nodes stand on one machine (Open MPI sees one host there, and
+    its local ranks would run over all of the stand-ins)."""
     places = launch.places
     if len(launch.nodes) == 1 and not _differ_by_rank(launch):
         options = _set_options(launch, places[0], skip=("LOCAL_RANK", "HOROVOD_LOCAL_RANK"))
         return ["-n", str(len(places)), *_worker(launch, places[0], options)]
     words: list[str] = []
+    by_host = bool(launch.remote_shell) and not _differ_by_rank(launch)
     for place in places:
+        if by_host and place.local_rank:
+            continue
+        skip = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK") if by_host else ()
         words += [":"] if words else []
-        host = (
-            ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
-            if launch.remote_shell
-            else []
-        )
-        words += ["-n", "1", *host, *_worker(launch, place, _set_options(launch, place))]
+        words += ["-n", str(place.local_world_size if by_host else 1)]
+        words += context_options(launch, place) if launch.remote_shell else []
+        words += _worker(launch, place, _set_options(launch, place, skip))
     return words
 
 

@@ -11,7 +11,7 @@ import shlex
 
 from paceline.errors import LauncherError
 from paceline.launchers import environment
-from paceline.plan import Launch
+from paceline.plan import Launch, Place
 
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
@@ -27,10 +27,12 @@ def host_options(launch: Launch, major: int) -> list[str]:
     for place in launch.places:
         sizes[place.node_rank] = place.local_world_size
     hosts = ",".join(f"{node.address}:{sizes[node.node_rank]}" for node in launch.nodes if node.node_rank in sizes)
-    # Each host takes the one of these that is its own.
-    addresses = ",".join(f"{node.address}/32" for node in launch.nodes)
     shell = shlex.join(launch.remote_shell)
-    settings = {"oob_tcp_if_include": addresses} | {f"oob_tcp_keepalive_{name}": v for name, v in _KEEPALIVE.items()}
+    settings = {f"oob_tcp_keepalive_{name}": value for name, value in _KEEPALIVE.items()}
+    # Whole networks: PRRTE 3 crashes half the time on a list of the nodes' own addresses.
+    networks = sorted({node.network or "" for node in launch.nodes})
+    if is_known := "" not in networks:
+        settings["oob_tcp_if_include"] = ",".join(networks)
     if major >= 5:
         runtime = "--prtemca"
         settings |= {"plm": "ssh", "plm_ssh_agent": shell, "plm_ssh_no_tree_spawn": "1"}
@@ -40,21 +42,27 @@ def host_options(launch: Launch, major: int) -> list[str]:
     words = ["--host", hosts]
     for name, value in settings.items():
         words += [runtime, name, value]
-    return [*words, "--mca", "btl_tcp_if_include", addresses, *_forwarded(launch)]
+    return [*words, *(("--mca", "btl_tcp_if_include", ",".join(networks)) if is_known else ())]
+
+
+def context_options(launch: Launch, place: Place) -> list[str]:
+    """The options of a worker's context: its host, and the variables whose values mpirun passes on. On another host its
+    workers have nothing of its environment; and what stands before the first context counts for that one alone."""
+    host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
+    return [*host, *(word for name in _forwarded(launch) for word in ("-x", name))]
 
 
 def _forwarded(launch: Launch) -> list[str]:
-    """Names of variables, whose values mpirun passes on: on another host its workers have nothing of its environment."""
     prepared = launch.prepared[0]
-    names = [
+    names = (
         *environment.of_run(launch),
         *(name for name in environment.defaults(launch, launch.places[0]) if name not in INTERFACES),
         *launch.job.environment_variables,
         *prepared.variables,
         *(("PYTHONNOUSERSITE",) if prepared.is_isolated else ()),
         *("PYTHONPATH", "PATH"),
-    ]
-    return [word for name in dict.fromkeys(names) for word in ("-x", name)]
+    )
+    return list(dict.fromkeys(names))
 
 
 def _check_same_mpi(launch: Launch) -> None:
