@@ -393,3 +393,15 @@ def test_a_deserted_run_whose_cancel_was_asked_for_has_failed(runs_dir):
     folder = deserted(runs_dir)
     store.request_cancel(folder, by="me")
     assert store.read(folder).status == states.FAILED
+
+
+def test_a_run_s_own_process_never_takes_its_run_for_deserted(runs_dir, monkeypatch):
+    folder = deserted(runs_dir)
+    monkeypatch.setenv("PACELINE_RUN_ID", RUN_ID)
+    assert store.read(folder).status == states.RUNNING
+
+
+def test_a_node_s_copy_of_a_run_s_folder_is_not_a_deserted_run(runs_dir):
+    folder = deserted(runs_dir)
+    folder.lock.unlink()
+    assert store.read(folder).status == states.RUNNING

@@ -151,6 +151,9 @@ def read(folder: RunFolder) -> RunRecord:
     record = stored(folder)
     if record.is_terminal:
         return record
+    if _is_own(folder) or not folder.lock.exists():
+        # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
+        return shown(folder, record)
     if folder.engine.exists():
         from paceline.runs import elsewhere
 
@@ -160,6 +163,11 @@ def read(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         return record if record.is_terminal else _set_right(folder)
     return _failed(record) if folder.closing.exists() else shown(folder, record)
+
+
+def _is_own(folder: RunFolder) -> bool:
+    """Whether this process is one of the run's own: then the run lives."""
+    return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 
 def raw(folder: RunFolder) -> dict[str, Any] | None:
