@@ -11,6 +11,7 @@ from paceline.data.reference import DataReference, Source
 from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError, JobError
 from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, arguments, interpreter, with_overrides
+from paceline.workspace import Workspace
 from tests.helpers import write_program, write_tree
 
 MNIST = DataReference(name="mnist", sources=(Source(datastore="lab", path="mnist"),))
@@ -75,6 +76,11 @@ def test_a_source_directory_may_be_a_path():
 def test_a_source_directory_that_is_no_path_is_refused():
     with pytest.raises(JobError, match="source_directory=5"):
         Estimator(5, entry_script="train.py")
+
+
+def test_a_target_of_the_workspace_stands_for_its_name(tmp_path):
+    target = Workspace(tmp_path / "ws").compute_targets["local"]
+    assert Estimator(entry_script="train.py", compute_target=target).job().compute_target == "local"
 
 
 def test_no_compute_target_picks_local():
@@ -350,3 +356,11 @@ def test_nothing_else_may_be_overridden():
 def test_an_overridden_value_is_checked():
     with pytest.raises(JobError, match="is not a dict"):
         with_overrides(PyTorch(entry_script="train.py"), {"script_params": "--lr 2"})
+
+
+def test_restarts_on_exceptions_need_restarts():
+    job = Estimator(entry_script="train.py", max_restarts=2, restart_on_exception=True).job()
+    assert (job.max_restarts, job.restart_on_exception) == (2, True)
+    assert not Estimator(entry_script="train.py").job().restart_on_exception
+    with pytest.raises(JobError, match="restart_on_exception=True with max_restarts=0"):
+        Estimator(entry_script="train.py", restart_on_exception=True)

@@ -34,9 +34,13 @@ MAY_IMPORT = {
     "environments": "errors runs.files",
     "data": "errors runs.files",
     "containers": "errors processes job plan",
-    "node": "errors processes job plan runs environments data containers",
+    # An Open MPI is found where the workers run.
+    "node": "errors processes job plan runs environments data containers launchers.mpi",
+    # On nodes, where nothing else of Paceline may be needed.
+    "agent": "errors processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
-    "targets": "errors plugins processes job plan runs",
+    # Where nodes share no folder with the submitting machine, a run travels through a datastore.
+    "targets": "errors plugins processes library job plan runs agent data.filesystem",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": "errors processes library job plan runs launchers targets containers"
     " environments.built environments.store data.cache",

@@ -11,13 +11,16 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Number
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.data.reference import DataReference
 from paceline.environments.described import described
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.job import DEFAULT_GRACE_S, Job
+
+if TYPE_CHECKING:
+    from paceline.targets.configured import Configured
 
 
 @dataclass
@@ -27,7 +30,7 @@ class _Script:
     source_directory: folder that is copied at submission, uncommitted edits included.
     entry_script: Python file in it to run.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
-    compute_target: name of a target; None picks "local".
+    compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
         all of its node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
     pip_packages, pip_requirements_file: what the script needs beyond its interpreter's packages, as pip takes it.
@@ -43,7 +46,8 @@ class _Script:
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit.
     python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
     grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
-    max_restarts: how many times a run whose worker or launcher was killed from outside starts over.
+    max_restarts: how many times a run starts over that has lost a node, a worker or its launcher, was preempted or found
+        a port taken. restart_on_exception: also after an exception of the script's own.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -53,7 +57,7 @@ class _Script:
     _: KW_ONLY
     entry_script: str | None = None
     script_params: Mapping[str, Any] | None = None
-    compute_target: str | None = None
+    compute_target: str | Configured | None = None
     use_gpu: bool = False
     gpu_visibility: str = "worker"
     conda_packages: Sequence[str] | None = None
@@ -72,6 +76,7 @@ class _Script:
     python: str | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
+    restart_on_exception: bool = False
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
@@ -90,6 +95,8 @@ class _Script:
         Raises:
             JobError: a value is wrong, or a requirements file can't be read.
         """
+        if self.restart_on_exception and not self.max_restarts:
+            raise JobError("restart_on_exception=True with max_restarts=0: say how often, such as max_restarts=3.")
         environment = described(
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
@@ -112,7 +119,7 @@ class _Script:
             "entry_script": self.entry_script or "",
             "arguments": arguments(self.script_params),
             "framework": self.framework,
-            "compute_target": "local" if self.compute_target is None else self.compute_target,
+            "compute_target": _name_of(self.compute_target),
             "use_gpu": self.use_gpu,
             "gpu_visibility": self.gpu_visibility,
             "environment": environment,
@@ -121,6 +128,7 @@ class _Script:
             "max_run_duration_seconds": self.max_run_duration_seconds,
             "grace_period_seconds": self.grace_period_seconds,
             "max_restarts": self.max_restarts,
+            "restart_on_exception": self.restart_on_exception,
         }
         return Job(**(values | self._distribution() | changes))
 
@@ -280,3 +288,8 @@ def references(inputs: object, script_params: object) -> tuple[DataReference, ..
         # The same reference may stand in both places.
         found += [value for value in script_params.values() if isinstance(value, DataReference) and value not in found]
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
+
+
+def _name_of(target: Any) -> Any:
+    """The name of a target; what is none is left to the job to refuse."""
+    return "local" if target is None else getattr(target, "name", target)

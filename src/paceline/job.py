@@ -118,6 +118,8 @@ class Job:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.restart_on_exception, bool):
             raise JobError(f"restart_on_exception={self.restart_on_exception!r} is not a bool. Write True or False.")
+        if self.restart_on_exception and not self.max_restarts:
+            raise JobError("restart_on_exception=True with max_restarts=0: say how often, such as max_restarts=3.")
         if not isinstance(self.use_gpu, bool):
             raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
         if not isinstance(self.compute_target, str) or not self.compute_target:

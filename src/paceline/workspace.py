@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.data.datastore import Datastore
     from paceline.data.reference import DataReference
     from paceline.snapshot import Progress
+    from paceline.targets.configured import Configured
 
 #: Names the workspace's folder, above everything else.
 WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
@@ -102,6 +103,13 @@ class Workspace:
         """Experiment name -> experiment, for all that have a run."""
         names = sorted({record.experiment for record in store.all_records(self.runs_dir)})
         return {name: Experiment(self, name) for name in names}
+
+    @property
+    def compute_targets(self) -> Mapping[str, Configured]:
+        """Name -> compute target: `local`, and those that `paceline compute add` has added."""
+        from paceline.targets.named import ComputeTargets
+
+        return ComputeTargets(self._path)
 
     @property
     def environments(self) -> dict[str, Environment]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 
 import paceline as pl
+from paceline.cli.asked import Asked
+from paceline.cli.dry_run import print_plan
+from paceline.targets.local import LocalTarget
 from tests.cli.conftest import Cli
 from tests.cli.test_read import SUMMARY_KEYS
 from tests.engines.conftest import require_engine
 from tests.engines.lab import SYSTEM, WHEEL, find_mpirun
-from tests.helpers import wait_until
+from tests.helpers import make_job, wait_until
 
 
 def test_run_prints_the_scripts_output_and_nothing_else_on_standard_output(cli: Cli) -> None:
@@ -213,6 +218,39 @@ def test_a_dry_run_shows_what_would_start_and_starts_nothing(
     assert all(command["environment"]["A"] == "b c" for command in found["commands"])
     assert cli.run_ids() == []
     assert not list(cli.folder.rglob("started"))
+
+
+def test_the_attempts_of_a_run_are_told_as_they_come_and_shown_each_with_its_logs(cli: Cli) -> None:
+    script = cli.script(
+        """
+        import os
+        print("attempt", os.environ["PACELINE_ATTEMPT"])
+        if os.environ["PACELINE_ATTEMPT"] == "1":
+            raise ValueError("wrong")
+        """
+    )
+    done = cli("run", "--max-restarts", "1", "--restart-on-exception", script)
+    (run_id,) = cli.run_ids()
+
+    assert "Attempt 1 ended (exception); attempt 2 starts.\n" in done.stderr
+    first, second = (line for line in cli("show", run_id).stdout.splitlines() if line.endswith("on local"))
+    started = [attempt["started_utc"] for attempt in cli.json("show", run_id)["attempt_records"]]
+    assert re.fullmatch(rf"Attempts:    1  {started[0]}  exception after [\d.]+ s  on local", first)
+    assert re.fullmatch(rf"             2  {started[1]}  completed after [\d.]+ s  on local", second)
+    assert cli("logs", run_id, "--attempt", "1").stdout.startswith("attempt 1\nTraceback (most recent call last)")
+    assert cli("logs", run_id, "--attempt", "2").stdout == "attempt 2\n"
+    assert cli("logs", run_id, "--attempt", "3", code=2).stderr.endswith(f"run {run_id} has 2 so far.\n")
+
+
+def test_a_dry_run_shows_what_an_engine_would_be_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(LocalTarget, "script", lambda self, job: f"#!/bin/sh\nrun {job.entry_script}\n", raising=False)
+    asked = Asked(job=make_job(), directory=tmp_path, experiment="e", tags={})
+    print_plan(asked, as_json=False)
+    assert "\nGiven to local:\n\n#!/bin/sh\nrun train.py\n\nOn node 0," in capsys.readouterr().out
+    print_plan(asked, as_json=True)
+    assert json.loads(capsys.readouterr().out)["script"] == "#!/bin/sh\nrun train.py\n"
 
 
 def test_rerun_takes_the_source_as_it_was(cli: Cli) -> None:

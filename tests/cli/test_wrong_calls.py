@@ -50,6 +50,10 @@ WRONG = {
     ),
     "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "grace_period_seconds=-1.0 is not"),
     "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "max_restarts=-1 is not"),
+    "restarts on exceptions without restarts": (
+        ["run", "src/train.py", "--restart-on-exception"],
+        "--restart-on-exception without --max-restarts: say how often",
+    ),
     "parameter servers without their backend": (
         ["run", "src/train.py", "--ps", "1"],
         "--ps 1 belongs to --backend ps.",

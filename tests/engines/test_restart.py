@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from paceline.runs import states
 from paceline.runs.follow import Show
 from paceline.runs.logs import Line
-from tests.engines.lab import Lab, exit_codes, log_text, wait_for_file
+from paceline.targets.leases import leases_dir
+from tests.engines.lab import Lab, exit_codes, log_text, wait_for_end, wait_for_file
 
 KILLED_ONCE = """
 import os, signal, time
@@ -80,6 +82,81 @@ def test_what_the_script_does_wrong_by_itself_is_not_tried_again(lab: Lab, end: 
     assert log_text(run).startswith("once\n")
 
 
+def test_an_exception_is_tried_again_if_that_is_asked_for(lab: Lab) -> None:
+    script = """
+        import os
+        print(os.environ["PACELINE_CHECKPOINT_DIR"])
+        if os.environ["PACELINE_ATTEMPT"] != "3":
+            raise ValueError("wrong")
+    """
+    run = lab.complete(script, max_restarts=3, restart_on_exception=True)
+
+    assert [attempt.cause for attempt in run.record().attempts] == ["exception", "exception", None]
+    # Each attempt keeps its log, and all find the same checkpoints.
+    for attempt in (1, 2, 3):
+        first, *_ = run.folder.rank_log(attempt, 0).read_text().splitlines()
+        assert first == str(run.folder.checkpoints)
+
+
+@pytest.mark.parametrize("script", ["def\n", "import os\nimport no_such_module\n", "import helper\n"])
+def test_a_script_that_can_not_be_loaded_is_started_once_even_then_and_told_why(lab: Lab, script: str) -> None:
+    run = lab.finish(script, {"helper.py": "if True:\npass\n"}, max_restarts=3, restart_on_exception=True)
+
+    assert len(run.record().attempts) == 1
+    assert run.failure is not None
+    assert "It would come again with each attempt, so none follows." in run.failure.message
+
+
+SERVER = """
+import os, time
+number = int(os.environ["PACELINE_ATTEMPT"])
+with open(f"outputs/port_{number}", "w") as file:
+    file.write(os.environ["MASTER_PORT"])
+while number == 1 and not os.path.exists("outputs/taken"):
+    time.sleep(0.01)
+import socket
+listener = socket.socket()
+try:
+    listener.bind(("127.0.0.1", int(os.environ["MASTER_PORT"])))
+except OSError as error:
+    # As torch says it; a plain OSError names no port, and is understood as well.
+    if os.path.exists("outputs/plain"):
+        raise
+    raise RuntimeError(f"failed to listen. port: {os.environ['MASTER_PORT']}, name: EADDRINUSE, message: {error}")
+"""
+
+
+@pytest.mark.parametrize("is_plain", [False, True], ids=["as torch says it", "a plain OSError"])
+def test_a_port_that_another_program_took_is_named_and_the_next_attempt_has_another(lab: Lab, is_plain: bool) -> None:
+    run = lab.submit(SERVER, max_restarts=1)
+    if is_plain:
+        (run.folder.outputs / "plain").touch()
+    first = int(wait_for_file(run.folder.outputs / "port_1"))
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first))
+        other.listen()
+        (run.folder.outputs / "taken").touch()
+        run.wait_for_completion()
+
+    assert [attempt.cause for attempt in run.record().attempts] == ["port", None]
+    assert int((run.folder.outputs / "port_2").read_text()) != first
+    driver = run.folder.driver_log.read_text()
+    assert f"port {first} (MASTER_PORT) was taken by pid {os.getpid()} (" in driver
+
+
+def test_a_run_without_attempts_left_fails_for_the_port_and_leaves_no_lease(lab: Lab) -> None:
+    run = lab.submit(SERVER)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(wait_for_file(run.folder.outputs / "port_1"))))
+        other.listen()
+        (run.folder.outputs / "taken").touch()
+        wait_for_end(run)
+
+    assert run.failure is not None
+    assert (run.failure.cause, run.failure.exit_code, run.failure.rank) == ("port", 1, 0)
+    assert list((leases_dir() / "tickets").iterdir()) == []
+
+
 def test_restarts_come_to_an_end(lab: Lab) -> None:
     run = lab.finish("import os, signal; os.kill(os.getpid(), signal.SIGKILL)\n", max_restarts=2)
 
@@ -89,7 +166,33 @@ def test_restarts_come_to_an_end(lab: Lab) -> None:
     assert (run.failure.attempt, run.failure.cause, run.failure.exit_code) == (3, "killed", 137)
 
 
-def test_metrics_of_all_attempts_are_kept(lab: Lab) -> None:
+TRAINING = """
+import os, signal, paceline
+run = paceline.Run.get_context()
+saved = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], "step")
+start = int(open(saved).read()) if os.path.exists(saved) else 0
+for step in range(start, 30):
+    run.log("loss", 1 / (1 + step), step=step)
+    if step % 10 == 9:
+        run.log("accuracy", step / 30, step=step)
+        open(saved + ".new", "w").write(str(step + 1))
+        os.rename(saved + ".new", saved)
+    if (os.environ["PACELINE_ATTEMPT"], step) in (("1", 14), ("2", 27)):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_metrics_of_attempts_that_went_on_from_checkpoints_are_those_of_one(lab: Lab) -> None:
+    run = lab.complete(TRAINING, max_restarts=2)
+
+    assert len(run.record().attempts) == 3
+    assert run.get_metrics() == {
+        "loss": [1 / (1 + step) for step in range(30)],
+        "accuracy": [step / 30 for step in (9, 19, 29)],
+    }
+
+
+def test_metrics_without_a_step_are_kept_of_all_attempts(lab: Lab) -> None:
     script = """
         import os, signal, paceline
         run = paceline.Run.get_context()

@@ -49,7 +49,7 @@ def test_the_script_finds_its_run_and_its_metrics_go_to_its_rank(tmp_path, monke
     assert (run.id, run.experiment.name, run.experiment.workspace.path) == (folder.run_id, "digits", tmp_path / "ws")
     run.log("loss", 0.5)
     assert run.get_metrics(by_rank=True) == {"3": {"loss": 0.5}}
-    assert '"attempt": 2' in folder.metric_log(3).read_text()
+    assert '"attempt": 2' in (folder.metrics / "rank_3.2.jsonl").read_text()
     os.close(fd)
 
 

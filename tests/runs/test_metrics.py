@@ -238,7 +238,7 @@ def test_ranks_are_kept_apart(folder):
     assert read_by_rank(folder) == {0: {"loss": [0, 0.5]}, 1: {"loss": [1, 1.5]}, 10: {"loss": [10, 10.5]}}
     assert read(folder, rank=10) == {"loss": [10, 10.5]}
     assert read(folder, rank=5) == {}
-    assert [rank for rank, _ in rank_files(folder)] == [0, 1, 10]
+    assert list(rank_files(folder)) == [0, 1, 10]
 
 
 def test_a_name_may_be_asked_for_alone(folder):
@@ -436,14 +436,158 @@ def test_the_log_is_not_inherited_by_programs(folder):
     log.close()
 
 
-def test_each_writer_says_which_attempt_it_belongs_to(folder):
+# --- several attempts
+
+
+def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss", rank: int = 0) -> None:
+    """What an attempt logged under these steps: values that tell attempt and step apart, `attempt` + step / 1000."""
+    log = MetricLog(folder / f"rank_{rank}.jsonl", attempt=attempt)
+    for step in steps:
+        log.scalar(name, attempt + (step or 0) / 1000, step=step)
+    log.close()
+
+
+def test_each_attempt_has_a_file_of_its_own_that_says_whose_it_is(folder):
+    # The story: a worker of a node that was cut off wrote on into the file of the attempt that had followed.
+    for attempt in (1, 2):
+        attempt_of(folder, attempt, 0)
+    assert sorted(path.name for path in folder.iterdir()) == ["rank_0.2.jsonl", "rank_0.jsonl"]
+    for attempt, name in ((1, "rank_0.jsonl"), (2, "rank_0.2.jsonl")):
+        start = json.loads((folder / name).read_text().strip().splitlines()[0])
+        assert (start["attempt"], start["pid"]) == (attempt, os.getpid())
+
+
+def test_a_later_attempt_supersedes_what_was_logged_from_its_first_step_on(folder):
+    attempt_of(folder, 1, 0, 1, 2, 3, 4)
+    attempt_of(folder, 2, 3, 4, 5)
+    assert read(folder) == {"loss": [1.0, 1.001, 1.002, 2.003, 2.004, 2.005]}
+
+
+def test_steps_are_superseded_that_the_later_attempt_has_not_come_to_or_logs_at_other_times(folder):
+    attempt_of(folder, 1, 0, 10, 20, 30, 40)
+    attempt_of(folder, 2, 15)
+    assert read(folder) == {"loss": [1.0, 1.01, 2.015]}
+
+
+def test_an_attempt_that_went_on_from_an_older_checkpoint_supersedes_several(folder):
+    attempt_of(folder, 1, 0, 1, 2, 3, 4, 5)
+    attempt_of(folder, 2, 4, 5, 6, 7)
+    attempt_of(folder, 3, 2, 3)
+    assert read(folder) == {"loss": [1.0, 1.001, 3.002, 3.003]}
+
+
+def test_what_an_attempt_in_between_did_not_come_to_is_not_lost(folder):
+    attempt_of(folder, 1, 0, 1, 2, 3)
+    attempt_of(folder, 2, 0)  # did not find the checkpoint, and soon died
+    attempt_of(folder, 3, 3, 4)
+    assert read(folder) == {"loss": [2.0, 1.001, 1.002, 3.003, 3.004]}
+    attempt_of(folder, 4, 9, name="accuracy")
+    attempt_of(folder, 1, 0, 1, rank=1)
+    assert read(folder, name="loss", rank=0) == {"loss": [2.0, 1.001, 1.002, 3.003, 3.004]}
+    # Several ranks are merged by attempt and time, and the series of each keeps its order.
+    assert [value for value in read(folder)["loss"] if value != 1.0][-4:] == [1.001, 1.002, 3.003, 3.004]
+
+
+def test_each_name_has_steps_of_its_own(folder):
+    for attempt, batches, epochs in ((1, (0, 1, 100, 101), (0, 1)), (2, (100, 101, 200), (1, 2))):
+        attempt_of(folder, attempt, *batches, name="loss")
+        attempt_of(folder, attempt, *epochs, name="accuracy")
+    attempt_of(folder, 1, 0, 1, name="only before")
+    assert read(folder) == {
+        "loss": [1.0, 1.001, 2.1, 2.101, 2.2],
+        "accuracy": [1.0, 2.001, 2.002],
+        "only before": [1.0, 1.001],
+    }
+    assert read(folder, name="accuracy") == {"accuracy": [1.0, 2.001, 2.002]}
+
+
+def test_values_without_a_step_stay_with_those_of_all_attempts(folder):
+    attempt_of(folder, 1, None, 5, 6)
+    attempt_of(folder, 2, 5, None)
+    assert read(folder) == {"loss": [1.0, 2.005, 2.0]}
     for attempt in (1, 2):
         log = MetricLog(folder / "rank_0.jsonl", attempt=attempt)
-        log.scalar("loss", attempt)
+        log.other("list", "m", [attempt])
         log.close()
-    starts = [json.loads(line) for line in (folder / "rank_0.jsonl").read_text().splitlines() if "attempt" in line]
-    assert [start["attempt"] for start in starts] == [1, 2]
-    assert starts[0]["pid"] == os.getpid()
+    assert read(folder, name="m") == {"m": [1, 2]}
+
+
+def test_a_metric_logged_once_under_a_step_in_each_attempt_is_a_scalar(folder):
+    for attempt in (1, 2):
+        attempt_of(folder, attempt, 0)
+    assert read(folder) == {"loss": 2.0}
+
+
+def test_attempts_of_several_ranks_come_one_after_the_other_whatever_their_clocks_say(folder):
+    lines(folder, 0, {"name": "loss", "value": 1, "time": 100.0})
+    lines(folder, 1, {"name": "loss", "value": 2, "time": 101.0})
+    for rank, value in ((0, 3), (1, 4)):
+        entry = {"name": "loss", "value": value, "time": 10.0 + rank}
+        (folder / f"rank_{rank}.2.jsonl").write_text(json.dumps(entry) + "\n")
+    assert read(folder) == {"loss": [1, 2, 3, 4]}
+
+
+def test_a_line_that_a_killed_attempt_left_half_costs_the_next_nothing(folder):
+    attempt_of(folder, 1, 0, 1)
+    with open(folder / "rank_0.jsonl", "ab") as file:
+        file.write(b'{"name":"loss","value":3.14')
+    attempt_of(folder, 2, 1, 2)
+    assert read(folder) == {"loss": [1.0, 2.001, 2.002]}
+
+
+def test_attempts_in_one_file_as_earlier_versions_wrote_them_are_told_apart(folder):
+    lines(
+        folder,
+        0,
+        {"attempt": 1, "pid": 1, "time": 0},
+        *({"name": "loss", "value": f"1.{step}", "step": step} for step in range(4)),
+        {"attempt": 2, "pid": 2, "time": 1},
+        *({"name": "loss", "value": f"2.{step}", "step": step} for step in range(2, 5)),
+    )
+    assert read(folder) == {"loss": ["1.0", "1.1", "2.2", "2.3", "2.4"]}
+
+
+@st.composite
+def interruptions(draw):
+    """A training of some steps, in attempts: (first step, number of lines that were written, bytes of a torn one) each."""
+    steps = draw(st.integers(1, 12))
+    attempts, reached = [], 0
+    for _ in range(draw(st.integers(0, 4))):
+        start = draw(st.integers(0, reached))  # any checkpoint of any earlier attempt
+        written = draw(st.integers(0, 2 * (steps - start)))
+        attempts.append((start, written, draw(st.integers(0, 30))))
+        reached = max(reached, start + written // 2)
+    # The last one sees it through, with something left to log.
+    return steps, [*attempts, (draw(st.integers(0, min(reached, steps - 1))), None, 0)]
+
+
+@settings(max_examples=150)
+@given(interruptions(), st.integers(1, 3))
+def test_wherever_it_was_killed_and_resumed_the_series_is_that_of_a_run_never_interrupted(story, every):
+    steps, attempts = story
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for number, (start, written, torn) in enumerate(attempts, 1):
+            log, left = MetricLog(folder / "rank_0.jsonl", attempt=number), written
+            for step in range(start, steps):
+                for metric in ("loss", "accuracy"):
+                    if left == 0:
+                        break
+                    left = None if left is None else left - 1
+                    if metric == "loss" or step % every == 0:
+                        log.scalar(metric, step / 10, step=step)
+            log.close()
+            if torn and (path := log._path).exists():
+                with open(path, "ab") as file:
+                    file.write(b'{"name":"loss","value":99,"step":0}'[:torn])
+        whole = MetricLog(folder / "whole" / "rank_0.jsonl")
+        # Nothing of what comes before the last attempt's first step was lost: a checkpoint is written after its metrics.
+        for step in range(steps):
+            whole.scalar("loss", step / 10, step=step)
+            if step % every == 0:
+                whole.scalar("accuracy", step / 10, step=step)
+        whole.close()
+        assert read(folder) == read(folder / "whole")
 
 
 # --- for JSON proper

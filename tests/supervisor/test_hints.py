@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from paceline.runs.failure import FailureReport
@@ -36,3 +38,11 @@ def test_fit_under_keras_3_is_told_what_works():
 def test_what_the_ranks_waited_for_comes_last():
     told = with_hints(report(None), make_job(), "At its end the ranks were stalled: x.")
     assert told.message == "Rank 1 failed. At its end the ranks were stalled: x."
+
+
+def test_of_a_script_that_can_not_be_loaded_is_said_why_no_attempt_follows_if_one_was_asked_for():
+    told = report("SyntaxError: invalid syntax")
+    asked = make_job(max_restarts=1, restart_on_exception=True)
+    assert with_hints(told, asked).message.endswith("so none follows. Mend the source and submit it again.")
+    assert with_hints(told, make_job(max_restarts=1)) is told
+    assert with_hints(dataclasses.replace(told, attempt=2), asked).message == told.message

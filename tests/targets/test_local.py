@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.runs import lock
 from paceline.targets import local
+from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget, core_count
 from tests.helpers import make_job
 
@@ -151,3 +153,44 @@ def test_of_many_runs_ahead_some_are_named(target, run):
     told: list[str] = []
     target.wait_for_nodes(job, path, lambda text: bool(told.append(text)) or True)
     assert told == ["waits for 4 runs (a, b, c, ...)"]
+
+
+# --- after an attempt
+
+
+def test_other_ports_are_leased_in_place_of_one_that_was_taken_and_the_run_keeps_its_turn(target, run):
+    job = make_job(distributed_backend="gloo", process_count_per_node=8)
+    first, second = run("first"), run("second")
+    for path in (first, second):
+        target.enqueue(job, path)
+    nodes = target.wait_for_nodes(job, first, pytest.fail)
+    before = nodes.ports
+    nodes.renew_ports()
+    assert len(nodes.ports) == len(before)
+    assert not set(nodes.ports) & set(before)
+    # Nobody else is given them; and whoever waits goes on waiting.
+    ticket = json.loads(min((leases_dir() / "tickets").iterdir()).read_text())
+    assert (ticket["run_dir"], tuple(ticket["granted"]["ports"])) == (str(first), nodes.ports)
+    assert target.wait_for_nodes(job, second, lambda text: True) is None
+
+
+def test_ports_that_are_not_to_be_had_are_an_error(target, run, monkeypatch):
+    job, path = make_job(), run("first")
+    target.enqueue(job, path)
+    nodes = target.wait_for_nodes(job, path, pytest.fail)
+    monkeypatch.setattr(local, "free_ports", lambda count, taken: ())
+    with pytest.raises(TargetError, match="no 2 ports are free on this machine"):
+        nodes.renew_ports()
+
+
+def test_a_run_that_has_given_its_nodes_back_waits_for_others_at_the_queues_end(target, run):
+    job = make_job(distributed_backend="gloo", process_count_per_node=8)
+    first, second = run("first"), run("second")
+    for path in (first, second):
+        target.enqueue(job, path)
+    target.wait_for_nodes(job, first, pytest.fail)
+    target.release(first)
+    told: list[str] = []
+    assert target.wait_for_nodes(job, first, lambda text: bool(told.append(text)) or True) is None
+    assert told == ["waits for 1 run (second)"]
+    assert target.wait_for_nodes(job, second, pytest.fail) is not None

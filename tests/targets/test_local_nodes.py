@@ -102,3 +102,9 @@ def test_what_is_killed_is_heard_of_and_closing_gives_the_nodes_back(nodes, tmp_
     nodes.close()
     assert not seen.scratch_dir.exists()
     assert given_back == ["nodes"]
+
+
+def test_other_ports_are_those_that_the_target_leases():
+    nodes = LocalNodes((), (1, 2), lambda: None, lambda: (3, 4))
+    nodes.renew_ports()
+    assert nodes.ports == (3, 4)

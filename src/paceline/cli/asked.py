@@ -105,7 +105,13 @@ Grace = Annotated[
     float, typer.Option("--grace", metavar="SECONDS", help="Between SIGTERM and SIGKILL when a run is ended.")
 ]
 Restarts = Annotated[
-    int, typer.Option("--max-restarts", metavar="N", help="Start over so often when a worker was killed from outside.")
+    int,
+    typer.Option(
+        "--max-restarts", metavar="N", help="Start over so often after a lost node or worker, preemption, a taken port."
+    ),
+]
+RestartOnException = Annotated[
+    bool, typer.Option("--restart-on-exception", help="Start over after the script's own exceptions as well.")
 ]
 ParameterServers = Annotated[
     int, typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers.")
@@ -150,6 +156,7 @@ def asked(
     max_duration: float | None,
     grace: float,
     max_restarts: int,
+    restart_on_exception: bool,
     ps: int,
 ) -> Asked:
     """What the words come to.
@@ -191,6 +198,8 @@ def asked(
         docker_image=image,
         shm_size=shm_size,
     )
+    if restart_on_exception and max_restarts == 0:
+        raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
     variables = _pairs("--env", env, needs_value=True)
     job = Job(
         entry_script=entry_script,
@@ -205,6 +214,7 @@ def asked(
         max_run_duration_seconds=max_duration,
         grace_period_seconds=grace,
         max_restarts=max_restarts,
+        restart_on_exception=restart_on_exception,
         **counts,
     )
     return Asked(

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.cli.asked import Asked
@@ -14,7 +15,7 @@ from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch, Prepared
 from paceline.submit import check
-from paceline.targets import find_target
+from paceline.targets import Target, find_target
 from paceline.workspace import Workspace
 
 
@@ -23,7 +24,9 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     job = asked.job
     workspace = Workspace.from_config(create=False)
     check(job, workspace.path)
-    granted = find_target(job.compute_target, workspace.path).preview(job)
+    target = find_target(job.compute_target, workspace.path)
+    granted = target.preview(job)
+    script = _script(target, job)
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
         job=job,
@@ -56,12 +59,15 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
                     }
                     for command in commands
                 ],
+                **({"script": script} if script is not None else {}),
             }
         )
         return 0
     print(f"Source: {asked.directory}\nJob:")
     for name, value in job.to_json().items():
         print(f"  {name}: {value!r}")
+    if script is not None:
+        print(f"\nGiven to {job.compute_target}:\n\n{script.rstrip()}")
     if job.environment.docker_image:
         print(f"\nIn containers of {job.environment.docker_image}:")
     for command in commands:
@@ -72,6 +78,12 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             print(f"    {name}={shlex.quote(value)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
+
+
+def _script(target: Target, job: Job) -> str | None:
+    """What an engine would be given, such as Slurm's batch script; None where there is no such thing."""
+    make: Callable[[Job], str | None] = getattr(target, "script", lambda job: None)
+    return make(job)
 
 
 def _prepared(job: Job) -> tuple[Prepared, ...]:

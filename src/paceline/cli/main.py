@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import cancel, data, env, logs, read, run
+from paceline.cli import cancel, compute, data, env, logs, read, run
+from paceline.cli.output import end_with_the_reader
 from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
 
 EXIT_WRONG_CALL = 2
@@ -30,6 +31,7 @@ logs.add_to(app)
 cancel.add_to(app)
 env.add_to(app)
 data.add_to(app)
+compute.add_to(app)
 
 
 def _version(wanted: bool) -> None:
@@ -49,8 +51,8 @@ def _options(
 
 def main() -> None:
     """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
-    # When whoever reads our output has gone, end as every program in a pipeline does; click would exit with 1.
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # When whoever reads our output has gone; click would exit with 1.
+    end_with_the_reader()
     sys.exit(_exit_code())
 
 

@@ -24,7 +24,7 @@ from paceline.errors import UserError
 from paceline.runs import notes, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
-from paceline.runs.record import RunRecord
+from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.workspace import Workspace
 
@@ -133,7 +133,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Git", _git(found["git"])),
         ("Tags", ", ".join(key if value is None else f"{key}={value}" for key, value in found["tags"].items())),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
-        ("Attempts", str(len(record.attempts)) if len(record.attempts) > 1 else ""),
+        ("Attempts", f"\n{'':<13}".join(map(_attempt, record.attempts)) if len(record.attempts) > 1 else ""),
         ("Folder", str(folder.path)),
     ]
     for name, text in lines:
@@ -150,6 +150,15 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
     if record.failure is not None:
         print(f"\nFailure ({record.failure.cause}):\n{record.failure}")
     return 0
+
+
+def _attempt(attempt: Attempt) -> str:
+    """One attempt in a line: when, how long, where, and how it ended."""
+    nodes = ", ".join(attempt.nodes[:4]) + (f" and {len(attempt.nodes) - 4} more" if len(attempt.nodes) > 4 else "")
+    end = parse_utc(attempt.ended_utc or utc_now())
+    took = duration_text(max(0.0, (end - parse_utc(attempt.started_utc)).total_seconds()))
+    how = f"runs for {took}" if attempt.ended_utc is None else f"{attempt.cause or 'completed'} after {took}"
+    return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}' if nodes else ''}"
 
 
 def _state(text: str) -> str:

@@ -35,6 +35,7 @@ from paceline.cli.asked import (
     Python,
     Registered,
     Requirements,
+    RestartOnException,
     Restarts,
     Script,
     ShmSize,
@@ -104,6 +105,7 @@ def _verb(*, follow: bool) -> Callable[..., int]:
         max_duration: Limit = None,
         grace: Grace = DEFAULT_GRACE_S,
         max_restarts: Restarts = 0,
+        restart_on_exception: RestartOnException = False,
         ps: ParameterServers = 0,
         as_json: Json = False,
         dry_run: DryRun = False,
@@ -136,6 +138,7 @@ def _verb(*, follow: bool) -> Callable[..., int]:
             max_duration=max_duration,
             grace=grace,
             max_restarts=max_restarts,
+            restart_on_exception=restart_on_exception,
             ps=ps,
         )
         if dry_run:

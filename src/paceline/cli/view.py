@@ -25,6 +25,7 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
+        self._attempt = 0
 
     def line(self, line: Line) -> None:
         text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + line.text
@@ -35,8 +36,16 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
+        self._tell_attempt(record)
         if record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
+
+    def _tell_attempt(self, record: RunRecord) -> None:
+        """That another attempt has started, and why: the merged log goes on with its lines."""
+        if self._attempt and len(record.attempts) > self._attempt:
+            *_, before, now = record.attempts
+            self.say(f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts.")
+        self._attempt = len(record.attempts)
 
     def note(self, said: Line) -> None:
         """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""

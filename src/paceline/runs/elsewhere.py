@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from paceline.errors import PacelineError
-from paceline.runs import lock, states, store
+from paceline.runs import lock, states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -121,6 +121,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
         }
         record = store.change(folder, record, ended.status, **changes)
         folder.gone.unlink(missing_ok=True)
+        work_dir.clean(folder)
         return record
     finally:
         os.close(fd)

@@ -4,8 +4,12 @@ Writing: one JSON line per value in one `write` to a file opened for appending. 
 the kernel's hands, so it survives a SIGKILL of the process (not a power cut); the cost is the same for the ten
 millionth value as for the first. NaN and the infinities are written as Python's `json` spells them (NaN, Infinity).
 
+    metrics/rank_0.jsonl       what rank 0 logged in the first attempt
+    metrics/rank_0.2.jsonl     in the second: a worker of the first that is cut off, and not dead yet, can't write here
+
 Reading: all lines of all ranks, in order of time where several ranks logged the same name. One value under a name is
-a scalar, several are a list, as in the Azure SDK.
+a scalar, several are a list, as in the Azure SDK. Of several attempts, each takes up where it was resumed: the values
+of earlier ones from its first step on are left out, as TensorBoard does it.
 """
 
 from __future__ import annotations
@@ -27,10 +31,13 @@ _BYTES_AT_ONCE = 1 << 21
 
 
 class MetricLog:
-    """Appends one rank's metrics to a file. Safe to call from several threads, and from forked children."""
+    """Appends one rank's metrics to a file. Safe to call from several threads, and from forked children.
+
+    path: of the first attempt's file; later ones have their own beside it.
+    """
 
     def __init__(self, path: Path, *, attempt: int = 1) -> None:
-        self._path = path
+        self._path = path if attempt == 1 else path.with_suffix(f".{attempt}{path.suffix}")
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
@@ -125,27 +132,26 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
     name: this metric alone. rank: the values of this rank alone.
     """
     ranks = {
-        number: entries
-        for number, path in rank_files(directory)
+        number: _in_sequence(_entries(paths, name))
+        for number, paths in rank_files(directory).items()
         if rank in (None, number)
-        for entries in [_entries(path, name)]
     }
     return {metric: _value(entries) for metric, entries in _by_name(ranks).items()}
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
     """Rank -> its metrics, as `read` gives them."""
-    return {number: read(directory, name=name, rank=number) for number, _ in rank_files(directory)}
+    return {number: read(directory, name=name, rank=number) for number in rank_files(directory)}
 
 
-def rank_files(directory: Path) -> list[tuple[int, Path]]:
-    """(rank, metric log) for each rank that logged anything, in order of rank."""
-    found = []
+def rank_files(directory: Path) -> dict[int, dict[int, Path]]:
+    """Rank -> attempt -> metric log, for each rank that logged anything; both in order."""
+    found: dict[int, dict[int, Path]] = {}
     for path in directory.glob("rank_*.jsonl"):
-        number = path.stem.removeprefix("rank_")
-        if number.isdigit():
-            found.append((int(number), path))
-    return sorted(found)
+        rank, _, attempt = path.stem.removeprefix("rank_").partition(".")
+        if rank.isdecimal() and (attempt or "1").isdecimal():
+            found.setdefault(int(rank), {})[int(attempt or 1)] = path
+    return {rank: dict(sorted(found[rank].items())) for rank in sorted(found)}
 
 
 def json_safe(value: Any) -> Any:
@@ -165,20 +171,79 @@ def _check_name(name: object) -> str:
     return name
 
 
-def _entries(path: Path, name: str | None) -> dict[str, list[dict[str, Any]]]:
-    """Metric name -> its entries in one rank's file, in the order they were logged."""
-    result: dict[str, list[dict[str, Any]]] = {}
-    for entry in _parsed(path):
-        try:
-            metric = entry["name"]
-        except (KeyError, TypeError):
-            continue
-        if name is None or metric == name:
+def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str, list[dict[str, Any]]]]:
+    """Attempt -> metric name -> its entries in one rank's files, in the order they were logged."""
+    attempts: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    for attempt, path in paths.items():
+        result = attempts.setdefault(attempt, {})
+        for entry in _parsed(path):
             try:
-                result[metric].append(entry)
+                metric = entry["name"]
             except KeyError:
-                result[metric] = [entry]
+                # Earlier versions wrote all attempts into one file, each after a line that says which it is.
+                if attempt == 1 and type(of := entry.get("attempt")) is int:
+                    result = attempts.setdefault(of, {})
+                continue
+            except TypeError:
+                continue
+            if name is None or metric == name:
+                try:
+                    result[metric].append(entry)
+                except KeyError:
+                    result[metric] = [entry]
+    return dict(sorted(attempts.items()))
+
+
+def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dict[str, list[dict[str, Any]]]:
+    """Metric name -> the entries of one rank's attempts as one that was never interrupted would have logged them.
+
+    attempt 1      step 0 1 2 3 4         killed; its last checkpoint was that of step 3
+    attempt 2            .  .  . 3 4 5 6
+    together       step 0 1 2 | 3 4 5 6
+    """
+    if len(attempts) <= 1:
+        return dict(next(iter(attempts.values()), {}))
+    result: dict[str, list[dict[str, Any]]] = {}
+    for metric in dict.fromkeys(metric for entries in attempts.values() for metric in entries):
+        parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
+        series: list[dict[str, Any]] = []
+        for attempt, entries in parts.items():
+            mine = [{**entry, "attempt": attempt} for entry in entries]
+            series = _taken_up(series, mine, is_last=attempt == max(attempts))
+        result[metric] = _sortable(series)
     return result
+
+
+def _taken_up(before: list[dict[str, Any]], entries: list[dict[str, Any]], *, is_last: bool) -> list[dict[str, Any]]:
+    """The series of earlier attempts with this one's entries in the place of all from its first step to its last.
+
+    is_last: no later attempt has logged anything, so what comes after its last step is superseded too. Else that may be
+    what a later one goes on from: attempt 2 started over and soon died, attempt 3 found the checkpoint of attempt 1.
+    A value without a step has no place that could be compared, and stays.
+    """
+    steps = [step for entry in entries if (step := _step(entry)) is not None]
+    if not steps:
+        return before + entries
+    first, last = min(steps), math.inf if is_last else max(steps)
+    head = [entry for entry in before if (step := _step(entry)) is None or step < first]
+    tail = [entry for entry in before if (step := _step(entry)) is not None and step > last]
+    return head + entries + tail
+
+
+def _step(entry: Mapping[str, Any]) -> float | None:
+    step = entry.get("step")
+    return step if isinstance(step, (int, float)) and math.isfinite(step) else None
+
+
+def _sortable(series: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same entries, their attempts and times made to grow: those of several ranks are merged by them."""
+    attempt, time_s = 0, -math.inf
+    for entry in series:
+        if entry["attempt"] > attempt:
+            attempt, time_s = entry["attempt"], -math.inf
+        time_s = max(time_s, entry.get("time", 0.0))
+        entry["attempt"], entry["time"] = attempt, time_s
+    return series
 
 
 def _parsed(path: Path) -> Iterator[Any]:
@@ -209,8 +274,8 @@ def _by_name(ranks: Mapping[int, Mapping[str, list[dict[str, Any]]]]) -> dict[st
             else:
                 merged[metric] = values
     for metric in several:
-        # Stable: values of one rank keep their order even where a clock stood still or went back.
-        merged[metric].sort(key=lambda entry: entry.get("time", 0.0))
+        # Stable: values of one rank keep their order where a clock stood still. Attempts may differ in their nodes' clocks.
+        merged[metric].sort(key=lambda entry: (entry.get("attempt", 1), entry.get("time", 0.0)))
     return merged
 
 

@@ -13,7 +13,6 @@ What is looked at, ten times a second and whenever a child ends:
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,15 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.plan import Command, Launch, Place
-from paceline.runs.failure import FailureReport, logs_command, signal_name
+from paceline.plan import Command, Launch
+from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import last_lines
-from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.hints import with_hints
-from paceline.supervisor.in_containers import why_not_started
+from paceline.supervisor.findings import Findings, may_have_lost_a_node, report
 from paceline.supervisor.stalls import stalled_text
 from paceline.supervisor.wake import Wake
 from paceline.targets import Ended, Nodes, Started
@@ -43,6 +39,9 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: How long the nodes may take to report what they have been told to kill.
 _KILL_S = 10.0
+#: From the first failure on, how long until a node counts as lost whose workers have gone silent; nodes elsewhere notice
+#: it after 15 s.
+_SILENCE_S = 18.0
 
 
 @dataclass
@@ -93,6 +92,7 @@ class AttemptWatch:
         self._running = False
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
+        self._ending_since: float | None = None
 
     def run(self, commands: list[Command]) -> Outcome:
         """Start the commands and see them through; when this returns, no process of theirs is left."""
@@ -106,12 +106,15 @@ class AttemptWatch:
                     stopped = self._watch()
             finally:
                 self._end_all()
+            if failure is None and stopped is None:
+                self._wait_for_losses()
         if failure is None and stopped is None:
-            failure = self._report()
+            failure = report(self._findings())
         for path in self._folder.held(self._launch.attempt):
             path.unlink(missing_ok=True)
         codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
-        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=self._stalled() if stopped else None)
+        stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
+        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled)
 
     # --- starting
 
@@ -230,6 +233,7 @@ class AttemptWatch:
     def _end_gracefully(self) -> None:
         """SIGTERM to each worker that runs (not to its children: a checkpoint may need its data loaders), then wait
         out the grace period or until all have ended."""
+        self._ending_since = self._ending_since or time.monotonic()
         self._look()
         living = self._living()
         for rank in living:
@@ -279,126 +283,29 @@ class AttemptWatch:
             if started.command.node_rank not in self._lost
         )
 
+    def _wait_for_losses(self) -> None:
+        """Let a lost node be noticed whose workers' peers have failed for it: by their own words they lost a connection."""
+        deadline = (self._ending_since or time.monotonic()) + _SILENCE_S
+        while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S)
+            self._look()
+
     # --- what came of it
 
-    def _report(self) -> FailureReport | None:
-        ends = [self._end_of(place) for place in self._places.values()]
-        attempt, run_id = self._launch.attempt, self._launch.run_id
-        if (lost := self._lost_report(ends)) is not None:
-            return with_hints(lost, self._launch.job, self._stalled())
-        if (never := self._not_started(ends)) is not None:
-            return never
-        report = worker_report(
-            run_id,
-            attempt,
-            ends,
-            oom_killed=self._nodes.oom_kills() > self._oom_before,
-            disk_full=self._nodes.is_disk_full(),
-        )
-        if report is not None:
-            return with_hints(report, self._launch.job, self._stalled())
-        missing = [end.rank for end in ends if end.exit_code is None or end.stopped]
-        workers = [rank for rank in missing if self._places[rank].role == "worker"]
-        return with_hints(self._launcher_report(workers), self._launch.job, self._stalled()) if workers else None
-
-    def _stalled(self) -> str | None:
-        return stalled_text(self._folder.stalled(self._launch.attempt))
-
-    def _lost_report(self, ends: list[WorkerEnd]) -> FailureReport | None:
-        """The report of a node that went, unless a worker had failed by itself before."""
-        if not self._lost or any(end.error is not None and not end.stopped for end in ends):
-            return None
-        node_rank, how = min(self._lost.items())
-        ranks = [rank for rank, place in self._places.items() if place.node_rank in self._lost]
-        return FailureReport(
-            cause="node_lost",
-            message=f"Node {self._launch.nodes[node_rank].name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
-            f"{', '.join(map(str, ranks))}: {how.rstrip('.')}.",
-            attempt=self._launch.attempt,
-            rank=ranks[0] if ranks else None,
-            node=self._launch.nodes[node_rank].name,
-            see=logs_command(self._launch.run_id),
-        )
-
-    def _not_started(self, ends: list[WorkerEnd]) -> FailureReport | None:
-        """The report of a container that never came to its script."""
-        found: list[tuple[int | None, int | None, tuple[str, ...]]] = [
-            (end.rank, end.exit_code, end.last_lines) for end in ends
-        ]
-        if self._has_launcher and self._launcher_code is not None:
-            driver = self._driver_lines()
-            found = [(None, self._launcher_code, driver)]
-        for rank, code, lines in found:
-            started = self._folder.worker_start(self._launch.attempt, rank or 0).exists()
-            if code and not started and (told := why_not_started(self._launch, code, lines)):
-                return FailureReport(
-                    cause="launcher",
-                    message=told,
-                    exit_code=code,
-                    attempt=self._launch.attempt,
-                    rank=rank,
-                    last_lines=lines,
-                    see=logs_command(self._launch.run_id, rank),
-                )
-        return None
-
-    def _end_of(self, place: Place) -> WorkerEnd:
-        rank, error = place.rank, self._errors.get(place.rank)
-        exit_code = self._exit_codes.get(rank)
-        stopped = rank in self._asked
-        if stopped and error is not None:
-            # What left its script before it was told to end is its own failure, though it lingered and was told.
-            own = error.get("time", 0.0) < self._asked[rank]
-            stopped, error = (False, error) if own else (True, None)
-            exit_code = error.get("exit_code", 1) if error else exit_code
-        elif error is not None and exit_code is not None and exit_code > 128:
-            # The exception came first; that native code then aborted the dying interpreter changes nothing.
-            exit_code = error.get("exit_code", 1)
-        return WorkerEnd(
-            rank=rank,
-            node=self._launch.nodes[place.node_rank].name,
-            exit_code=exit_code,
-            error=error,
-            ended_at=self._ended_at.get(rank),
-            stopped=stopped,
-            last_lines=tuple(last_lines(self._folder.rank_log(self._launch.attempt, rank), 20)),
-        )
-
-    def _driver_lines(self) -> tuple[str, ...]:
-        """The last lines of this attempt in the driver's log."""
-        try:
-            with open(self._folder.driver_log, "rb") as file:
-                file.seek(self._driver_from)
-                return tuple(file.read().decode(errors="replace").splitlines()[-20:])
-        except OSError:
-            return ()
-
-    def _launcher_report(self, missing: list[int]) -> FailureReport:
-        """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
-        driver = self._driver_lines()
-        code = self._launcher_code
-        noticed = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
-        rank: int | None = None
-        if code is not None and code > 128 and not noticed:
-            message, cause = f"mpirun was killed by {signal_name(code - 128)}.", "launcher"
-        elif noticed:
-            rank, number = int(noticed[1]), int(noticed[2])
-            message, cause = f"rank {rank} failed: its process was killed by {signal_name(number)}.", "killed"
-            code = 128 + number
-        elif not any(rank in self._pids for rank in missing):
-            message, cause = f"mpirun started no worker; it ended with exit code {code}.", "launcher"
-        else:
-            message, cause = (
-                f"mpirun ended with exit code {code} while ranks {missing} had not reported their end.",
-                "launcher",
-            )
-        return FailureReport(
-            cause=cause,
-            message=message,
-            exit_code=code or 1,
-            attempt=self._launch.attempt,
-            rank=rank,
-            node=self._launch.nodes[self._places[rank].node_rank].name if rank is not None else None,
-            last_lines=driver,
-            see=logs_command(self._launch.run_id, rank),
+    def _findings(self) -> Findings:
+        return Findings(
+            launch=self._launch,
+            folder=self._folder,
+            is_here=self._nodes.shell(0) is None,
+            has_launcher=self._has_launcher,
+            launcher_code=self._launcher_code,
+            started=frozenset(self._pids),
+            exit_codes=self._exit_codes,
+            ended_at=self._ended_at,
+            errors=self._errors,
+            asked=self._asked,
+            lost=self._lost,
+            driver_from=self._driver_from,
+            is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
+            is_disk_full=self._nodes.is_disk_full,
         )

@@ -86,16 +86,23 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
 
 def worker_report(
-    run_id: str, attempt: int, ends: Sequence[WorkerEnd], *, oom_killed: bool, disk_full: bool = False
+    run_id: str,
+    attempt: int,
+    ends: Sequence[WorkerEnd],
+    *,
+    oom_killed: bool,
+    disk_full: bool = False,
+    clash: tuple[WorkerEnd, str] | None = None,
 ) -> FailureReport | None:
     """The report on an attempt in which a worker failed; None where none did.
 
     oom_killed: the kernel has killed a process for memory meanwhile. disk_full: the run folder's disk is.
+    clash: the worker that could not have a port of the run's, and a sentence on it: that is what went wrong first.
     """
-    first = first_failure(ends)
+    first = clash[0] if clash else first_failure(ends)
     if first is None:
         return None
-    cause, what = _cause(first, oom_killed)
+    cause, what = ("port", clash[1]) if clash else _cause(first, oom_killed)
     if cause == "exception" and (_DISK_FULL.search(what) or (disk_full and first.error is None)):
         cause = "disk"
         what += " The disk of the run's folder is full: free some space and submit again."
@@ -103,9 +110,13 @@ def worker_report(
     exception, trace = _exception(first)
     where = f"rank {first.rank} on node {first.node}" if len(ends) > 1 else "the worker"
     message = f"{where[0].upper()}{where[1:]} failed{' first' if _others_failed(ends, first) else ''}: {what}"
-    if first.is_victim and (gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]):
+    if (
+        clash is None
+        and first.is_victim
+        and (gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped])
+    ):
         message += f" Before that, rank {', '.join(map(str, gone[:5]))} had ended with exit code 0."
-    elif first.is_victim and (left := _left_early(ends)):
+    elif clash is None and first.is_victim and (left := _left_early(ends)):
         message += f" Before that, rank {', '.join(map(str, sorted(left)[:5]))} had ended its script."
     return FailureReport(
         cause=cause,

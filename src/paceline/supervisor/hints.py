@@ -6,6 +6,7 @@ import dataclasses
 
 from paceline.job import Job
 from paceline.runs.failure import FailureReport
+from paceline.supervisor.retries import comes_again
 
 _GPU = (
     "Each worker sees its own GPU alone, as cuda:0. For a script that takes the device of its LOCAL_RANK, "
@@ -20,7 +21,7 @@ _KERAS = (
 
 def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> FailureReport:
     """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
-    found = [text for text in (_of_gpus(report, job), _of_keras(report), stalled) if text]
+    found = [text for text in (_of_gpus(report, job), _of_keras(report), _of_source(report, job), stalled) if text]
     return dataclasses.replace(report, message=" ".join([report.message, *found])) if found else report
 
 
@@ -35,4 +36,11 @@ def _of_keras(report: FailureReport) -> str | None:
     """Keras 3 hands TensorFlow a batch that is spread over the replicas as if it were one tensor."""
     if "Attempt to convert a value (PerReplica:" in (report.exception or ""):
         return _KERAS
+    return None
+
+
+def _of_source(report: FailureReport, job: Job) -> str | None:
+    """Why a script that can't be loaded is not started again, though restarts on exceptions were asked for."""
+    if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
+        return "It would come again with each attempt, so none follows. Mend the source and submit it again."
     return None

@@ -100,6 +100,9 @@ class Nodes(Protocol):
     def ended(self) -> list[Ended]:
         """Commands that have ended since the last call. What they wrote in the run's folder is in the supervisor's by then."""
 
+    def renew_ports(self) -> None:
+        """Take other ports on the first node, in place of ones that another program has."""
+
     def lost(self) -> dict[int, str]:
         """Nodes that are not there any more: node rank -> how that was noticed."""
 

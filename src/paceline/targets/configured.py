@@ -9,11 +9,11 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from dataclasses import replace as replace_field
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from paceline.errors import TargetError
 from paceline.runs.files import read_json, write_json
 from paceline.targets.base import Target
 from paceline.targets.kinds import OWN, kind_class, make_target
+from paceline.targets.status import Status
 
 LOCAL = "local"
 #: In a run's folder.
@@ -46,6 +47,25 @@ class Configured:
             TargetError: a setting is wrong, or the kind can't be loaded.
         """
         return cast(Target, make_target(self.kind, self.name, self.settings))
+
+    @property
+    def type(self) -> str:
+        """The kind, by the Azure SDK's word."""
+        return self.kind
+
+    def get_status(self) -> Status:
+        """Its nodes, what of them is in use, and who waits: one question to its engine, which may take a while.
+
+        Raises:
+            TargetError: it can't be reached, or its kind tells nothing of its nodes.
+        """
+        target: Any = self.make()
+        if not hasattr(target, "status"):
+            raise TargetError(
+                f"compute target {self.name!r} is of kind {self.kind!r}, which tells nothing of its nodes."
+            )
+        found: Status = target.status()
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,6 +126,8 @@ def read(workspace_dir: Path, name: str) -> Configured:
         if _stands_alone(name):
             return Configured(name=name, kind=name)
     known = names(workspace_dir)
+    import difflib  # slow to load, for a mistake alone
+
     near = difflib.get_close_matches(str(name), known, n=1)
     meant = f" Is {near[0]!r} meant?" if near else ""
     raise TargetError(
@@ -127,7 +149,8 @@ def names(workspace_dir: Path) -> list[str]:
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
     """Keep the description in the workspace; the target made of it.
 
-    replace: one of this name that is there already. Its runs go on with what they were submitted to.
+    What is kept is the target's own `settings`, where it has some to keep: a kind may put in what it has read from a
+    file. replace: one of this name that is there already. Its runs go on with what they were submitted to.
 
     Raises:
         TargetError: there is one of this name, the name is a kind's and the kind another, a setting is wrong, or the
@@ -141,6 +164,9 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             "Choose another name."
         )
     target = configured.make()
+    kept = getattr(target, "settings", None)
+    if isinstance(kept, Mapping):
+        configured = replace_field(configured, settings=dict(kept))
     path = _path(workspace_dir, configured.name)
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     try:

@@ -5,21 +5,22 @@ A package whose module can't be imported must not take the others with it, so wh
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import Option
+
+if TYPE_CHECKING:
+    from paceline.targets.options import Option
 
 GROUP = "paceline.targets"
 #: kind -> module:class, looked at before any that is installed.
 OWN = {
-    "local": "paceline.targets.local:LocalTarget",
-    "ssh": "paceline.targets.ssh:SshTarget",
-    "slurm": "paceline.targets.slurm:SlurmTarget",
-    "ray": "paceline.targets.ray:RayTarget",
+    "local": "paceline.targets.this_machine:ThisMachine",
+    "ssh": "paceline.targets.ssh.target:SshTarget",
+    "slurm": "paceline.targets.slurm.target:SlurmTarget",
+    "ray": "paceline.targets.ray.target:RayTarget",
 }
 
 
@@ -36,6 +37,8 @@ def kind_class(kind: str) -> Any:
     """
     place = OWN.get(kind) or _installed().get(kind)
     if place is None:
+        import difflib  # slow to load, for a mistake alone
+
         near = difflib.get_close_matches(kind, kind_names(), n=1)
         meant = f" Is {near[0]!r} meant?" if near else ""
         raise TargetError(f"there is no kind {kind!r} of compute target.{meant} There are {', '.join(kind_names())}.")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, TargetError
 from paceline.runs import lock, store
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
@@ -108,6 +108,23 @@ class Queue:
                 write_json(self._tickets / name, ticket)
             granted = ticket["granted"]
             return Lease(cores=ticket["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"]))
+
+    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
+        """Lease the run other ports than those it holds, in which it keeps its turn.
+
+        Raises:
+            TargetError: there are not enough.
+        """
+        with self._locked():
+            tickets = [(name, ticket) for name, ticket in self._living() if "granted" in ticket]
+            taken = {port for _, ticket in tickets for port in ticket["granted"]["ports"]}
+            name, ticket = next(item for item in tickets if item[1]["run_dir"] == str(run_dir))
+            ports = free_ports(ticket["ports"], taken)
+            if len(ports) < ticket["ports"]:
+                raise TargetError(f"no {ticket['ports']} ports are free on this machine. End what listens on them.")
+            ticket["granted"]["ports"] = list(ports)
+            write_json(self._tickets / name, ticket)
+            return ports
 
     def release(self, run_dir: Path) -> None:
         """Give back what the run holds, or its place."""

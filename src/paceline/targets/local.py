@@ -57,10 +57,15 @@ class LocalTarget:
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
         while True:
-            found = queue.try_grant(run_dir)
+            try:
+                found = queue.try_grant(run_dir)
+            except LookupError:
+                self.enqueue(job, run_dir)  # it had nodes, and has given them back
+                continue
             if isinstance(found, Lease):
                 give_back = functools.partial(self.release, run_dir)
-                return LocalNodes(self._nodes(job, found.gpus), found.ports, give_back)
+                new_ports = functools.partial(queue.renew_ports, run_dir)
+                return LocalNodes(self._nodes(job, found.gpus), found.ports, give_back, new_ports)
             if waiting(_waits_for(found)):
                 return None
             time.sleep(pause)

@@ -21,11 +21,17 @@ _REPORT_BYTES = 1 << 14
 
 
 class LocalNodes:
-    """Groups of processes below this one. give_back: called once they are closed."""
+    """Groups of processes below this one. give_back: called once they are closed. new_ports: leases others."""
 
-    def __init__(self, nodes: tuple[Node, ...], ports: tuple[int, ...], give_back: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        nodes: tuple[Node, ...],
+        ports: tuple[int, ...],
+        give_back: Callable[[], None],
+        new_ports: Callable[[], tuple[int, ...]] | None = None,
+    ) -> None:
         self.nodes, self.ports = nodes, ports
-        self._give_back = give_back
+        self._give_back, self._new_ports = give_back, new_ports
         self._node_ranks: dict[int, int] = {}
         self._folder: RunFolder | None = None
 
@@ -45,6 +51,10 @@ class LocalNodes:
 
     def begin(self, attempt: int) -> None:
         """Nothing: the nodes see the run's own folder."""
+
+    def renew_ports(self) -> None:
+        if self._new_ports is not None:
+            self.ports = self._new_ports()
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
         environment = {**command.defaults, **shell, **command.environment}

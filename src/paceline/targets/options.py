@@ -10,7 +10,6 @@ class SshTarget:
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -83,28 +82,31 @@ def check_settings(
     return values
 
 
-def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> dict[str, Any]:
-    """The settings in a command line's words: `--partition gpu --requeue --host a --host b`, or `--partition=gpu`.
+def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """The settings in a command line's words, `--partition gpu --requeue --host a --host=b`, and the words that stand alone.
 
-    Only what is there; required ones are looked for by `check_settings`. Files get absolute paths.
+    Only what is there; required ones are looked for by `check_settings`. Files get absolute paths. What follows `--`
+    stands alone.
 
     Raises:
         TargetError: an unknown option, one without its value, a value of another type; the kind's options are listed.
     """
     known = {option.word: option for option in options}
     settings: dict[str, Any] = {}
+    alone: list[str] = []
     left = list(words)
     while left:
+        if left[0] == "--":
+            alone += left[1:]
+            break
+        if not left[0].startswith("-"):
+            alone.append(left.pop(0))
+            continue
         word, equals, value = left.pop(0).partition("=")
         plain = word.replace("_", "-")
         negated = known.get(f"--{plain[5:]}") if plain.startswith("--no-") and plain not in known else None
         option = negated or known.get(plain)
         if option is None:
-            if not word.startswith("-"):
-                raise TargetError(
-                    f"{word!r} stands alone: one NAME is taken, and options of kind {kind!r} are --NAME VALUE. "
-                    "A value with spaces goes in quotes."
-                )
             raise TargetError(f"kind {kind!r} has no option {word}{_instead(plain, list(known))}")
         if option.type is bool and (negated is None or not equals):
             settings[option.name] = _truth(word, value) if equals else negated is None
@@ -124,7 +126,7 @@ def parse_words(kind: str, options: Sequence[Option], words: Sequence[str]) -> d
             settings[option.name] = [*settings.get(option.name, []), parsed]
         else:
             settings[option.name] = parsed
-    return settings
+    return settings, alone
 
 
 def help_lines(options: Sequence[Option]) -> list[tuple[str, str]]:
@@ -194,6 +196,8 @@ def _instead(given: str, known: Sequence[str]) -> str:
     """The end of a sentence that says what there is instead."""
     if not known:
         return "; it has none at all."
+    import difflib  # slow to load, for a mistake alone
+
     near = difflib.get_close_matches(given, known, n=1)
     meant = f". Is {near[0]} meant?" if near else "."
     return f"{meant} There are: {', '.join(known)}."

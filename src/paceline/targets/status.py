@@ -86,6 +86,14 @@ class Status:
         }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Unreachable:
+    """Stands among the links that a kind's `examine` gives for a node that there is no link to. lost: why."""
+
+    name: str
+    lost: str
+
+
 def _total(values: Iterable[int | None]) -> int | None:
     """The sum; None where no node tells."""
     known = [value for value in values if value is not None]

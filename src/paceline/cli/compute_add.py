@@ -1,0 +1,136 @@
+"""compute add: the words are read here and not by typer, because which options there are, the kind says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.compute_status import Look, look_at_all
+from paceline.errors import TargetError
+from paceline.targets import configured
+from paceline.targets.configured import Configured
+from paceline.targets.kinds import kind_names, kind_options, load_errors
+from paceline.targets.options import Option, help_lines, parse_words
+from paceline.workspace import Workspace
+
+_CHECK_S = 30.0
+_OWN = (
+    Option("kind", "what the target is", is_required=True),
+    Option("replace", "change the target of this name", type=bool),
+    Option("check", "look whether the target can be reached", type=bool, default=True),
+    Option("help", "show this message", type=bool),
+)
+
+
+def add(
+    words: Annotated[list[str] | None, typer.Argument(metavar="NAME --kind KIND [OPTIONS OF THE KIND]")] = None,
+) -> int:
+    """Add a compute target. `paceline compute add --kind KIND --help` shows the options of a kind."""
+    given = ["--help" if word == "-h" else word for word in words or []]
+    kind = _kind(given)
+    wants_help = "--help" in given
+    if not given or (wants_help and kind is None):
+        print("\n".join(_general_help()))
+        return 0 if wants_help else 2
+    if kind is None:
+        raise TargetError(f"--kind is missing. Say what the target is: --kind {'|'.join(kind_names())}.")
+    options = kind_options(kind)
+    if wants_help:
+        print("\n".join(_help_of(kind, options)))
+        return 0
+    own = {option.name for option in _OWN}
+    settings, alone = parse_words(kind, (*options, *_OWN), given)
+    asked = {name: settings.pop(name) for name in own & set(settings)}
+    described = Configured(name=_one_name(alone), kind=kind, settings=settings)
+    workspace = Workspace.from_config()
+    configured.add(workspace.path, described, replace=bool(asked.get("replace")))
+    print(f"{described.name}: {_text(configured.read(workspace.path, described.name))}")
+    if asked.get("check", True):
+        _tell(look_at_all(workspace.path, [described.name], _CHECK_S)[0])
+    return 0
+
+
+def _kind(words: Sequence[str]) -> str | None:
+    """The value of --kind, wherever it stands."""
+    kind: str | None = None
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--":
+            break
+        if word == "--kind":
+            kind = following or None
+        elif word.startswith("--kind="):
+            kind = word.partition("=")[2] or None
+    return kind
+
+
+def _one_name(alone: Sequence[str]) -> str:
+    if len(alone) == 1:
+        return alone[0]
+    if not alone:
+        raise TargetError("NAME is missing. Write `paceline compute add NAME --kind KIND ...`.")
+    raise TargetError(
+        f"one NAME is taken, and {', '.join(map(repr, alone))} stand alone. A value goes behind its option, one with spaces in "
+        "quotes."
+    )
+
+
+def _tell(found: Look) -> None:
+    """What was seen of the new target; that it can't be reached now is no failure."""
+    if found.error:
+        print(
+            f"paceline: warning: {found.name} is kept, but can't be reached: {found.error} "
+            f"`paceline compute doctor {found.name}` looks closer.",
+            file=sys.stderr,
+        )
+    elif found.status is not None:
+        status = found.status
+        parts = [f"{len(status.up)} of {len(status.nodes)} nodes up"]
+        parts += [f"{number} {what}" for number, what in ((status.cores, "cores"), (status.gpus, "GPUs")) if number]
+        print(", ".join(parts), file=sys.stderr)
+
+
+def _text(described: Configured) -> str:
+    parts = [described.kind, *(f"{key}={_value_text(value)}" for key, value in described.settings.items())]
+    return " ".join(parts)
+
+
+def _value_text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, list) else str(value)
+
+
+def _general_help() -> list[str]:
+    return [
+        "Usage: paceline compute add NAME --kind KIND [OPTIONS]",
+        "",
+        "  Add a compute target, under which runs are then given its machines: paceline run --compute NAME ...",
+        "",
+        *_listed(_OWN[:1]),
+        *_listed(_OWN[1:]),
+        "",
+        f"Kinds: {', '.join(kind_names())}. Each has options of its own: paceline compute add --kind KIND --help",
+        *load_errors().values(),
+    ]
+
+
+def _help_of(kind: str, options: Sequence[Option]) -> list[str]:
+    return [
+        f"Usage: paceline compute add NAME --kind {kind} [OPTIONS]",
+        "",
+        f"Options of kind {kind}:",
+        *(_listed(options) or ["  none"]),
+        "",
+        "Options:",
+        *_listed(_OWN[1:]),
+    ]
+
+
+def _listed(options: Sequence[Option]) -> list[str]:
+    lines = [(word.replace("--check", "--no-check"), text) for word, text in help_lines(options)]
+    width = max((len(word) for word, _ in lines), default=0)
+    return [
+        f"  {word:<{width}}  {text.replace('look whether', 'do not look whether').replace(' (default: True)', '')}"
+        for word, text in lines
+    ]

@@ -1,0 +1,48 @@
+"""Standard output and error whose reader may go away."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+def end_with_the_reader() -> None:
+    """From now on, end as every program in a pipeline does when whoever reads the output has gone: by SIGPIPE.
+
+    Not by its default action for any pipe: an ssh that dies while it is written to must not take this program with it.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # closed by whoever started us, or a test's
+        stream.flush()
+        raw = _Output(stream.fileno(), "wb", closefd=False)
+        # Unbuffered output (python -u) writes to the file itself.
+        below = raw if stream.write_through else io.BufferedWriter(raw)
+        setattr(
+            sys,
+            name,
+            io.TextIOWrapper(
+                below,
+                encoding=stream.encoding,
+                errors=stream.errors,
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            ),
+        )
+
+
+class _Output(io.FileIO):
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGPIPE)
+            raise

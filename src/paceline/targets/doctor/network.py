@@ -1,0 +1,65 @@
+"""Which network the nodes share: the address and the interface of each that the others can reach it by."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+#: Bridges of containers and virtual machines: every host has the same address on them, and none reaches another.
+_OF_NO_USE = ("docker", "podman", "cni", "virbr", "veth", "br-", "lxc", "lxdbr", "tailscale-")
+
+#: interface -> (IPv4 address, prefix length)
+Interfaces = Mapping[str, tuple[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where others reach a node. network: as "10.0.0.0/24". interface, network: "" where the node has no such address."""
+
+    interface: str
+    address: str
+    network: str
+
+
+def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, Place] | None:
+    """A place for each node in one network that all of them are in; None where there is none.
+
+    wanted: only this interface counts. Of several networks the largest one wins, then the first. A single node is
+    reached by its loopback.
+    """
+    places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
+    networks = [{place.network for place in found} for found in places.values()]
+    common = set.intersection(*networks) if networks else set()
+    # The same address on two nodes: a bridge of each node's own.
+    common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
+    if not common:
+        return None
+    best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
+    return {name: next(place for place in found if place.network == best) for name, found in places.items()}
+
+
+def place_of(address: str, interfaces: Interfaces) -> Place:
+    """The place that a node has at this address; a name of the node, too, will do as one."""
+    for name, (own, prefix) in interfaces.items():
+        if own == address:
+            return Place(interface=name, address=address, network=_network(address, prefix))
+    return Place(interface="", address=address, network="")
+
+
+def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[Place]:
+    places = []
+    for name, (address, prefix) in interfaces.items():
+        is_loopback = ipaddress.ip_address(address).is_loopback
+        if (name != wanted) if wanted else (name.startswith(_OF_NO_USE) or is_loopback != alone):
+            continue
+        places.append(Place(interface=name, address=address, network=_network(address, prefix)))
+    return places
+
+
+def _network(address: str, prefix: int) -> str:
+    return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
+
+
+def _addresses(places: Mapping[str, list[Place]], network: str) -> set[str]:
+    return {place.address for found in places.values() for place in found if place.network == network}

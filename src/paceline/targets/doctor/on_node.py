@@ -1,0 +1,229 @@
+"""The doctor's program on a node: looks, listens or connects as its first argument says, and prints one line of JSON.
+
+It is sent as text to `python -`, so it stands on the standard library alone and imports nothing of Paceline. Whatever
+it asks may hang (a driver, a file system that has gone), so everything has a time limit, and none of the programs that
+it starts is waited for once it has been killed.
+
+    python - facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
+    python - listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
+    python - connect {"peers": [[name, address, port], ...], "token": ..., "timeout_s": ...}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from typing import Any
+
+Asked = dict[str, Any]
+Answer = dict[str, Any]
+
+#: Before the line that counts: a module that is imported may print as it likes.
+MARK = "PACELINE-DOCTOR "
+
+#: Run by the interpreter that runs scripts, which may be any Python.
+_MODULES = r"""
+import json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        if name == "mpi4py":
+            import mpi4py
+            mpi4py.rc.initialize = False
+            from mpi4py import MPI
+            detail = MPI.Get_library_version().split("\0")[0].splitlines()[0].split(",")[0]
+        else:
+            detail = ""
+        module = __import__(name)
+        entry = {"version": str(getattr(module, "__version__", "?")), "detail": detail}
+        if name == "torch":
+            entry["detail"] = "CUDA %s" % module.version.cuda if module.version.cuda else "no CUDA"
+            entry["gpus"] = module.cuda.device_count() if module.version.cuda else 0
+        found[name] = entry
+    except ImportError as error:
+        missing = getattr(error, "name", None) == name
+        found[name] = {"missing": missing, "error": "%s: %s" % (type(error).__name__, error)}
+    except BaseException as error:
+        found[name] = {"missing": False, "error": "%s: %s" % (type(error).__name__, error)}
+sys.stdout.write("\nPACELINE-DOCTOR " + json.dumps(found) + "\n")
+"""
+
+
+def facts(asked: Asked) -> Answer:
+    """What there is on this node. asked: python (of the scripts), space (folders), modules."""
+    python = asked["python"]
+    timeout_s = float(asked["timeout_s"])
+    found: Answer = {
+        "host": socket.gethostname(),
+        "agent_python": platform.python_version(),
+        "python": {"path": python},
+        "space": {path: space(os.path.expanduser(path)) for path in asked["space"]},
+        "limits": {
+            "nofile": _limit("RLIMIT_NOFILE"),
+            "memlock": _limit("RLIMIT_MEMLOCK"),
+            "nproc": _limit("RLIMIT_NPROC"),
+            "core": _limit("RLIMIT_CORE"),
+        },
+        "gpus": gpus(),
+    }
+    version, error = output([python, "-c", "import sys; print('%d.%d.%d' % sys.version_info[:3])"], 20.0)
+    found["python"] |= {"error": error} if error else {"version": version.strip()}
+    if not error:
+        found["modules"] = marked(*output([python, "-c", _MODULES, *asked["modules"]], timeout_s))
+        found["open_mpi"] = open_mpi(python, asked["library_dir"])
+    return found
+
+
+def space(path: str) -> Answer:
+    """Free and all bytes of the file system that `path` lies on, or will lie on; whether it can be written."""
+    there = path  # looking leaves nothing behind: where there is no such folder yet, the one it would lie in counts
+    while not os.path.isdir(there) and os.path.dirname(there) != there:
+        there = os.path.dirname(there)
+    try:
+        usage = shutil.disk_usage(there)
+        with tempfile.TemporaryFile(dir=there) as file:
+            file.write(b"x" * 4096)
+            file.flush()
+    except OSError as error:
+        return {"error": f"{there}: {error.strerror or error}"}
+    return {"free": usage.free, "total": usage.total}
+
+
+def gpus() -> Answer:
+    """What nvidia-smi lists: {"devices": [[name, driver, MiB], ...]}, or why it lists nothing."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return {"devices": [], "has_tool": False}
+    query = "--query-gpu=name,driver_version,memory.total"
+    text, error = output([tool, query, "--format=csv,noheader,nounits"], 30.0)
+    if error:
+        return {"devices": [], "has_tool": True, "error": error}
+    rows = [[part.strip() for part in line.split(",")] for line in text.splitlines() if line.strip()]
+    return {"devices": rows, "has_tool": True}
+
+
+def open_mpi(python: str, library_dir: str) -> Answer:
+    """The mpirun that a launcher would take for scripts of this interpreter: {"path", "version"} or {"error"}."""
+    # The launcher's own search, in a process of its own: a target knows no launcher.
+    code = (
+        "import sys; from paceline.launchers.mpi import find_open_mpi; from paceline.errors import PacelineError\n"
+        "try: found = find_open_mpi(sys.argv[1]); print(found.mpirun); print('%d.%d' % found.version)\n"
+        "except PacelineError as error: sys.exit(str(error))"
+    )
+    text, error = output([sys.executable, "-c", code, python], 60.0, {**os.environ, "PYTHONPATH": library_dir})
+    if error:
+        return {"error": error}
+    path, version = text.strip().splitlines()[-2:]
+    return {"path": path, "version": version}
+
+
+def listen(asked: Asked) -> Answer:
+    """Answer `count` connections on a port with the token that they bring: {"answered": number}."""
+    deadline = time.monotonic() + asked["timeout_s"]
+    answered = 0
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((asked["address"], asked["port"]))
+        server.listen(128)
+        while answered < asked["count"] and (left := deadline - time.monotonic()) > 0:
+            server.settimeout(left)
+            try:
+                client, _ = server.accept()
+                with client:
+                    client.settimeout(min(5.0, left))
+                    if client.makefile("rb").readline().decode().strip() == asked["token"]:
+                        client.sendall(f"{asked['token']} {socket.gethostname()}\n".encode())
+                        answered += 1
+            except OSError:
+                continue
+    return {"answered": answered}
+
+
+def connect(asked: Asked) -> Answer:
+    """Connect to each peer: {name: {"ms": of the whole exchange} or {"error": ...}}, all at once."""
+    results: Answer = {}
+    threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + asked["timeout_s"] + 2.0
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return {name: results.get(name, {"error": "no answer"}) for name, _, _ in asked["peers"]}
+
+
+def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) -> None:
+    deadline = time.monotonic() + asked["timeout_s"]
+    error = "no answer"
+    while (left := deadline - time.monotonic()) > 0:
+        start = time.monotonic()
+        try:
+            with socket.create_connection((address, port), timeout=left) as client:
+                client.settimeout(left)
+                client.sendall(f"{asked['token']}\n".encode())
+                answer = client.makefile("rb").readline().decode().split()
+            if answer[:1] == [asked["token"]]:
+                results[name] = {"ms": (time.monotonic() - start) * 1e3, "host": answer[1] if answer[1:] else ""}
+                return
+            error = "somebody else answers there"
+        except ConnectionRefusedError as refused:
+            error = str(refused.strerror)  # it may not listen yet
+        except OSError as failed:
+            error = str(failed.strerror or failed)
+        time.sleep(0.1)
+    results[name] = {"error": error}
+
+
+def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """(standard output, "") of a program, or ("", why there is none)."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
+        except OSError as error:
+            return "", f"{argv[0]}: {error.strerror or error}"
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # not waited for: it may sit in a system call for ever
+            return "", f"{os.path.basename(argv[0])} gave no answer in {timeout_s:.0f} s"
+        out.seek(0)
+        err.seek(0)
+        text = out.read().decode(errors="replace")
+        if code != 0:
+            said = (err.read().decode(errors="replace").strip() or text.strip()).splitlines()
+            return "", said[-1][:300] if said else f"{os.path.basename(argv[0])} ended with {code}"
+        return text, ""
+
+
+def marked(text: str, error: str) -> Answer:
+    """The value in the marked line of a program's output."""
+    if error:
+        return {"error": error}
+    lines = [line for line in text.splitlines() if line.startswith(MARK)]
+    return json.loads(lines[-1][len(MARK) :]) if lines else {"error": "gave no answer"}
+
+
+def _limit(name: str) -> int | None:
+    """The soft limit; None for none."""
+    value = resource.getrlimit(getattr(resource, name))[0]
+    return None if value == resource.RLIM_INFINITY else value
+
+
+if __name__ == "__main__":
+    asked_for = {"facts": facts, "listen": listen, "connect": connect}[sys.argv[1]]
+    answer_text = json.dumps(asked_for(json.loads(sys.argv[2])))
+    sys.stdout.write(f"\n{MARK}{answer_text}\n")
+    sys.stdout.flush()
+    # Threads that still try to connect are not waited for.
+    os._exit(0)

@@ -1,0 +1,269 @@
+"""A Ray cluster's HTTP interface, by the standard library alone: the Jobs API, its nodes, packages.
+
+Source: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/openapi.html, and
+ray/dashboard/modules/job/job_head.py for what that leaves open. Tokens: `Authorization: Bearer`, 401 without, 403 with a
+wrong one (Ray 2.52 and later).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from paceline.errors import TargetError
+from paceline.targets.ray.settings import RaySettings, token
+
+_TIMEOUT_S = 20.0
+#: Ray holds a package in the memory of its head; its own limit is 512 MiB.
+PACKAGE_BYTES = 256 << 20
+
+
+class UnreachableError(TargetError):
+    """The cluster does not answer; what it runs may be well all the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayJob:
+    """A job as Ray knows it. status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. driver_host: where it runs."""
+
+    submission_id: str
+    status: str
+    message: str = ""
+    error_type: str | None = None
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RayJob:
+        return cls(
+            submission_id=data["submission_id"],
+            status=str(data.get("status")),
+            message=str(data.get("message") or ""),
+            error_type=data.get("error_type"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayNode:
+    """A node as Ray knows it. total, used: by the names of its resources; used is empty where Ray does not tell."""
+
+    node_id: str
+    name: str
+    address: str
+    is_alive: bool
+    is_head: bool
+    message: str
+    total: Mapping[str, float]
+    used: Mapping[str, float]
+
+
+class RayClient:
+    """Calls to one cluster. Holds no connection."""
+
+    def __init__(self, settings: RaySettings) -> None:
+        self._settings = settings
+        # Nothing on the way to a cluster's own dashboard is meant for a proxy that the shell names, unless it says so.
+        self._opener = urllib.request.build_opener(_NoRedirects())
+
+    @property
+    def address(self) -> str:
+        return self._settings.address
+
+    # Jobs
+
+    def submit(
+        self, entrypoint: str, submission_id: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
+    ) -> None:
+        """Start a job. One of the same id that is there already is left as it is."""
+        body = {
+            "entrypoint": entrypoint,
+            "submission_id": submission_id,
+            "runtime_env": dict(runtime_env),
+            "metadata": dict(metadata),
+        }
+        try:
+            self._call("POST", "/api/jobs/", body)
+        except _RefusedError as error:
+            # The connection may have broken after the first request had been heard.
+            if "already exists" not in error.text and self.job(submission_id) is None:
+                raise
+
+    def jobs(self) -> list[RayJob]:
+        """All submitted jobs, of anybody's."""
+        found = self._call("GET", "/api/jobs/")
+        return [RayJob.from_json(data) for data in found if data.get("submission_id")]
+
+    def job(self, submission_id: str) -> RayJob | None:
+        """The job of this id; None where there is none."""
+        try:
+            return RayJob.from_json(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}"))
+        except _RefusedError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def stop(self, submission_id: str) -> None:
+        """Ask for the job's end: SIGTERM, then SIGKILL. Harmless where it has ended or is not known."""
+        try:
+            self._call("POST", f"/api/jobs/{quote(submission_id, safe='')}/stop")
+        except _RefusedError as error:
+            if error.status != 404:
+                raise
+
+    def logs(self, submission_id: str) -> str:
+        """What the job's entrypoint has printed; "" where that is gone."""
+        try:
+            return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
+        except _RefusedError:
+            return ""
+
+    # The cluster
+
+    def version(self) -> str:
+        return str(self._call("GET", "/api/version").get("ray_version"))
+
+    def nodes(self) -> list[RayNode]:
+        """The nodes that are alive, and those that died lately."""
+        found = self._call("GET", "/api/v0/nodes?limit=10000&detail=1")
+        listed = found.get("data", {}).get("result", {}).get("result") or []
+        usage = self._usage()
+        nodes = []
+        for data in listed:
+            node_id = str(data.get("node_id"))
+            used = usage.get(node_id, {})
+            nodes.append(
+                RayNode(
+                    node_id=node_id,
+                    name=str(data.get("node_name") or data.get("node_ip")),
+                    address=str(data.get("node_ip")),
+                    is_alive=data.get("state") == "ALIVE",
+                    is_head=bool(data.get("is_head_node")),
+                    message=str(data.get("state_message") or ""),
+                    total={str(key): float(value) for key, value in (data.get("resources_total") or {}).items()},
+                    used={str(key): float(value[0]) for key, value in used.items()},
+                )
+            )
+        return nodes
+
+    def _usage(self) -> dict[str, dict[str, Any]]:
+        """Node id -> resource -> (used, total); a few seconds old."""
+        try:
+            status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
+            return dict(status["loadMetricsReport"]["usageByNode"])
+        except (_RefusedError, KeyError, TypeError):
+            return {}  # a cluster without Ray's monitor process
+
+    # Packages
+
+    def has_package(self, name: str) -> bool:
+        """Whether the cluster holds the package of this name (`_ray_pkg_<hash>.zip`)."""
+        try:
+            self._call("GET", f"/api/packages/gcs/{quote(name, safe='')}")
+            return True
+        except _RefusedError as error:
+            if error.status == 404:
+                return False
+            raise
+
+    def upload_package(self, name: str, data: bytes) -> None:
+        """Let the cluster hold a package, whose URI is then `gcs://<name>`."""
+        self._call("PUT", f"/api/packages/gcs/{quote(name, safe='')}", data)
+
+    # HTTP
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | bytes | None = None) -> Any:
+        """The JSON that the cluster answers; {} where it answers nothing.
+
+        Raises:
+            UnreachableError: no connection, or no answer in time. TargetError: it refuses.
+        """
+        settings = self._settings
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(settings.address + path, data=data, method=method)
+        for name, value in self._headers(is_json=not isinstance(body, bytes)).items():
+            request.add_unredirected_header(name, value)
+        try:
+            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                raise _refused(
+                    settings, error.code, error.read(20_000).decode(errors="replace"), method, path
+                ) from None
+        except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise UnreachableError(
+                f"compute target {settings.name!r}: the Ray cluster at {settings.address} does not answer: "
+                f"{reason or type(error).__name__}. Is it up, and reachable from here? `ray status` on its head tells."
+            ) from error
+        try:
+            return json.loads(text) if text else {}
+        except ValueError:
+            raise TargetError(
+                f"compute target {settings.name!r}: {settings.address} answers, but not as a Ray dashboard does. "
+                "Is the address right?"
+            ) from None
+
+    def _headers(self, *, is_json: bool) -> dict[str, str]:
+        headers = {"Content-Type": "application/json" if is_json else "application/octet-stream"}
+        for name, value in self._settings.headers.items():
+            headers[name] = _from_place(self._settings.name, name, value)
+        named = {name.lower() for name in headers}
+        if (secret := token(self._settings)) is not None:
+            # A proxy may take Authorization for itself: Ray looks at the second as well.
+            name = "X-Ray-Authorization" if "authorization" in named else "Authorization"
+            headers[name] = f"Bearer {secret}"
+        return headers
+
+
+class _RefusedError(TargetError):
+    """The cluster has answered that it will not. status: of HTTP; text: its own words."""
+
+    def __init__(self, message: str, status: int, text: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.text = text
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an answer, not a place to send the token to."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def _refused(settings: RaySettings, status: int, text: str, method: str, path: str) -> _RefusedError:
+    title = f"compute target {settings.name!r}: the Ray cluster at {settings.address}"
+    if status == 401:
+        message = (
+            f"{title} wants a token, and there is none. `ray get-auth-token` on its head prints it; "
+            "set token_file (mode 600) or token_env."
+        )
+    elif status == 403:
+        message = f"{title} does not take this token. Is it this cluster's? `ray get-auth-token` on its head prints it."
+    else:
+        said = _last_line(text)
+        message = f"{title} refuses {method} {path.partition('?')[0]}: HTTP {status}{f': {said}' if said else ''}."
+    return _RefusedError(message, status, text)
+
+
+def _last_line(text: str) -> str:
+    """Of a traceback that Ray sends, what is to the point."""
+    lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1].rstrip(".")[:500] if lines else ""
+
+
+def _from_place(target: str, header: str, value: str) -> str:
+    if not value.startswith("env:"):
+        return value
+    found = os.environ.get(value[4:])
+    if found is None:
+        raise TargetError(
+            f"compute target {target!r}: the environment has no {value[4:]}, which its header {header!r} needs."
+        )
+    return found

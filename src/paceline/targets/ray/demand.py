@@ -1,0 +1,117 @@
+"""What a run asks of each of its nodes in Ray's resources, and whether a cluster's nodes can hold it, now or ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.job import Job
+from paceline.plan import places
+from paceline.targets.ray.settings import RaySettings
+
+#: Ray counts in ten-thousandths.
+_EPSILON = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeResources:
+    """A node that is alive. free: None where Ray does not tell."""
+
+    name: str
+    total: Mapping[str, float]
+    free: Mapping[str, float] | None = None
+    node_id: str = ""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NodeResources:
+        return cls(name=data["name"], total=data["total"], free=data.get("free"), node_id=data.get("node_id", ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """Resources for each node of a run, in order of node rank: the first are at least as large as the last."""
+
+    bundles: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
+
+    @property
+    def text(self) -> str:
+        """ "2 nodes with 4 CPU and 1 GPU each"."""
+        first, last = self.bundles[0], self.bundles[-1]
+        count = len(self.bundles)
+        if count == 1:
+            return f"1 node with {amounts(first)}"
+        if first == last:
+            return f"{count} nodes with {amounts(first)} each"
+        large = sum(bundle == first for bundle in self.bundles)
+        return f"{large} nodes with {amounts(first)} and {count - large} with {amounts(last)}"
+
+    def fits(self, nodes: Sequence[Mapping[str, float]]) -> bool:
+        """Whether so many different nodes have what is asked, each for one bundle.
+
+        Bundles come in two sizes at most, and whatever holds the large one holds the small one too: so it is enough
+        to count.
+        """
+        first, last = self.bundles[0], self.bundles[-1]
+        large = sum(bundle == first for bundle in self.bundles)
+        return sum(_holds(node, first) for node in nodes) >= large and sum(_holds(node, last) for node in nodes) >= len(
+            self.bundles
+        )
+
+
+def demand_of(job: Job, settings: RaySettings) -> Demand:
+    """What `job` asks: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
+    sizes = [0] * job.node_count
+    for place in places(job):
+        sizes[place.node_rank] += 1
+    bundles = []
+    for size in sizes:
+        bundle = {"CPU": _plain(size * settings.cpus_per_worker)}
+        if job.use_gpu:
+            bundle["GPU"] = float(size * settings.gpus_per_worker)
+        bundles.append({**bundle, **settings.resources})
+    return Demand(bundles=tuple(bundles))
+
+
+def too_large(demand: Demand, nodes: Sequence[NodeResources]) -> str | None:
+    """Why these nodes can't hold it even if nothing else ran on them; None if they can."""
+    if demand.fits([node.total for node in nodes]):
+        return None
+    names = list(demand.bundles[0])
+    shown = [f"{node.name} ({amounts({name: node.total.get(name, 0.0) for name in names})})" for node in nodes[:8]]
+    more = f" and {len(nodes) - 8} more" if len(nodes) > 8 else ""
+    there = f"{', '.join(shown)}{more}" if nodes else "no node"
+    apart = ", on different nodes" if len(demand.bundles) > 1 else ""
+    return f"the run needs {demand.text}{apart}; the cluster has {there}"
+
+
+def waits_for(demand: Demand, nodes: Sequence[NodeResources]) -> str:
+    """What a run waits for whose placement group is not placed yet."""
+    names = list(demand.bundles[0])
+    shown = []
+    for node in nodes[:4]:
+        if node.free is not None:
+            parts = [
+                f"{_number(node.free.get(name, 0.0))} of {_number(node.total.get(name, 0.0))} {name}" for name in names
+            ]
+            shown.append(f"{node.name} {', '.join(parts)}")
+    more = ", ..." if len(nodes) > 4 else ""
+    return f"waits for {demand.text}" + (f"; free: {'; '.join(shown)}{more}" if shown else "")
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """ "4 CPU and 1 GPU"."""
+    parts = [f"{_number(amount)} {name}" for name, amount in resources.items()]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def _holds(node: Mapping[str, float], bundle: Mapping[str, float]) -> bool:
+    return all(node.get(name, 0.0) >= amount - _EPSILON for name, amount in bundle.items())
+
+
+def _plain(amount: float) -> float:
+    return round(amount, 4)
+
+
+def _number(amount: float) -> str:
+    return f"{amount:g}"

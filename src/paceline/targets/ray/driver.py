@@ -1,0 +1,231 @@
+"""`python .../driver.py`: a process beside the supervisor that holds a placement group for it.
+
+The one module that loads Ray, by the cluster's own interpreter, and nothing else of Paceline: it is started by its path,
+with the cluster's own PYTHONPATH. It is told what to hold by one line of JSON on standard
+input, and says what becomes of it by lines of JSON on standard output. It ends, and gives everything back, when standard
+input does or has another line: so it never outlives its supervisor.
+
+    {"bundles": [{"CPU": 2}, ...], "name": ..., "port": ..., "token": ...}      asked for; with "host" where the
+                                                                             nodes are to connect to another machine
+
+    {"is": "connected", "python": ..., "version": ...}
+    {"is": "waiting", "nodes": [{"name", "node_id", "total", "free"}, ...]}      every second, until it is placed
+    {"is": "placed"}
+    {"is": "ended", "rank": 1, "why": ...}                                      a node's task has ended
+    {"is": "failed", "why": ...}                                                all is over
+
+On each node a task of Ray's connects to the supervisor and hands the connection to an agent (`hold`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+_WAIT_S = 1.0
+
+
+def hold(host: str, port: int, token: str, rank: int) -> str:
+    """Run on a node, in a worker process of Ray's: how the agent ended.
+
+    Sent by value: nothing of Paceline is there.
+    """
+    import contextlib
+    import importlib
+    import json
+    import os
+    import socket
+    import subprocess
+    import sys
+
+    ray: Any = importlib.import_module("ray")
+    # The environment that `ray start` was given on this node, not what Ray makes of it for its own workers.
+    environment = dict(os.environ)
+    with (
+        contextlib.suppress(OSError, KeyError, ValueError),
+        open(f"/proc/{os.environ['RAY_RAYLET_PID']}/environ", "rb") as file,
+    ):
+        words = file.read().decode(errors="surrogateescape").split("\0")
+        found = dict(word.split("=", 1) for word in words if "=" in word)
+        environment = found or environment
+    if "LD_PRELOAD" not in os.environ:
+        environment.pop("LD_PRELOAD", None)  # the raylet's own allocator
+    environment = {name: value for name, value in environment.items() if not name.startswith(("RAY_", "__RAY"))}
+    devices = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    told = {
+        "token": token,
+        "rank": rank,
+        "address": ray.util.get_node_ip_address(),
+        "hostname": socket.gethostname(),
+        "python": sys.executable,
+        "gpus": [str(device) for device in devices],
+    }
+    with contextlib.suppress(OSError):
+        link = socket.create_connection((host, port), timeout=20)
+        link.settimeout(None)
+        link.sendall(json.dumps(told).encode() + b"\n")
+        # A worker that Ray ends, for memory say, takes the agent with it, and that all that it has started.
+        die_with_ray = f"import ctypes,os;ctypes.CDLL(None).prctl(1,9,0,0,0);os.getppid()=={os.getpid()} or os._exit(1)"
+        words = [
+            *(sys.executable, "-c"),
+            f"{die_with_ray if sys.platform.startswith('linux') else ''}\nimport sys;exec(sys.stdin.buffer.readline())",
+        ]
+        agent = subprocess.Popen(
+            words,
+            stdin=link.fileno(),
+            stdout=link.fileno(),
+            env=environment,
+            cwd="/",
+            start_new_session=True,
+        )
+        link.close()
+        code = agent.wait()
+        return f"its agent ended with exit code {code}" if code >= 0 else f"its agent was killed by signal {-code}"
+    return f"it can't reach the supervisor at {host}, port {port}"
+
+
+class Driver:
+    """Holds one placement group. `say` takes what is told."""
+
+    def __init__(self, ray: Any, request: dict[str, Any], say: Any) -> None:
+        self._ray = ray
+        self._request = request
+        self._say = say
+        self._group: Any = None
+
+    def run(self) -> None:
+        """Hold what is asked for; returns when all of it has ended."""
+        bundles = self._request["bundles"]
+        groups = importlib.import_module("ray.util.placement_group")
+        self._group = groups.placement_group(bundles, strategy="STRICT_SPREAD", name=self._request["name"])
+        begun = told = time.monotonic()
+        # Ray's own wait takes whole seconds alone.
+        while not self._group.wait(0):
+            now = time.monotonic()
+            time.sleep(0.02 if now - begun < _WAIT_S else 0.2)
+            if now - told > _WAIT_S:
+                told = now
+                self._say({"is": "waiting", "nodes": self._nodes()})
+        self._say({"is": "placed"})
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        host = self._request.get("host") or self._ray.util.get_node_ip_address()
+        task = self._ray.remote(hold)
+        ranks = {}
+        for rank, bundle in enumerate(bundles):
+            others = {name: amount for name, amount in bundle.items() if name not in ("CPU", "GPU")}
+            reference = task.options(
+                name=f"paceline node {rank}",
+                num_cpus=bundle["CPU"],
+                num_gpus=bundle.get("GPU", 0),
+                resources=others,
+                max_retries=0,
+                scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=rank
+                ),
+            ).remote(host, self._request["port"], self._request["token"], rank)
+            ranks[reference] = rank
+        homes = self._ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        while ranks:
+            for reference in self._ray.wait(list(ranks), timeout=_WAIT_S)[0]:
+                self._say({"is": "ended", "rank": ranks.pop(reference), "why": self._why(reference)})
+            # A task that had not come to its node yet waits for ever where that dies: Ray looks for another node.
+            alive = {node["NodeID"] for node in self._ray.nodes() if node["Alive"]}
+            for reference, rank in list(ranks.items()):
+                if homes[rank] not in alive:
+                    del ranks[reference]
+                    self._say({"is": "ended", "rank": rank, "why": f"Ray says: node {homes[rank][:12]} is dead"})
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+        self._ray.shutdown()
+
+    def _why(self, reference: Any) -> str:
+        try:
+            return str(self._ray.get(reference))
+        except Exception as error:
+            text = " ".join(str(error).split())
+            return f"Ray says: {type(error).__name__}: {text[:400]}"
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        try:
+            free = importlib.import_module("ray._private.state").available_resources_per_node()
+        except (ImportError, AttributeError):
+            free = {}  # another version of Ray's
+        return [
+            {
+                "node_id": node["NodeID"],
+                "name": node.get("NodeName") or node["NodeManagerAddress"],
+                "total": node["Resources"],
+                "free": free.get(node["NodeID"], {} if free else None),
+            }
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+
+def main() -> int:
+    # Started by its path, this file has brought its folder: its modules must not stand in the way of anything of Ray's.
+    if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
+    # Whoever ends the Ray job ends all of its processes at once. The supervisor still needs its nodes then, for as long
+    # as the workers have to end by themselves; this process goes when the supervisor does.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # Ray's own words go where errors go
+
+    def say(told: dict[str, Any]) -> None:
+        out.write(json.dumps(told).encode() + b"\n")
+
+    lines = sys.stdin.buffer
+    request: dict[str, Any] = {}
+
+    def wait_for_end() -> None:
+        lines.readline()
+        threading.Thread(target=_leave_at_last, daemon=True).start()
+        if "driver" in held:
+            held["driver"].close()
+        os._exit(0)
+
+    held: dict[str, Driver] = {}
+    # Of what the job was given, its interpreter's variables are for the supervisor: with them, each task would start
+    # a new process where Ray keeps some ready.
+    told = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR") or "{}")
+    os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"] = json.dumps({**told, "runtime_env": {}})
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    try:
+        ray = importlib.import_module("ray")
+        request = json.loads(lines.readline() or b"{}")
+        if not request:
+            return 0
+        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, configure_logging=False)
+        # Ray has put a handler of its own there.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say({"is": "connected", "python": sys.executable, "version": ray.__version__})
+        held["driver"] = Driver(ray, request, say)
+        threading.Thread(target=wait_for_end, daemon=True).start()
+        held["driver"].run()
+        say({"is": "failed", "why": "every node's task has ended"})
+    except Exception as error:
+        text = " ".join(str(error).split())[:1000]
+        say({"is": "failed", "why": f"{type(error).__name__}: {text}"})
+        return 1
+    threading.Event().wait()  # until standard input ends
+    return 0
+
+
+def _leave_at_last() -> None:
+    time.sleep(5)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

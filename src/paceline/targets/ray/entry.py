@@ -1,0 +1,105 @@
+"""What a Ray job runs on the cluster: a short shell script that finds its interpreters and starts the run's supervisor.
+
+Ray gives the script the environment that `ray start` had on the head, in which no Python need be on the PATH. The
+interpreter that has Ray is the one with which Ray starts its own workers: it stands in the command line of the raylet,
+the parent of the process that runs the script.
+
+    raylet ── ray::JobSupervisor ── sh (this) ── supervisor ── driver
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
+
+#: Ray's own interpreter, for the supervisor to start the driver with.
+RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
+#: The folder that holds `paceline`, as the cluster sees it.
+LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
+#: The interpreter of the submitting program.
+SUBMITTER_VARIABLE = "PACELINE_RAY_SUBMITTER"
+
+#: Begins a line of the job's output that says why the run could not be started.
+COMPLAINT = "paceline: "
+
+_FIND_RAY = r"""
+parent=$(sed 's/.*) . \([0-9]*\) .*/\1/' "/proc/$PPID/stat" 2>/dev/null)
+ray=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--python_worker_command="\{0,1\}\([^ "]*\).*/\1/p')
+[ -x "$ray" ] || ray=$(command -v python3 || command -v python)
+[ -n "$ray" ] || { echo "paceline: no Python is to be found on the cluster's head"; exit 70; }
+"""
+#: Starts the driver, which loads Ray while the supervisor is loaded (`beside`).
+_START_DRIVER = f"""
+pipes=$(mktemp -d) && mkfifo "$pipes/in" "$pipes/out" && {{
+  PYTHONPATH="$PACELINE_SHELL_PYTHONPATH" "$ray" "$library/paceline/targets/ray/driver.py" <"$pipes/in" >"$pipes/out" 2>>"$log" &
+  export {DRIVER_VARIABLE}=$!
+  exec {READS}>"$pipes/in" {SAYS}<"$pipes/out"
+  rm -r "$pipes"
+}}
+"""
+_LET_GO = f"exec {READS}>&- {SAYS}<&-"
+# A stop of the job is a SIGTERM to all of its processes: this shell has to stay as long as the supervisor does.
+_STAY = "trap : TERM INT\n"
+_END = """
+grep -q '"status": "Completed"' run.json
+"""
+
+
+def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_variable: str) -> str:
+    """The script for a cluster that sees the run's folder under the same path as the submitting machine.
+
+    python: the submitting program's interpreter, taken where the cluster has it; else Ray's own.
+    supervisor_variable: marks a supervisor in its environment.
+    """
+    run, library = shlex.quote(str(run_dir)), shlex.quote(str(library_dir))
+    return (
+        f"{_STAY}run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
+        f"{_FIND_RAY}"
+        '[ -f "$run/run.json" ] || { echo "paceline: the cluster\'s head, $(hostname), does not see $run. Share that folder, '
+        'or set a datastore on the compute target"; exit 70; }\n'
+        'cd "$run" || exit 70\n'
+        'if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi\n'
+        'echo "run $(basename "$run"): its logs are in $run/logs"\n'
+        f"{_variables({supervisor_variable: run_dir.name})}"
+        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library" {RAY_PYTHON_VARIABLE}="$ray"\n'
+        f'export {LIBRARY_VARIABLE}="$library" {SUBMITTER_VARIABLE}="$submitter"\n'
+        f'log="$run/logs/driver.log"{_START_DRIVER}'
+        f'"$python" -m paceline.supervisor "$run" >>logs/driver.log 2>&1\n{_LET_GO}'
+        f"{_END}"
+    )
+
+
+def travel_entrypoint(run_id: str, python: str | None, request: str, supervisor_variable: str) -> str:
+    """The script for a cluster that shares no folder: it stands in a package that holds `paceline` and is the job's
+    working directory.
+
+    request: one word that says where the run's folder is to be had (`travel.Ticket`).
+    """
+    chosen = f"python={shlex.quote(python)}\n" if python else "python=$ray\n"
+    return (
+        f"{_STAY}library=$PWD{_FIND_RAY}{chosen}"
+        f"{_variables({supervisor_variable: run_id})}"
+        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library" {RAY_PYTHON_VARIABLE}="$ray"\n'
+        f'export {LIBRARY_VARIABLE}="$library"\n'
+        f"log=/dev/stderr{_START_DRIVER}"
+        f'"$python" -m paceline.targets.ray.away {shlex.quote(request)}\n'
+    )
+
+
+def examine_entrypoint(request: str) -> str:
+    """The script that holds nodes for `paceline compute doctor`; stands in a package as `travel_entrypoint` does.
+
+    request: a line for the driver.
+    """
+    return (
+        f"{_FIND_RAY}"
+        f"{{ printf '%s\\n' {shlex.quote(request)}; exec sleep 600; }} | "
+        'exec "$ray" paceline/targets/ray/driver.py\n'
+    )
+
+
+def _variables(values: Mapping[str, str]) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())

@@ -1,0 +1,109 @@
+"""Links from the submitting machine to agents on a cluster's nodes, for `paceline compute doctor`.
+
+A job of Ray's holds the nodes; their tasks connect to this machine. So it must be one that they can reach, which runs
+themselves do not need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import paceline
+from paceline.errors import TargetError
+from paceline.targets.ray.client import RayClient
+from paceline.targets.ray.entry import examine_entrypoint
+from paceline.targets.ray.library import send_library
+from paceline.targets.ray.reception import Reception
+
+if TYPE_CHECKING:
+    from paceline.targets.agents import Link
+
+_PLACE_S = 40.0
+_TICK_S = 0.1
+_ASK_S = 1.0
+
+
+@contextlib.contextmanager
+def examined(
+    client: RayClient, address: str, bundles: list[dict[str, float]], folder: str, *, shared_library: bool
+) -> Iterator[list[Link]]:
+    """A link to each of as many nodes as there are bundles, held by a job of their own.
+
+    Raises:
+        TargetError: Ray gives none, or they can't reach this machine.
+    """
+    from paceline.targets.ray.gather import open_links
+
+    library = Path(paceline.__file__).resolve().parents[1]
+    job_id = f"paceline-doctor-{secrets.token_hex(6)}"
+    reception = Reception()
+    links: list[Link] = []
+    try:
+        request = {
+            "bundles": bundles,
+            "name": job_id,
+            "host": own_address(address),
+            "port": reception.port,
+            "token": reception.token,
+        }
+        runtime_env = {"working_dir": send_library(client, library)}
+        client.submit(examine_entrypoint(json.dumps(request)), job_id, runtime_env, {"job_name": job_id})
+        _wait(client, job_id, reception, len(bundles))
+        links = open_links(reception.taken, library, folder, shared_library=shared_library)
+        yield links
+    finally:
+        for link in links:
+            link.close()
+        reception.close()
+        with contextlib.suppress(TargetError):
+            client.stop(job_id)
+
+
+def own_address(address: str) -> str:
+    """This machine's address, as it goes to the host of this URL."""
+    parts = urlsplit(address)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
+        except OSError as error:
+            raise TargetError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
+        return str(probe.getsockname()[0])
+
+
+def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> None:
+    deadline, asked = time.monotonic() + _PLACE_S, time.monotonic()
+    while len(reception.taken) < count:
+        time.sleep(_TICK_S)
+        if time.monotonic() - asked < _ASK_S:
+            continue
+        asked = time.monotonic()
+        told = _last_told(client.logs(job_id))
+        if told.get("is") in ("ended", "failed"):
+            raise TargetError(f"a node could not be had from Ray: {told.get('why')}.")
+        job = client.job(job_id)
+        if job is not None and job.status not in ("PENDING", "RUNNING"):
+            raise TargetError(f"the job that was to hold nodes is {job.status}: {' '.join(job.message.split())[:300]}")
+        if asked > deadline:
+            here = f"this machine ({own_address(client.address)}, port {reception.port})"
+            reason = {
+                "waiting": f"{count} nodes with free CPUs are not to be had",
+                "placed": f"{len(reception.taken)} of {count} nodes have connected to {here}. Runs do not need that they "
+                "reach it; call doctor on a machine of the cluster",
+            }.get(str(told.get("is")), "Ray did not start the job that holds them")
+            raise TargetError(f"no links to the nodes within {_PLACE_S:g} s: {reason}.")
+
+
+def _last_told(log: str) -> dict[str, Any]:
+    for line in reversed(log.splitlines()):
+        if line.startswith('{"is"'):
+            with contextlib.suppress(ValueError):
+                return dict(json.loads(line))
+    return {}

@@ -1,0 +1,82 @@
+"""The port on which the tasks of a placement group's nodes report, each with the run's token."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_HELLO_S = 20.0
+_HELLO_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A node's connection, and what its task has said (`driver.hold`)."""
+
+    sock: socket.socket
+    told: Mapping[str, Any]
+
+
+class Reception:
+    """Listens. taken: node rank -> connection; port, token: what a task has to know."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(24)
+        self.taken: dict[int, Taken] = {}
+        self._listener = socket.create_server(("", 0), backlog=64)
+        self.port: int = self._listener.getsockname()[1]
+        self._guard = threading.Lock()
+        self._closed = False
+        threading.Thread(target=self._accept, name="paceline-ray-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Take nobody in any more, and close what no link has taken over. Harmless the second time."""
+        with self._guard:
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for taken in self.taken.values():
+            taken.sock.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Take a connection in if it brings the token; whatever else connects is shown the door."""
+        try:
+            sock.settimeout(_HELLO_S)
+            told = json.loads(_read_line(sock))
+            rank = int(told["rank"])
+            if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
+                raise ValueError
+            sock.settimeout(None)
+            with self._guard:
+                if self._closed or rank in self.taken:
+                    raise ValueError
+                self.taken[rank] = Taken(sock=sock, told={**told, "token": None})
+        except (OSError, ValueError, KeyError, TypeError):
+            sock.close()
+
+
+def _read_line(sock: socket.socket) -> bytes:
+    """Up to the line's end and no further: what follows is the agent's."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = sock.recv(1)
+        if not byte or len(line) > _HELLO_BYTES:
+            raise ValueError
+        line += byte
+    return line

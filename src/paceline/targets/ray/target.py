@@ -1,0 +1,257 @@
+"""The compute target: what a Ray cluster is asked by the submitting machine, and by a run's supervisor inside it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline import processes
+from paceline.errors import TargetError
+from paceline.job import Job
+from paceline.plan import Node, port_count
+from paceline.runs import elsewhere, states
+from paceline.runs.failure import CAUSES
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.ray.client import RayClient, RayJob, RayNode
+from paceline.targets.ray.demand import Demand, NodeResources, demand_of, too_large
+from paceline.targets.ray.entry import (
+    COMPLAINT,
+    LIBRARY_VARIABLE,
+    RAY_PYTHON_VARIABLE,
+    SUBMITTER_VARIABLE,
+    shared_entrypoint,
+)
+from paceline.targets.ray.jobs import all_jobs
+from paceline.targets.ray.settings import OPTIONS, RaySettings, read_settings
+from paceline.targets.status import NodeStatus, Status
+
+if TYPE_CHECKING:
+    from paceline.targets.agents import Link
+
+_PREFIX = "paceline-"
+#: Who has canceled a run whose job was stopped: Ray does not know whom it has obeyed.
+_BY_RAY = "Ray (ray job stop)"
+#: How much longer than the workers' grace period Ray leaves a job that it stops (3 s, if it is not told).
+_STOP_S = 20
+#: Ray's word for why a job has failed -> cause of the run's failure. ray/dashboard/modules/job/common.py, JobErrorType
+_CAUSES = {
+    "JOB_SUPERVISOR_ACTOR_DIED": "node_lost",
+    "JOB_SUPERVISOR_ACTOR_UNKNOWN_FAILURE": "node_lost",
+    "JOB_ENTRYPOINT_COMMAND_ERROR": "supervisor",
+}
+
+
+class RayTarget:
+    """A Ray cluster. One object serves one run."""
+
+    kind: ClassVar[str] = "ray"
+    OPTIONS: ClassVar = OPTIONS
+
+    def __init__(self, name: str = "ray", settings: Mapping[str, Any] = {}) -> None:
+        self.settings: RaySettings = read_settings(name, settings)
+        self._client = RayClient(self.settings)
+
+    # The submitting machine
+
+    def check(self, job: Job) -> None:
+        nodes = [node for node in self._client.nodes() if node.is_alive]
+        demand = demand_of(job, self.settings)
+        if not self.settings.autoscaling and (why := too_large(demand, [_resources(node) for node in nodes])):
+            raise TargetError(
+                f"compute target {self.settings.name!r}: {why}. Ask for less, or set autoscaling if the cluster grows."
+            )
+
+    def preview(self, job: Job) -> Preview:
+        demand = demand_of(job, self.settings)
+        alive = [node for node in self._client.nodes() if node.is_alive]
+        alive.sort(key=lambda node: not Demand(bundles=demand.bundles[:1]).fits([node.total]))
+        nodes = []
+        for rank, bundle in enumerate(demand.bundles):
+            name = alive[rank].name if rank < len(alive) else f"ray-{rank}"
+            gpus = tuple(str(number) for number in range(int(bundle.get("GPU", 0))))
+            nodes.append(Node(node_rank=rank, name=name, address=name, cores=_cores(bundle), gpus=gpus))
+        return Preview(nodes=tuple(nodes), ports=tuple(range(29500, 29500 + port_count(job))))
+
+    def enqueue(self, job: Job, run_dir: Path) -> None:
+        """Nothing: its place in Ray's queue is that of its placement group."""
+
+    def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        folder = RunFolder(run_dir)
+        told = {
+            **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
+            # Ray puts no job back into a queue: a signal to it is somebody's stop.
+            **{"sigterm": "cancel", "by": _BY_RAY},
+        }
+        # Before the cluster hears of it: whoever finds the record then knows whom to ask.
+        write_json(folder.engine, {**told, "time": time.time()})
+        if self.settings.is_shared:
+            script = shared_entrypoint(run_dir, library_dir, python, processes.SUPERVISOR_VARIABLE)
+            runtime_env: dict[str, Any] = {}
+        else:
+            from paceline.targets.ray.travel import send_run
+
+            script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
+        job = (read_json(folder.record) or {}).get("job") or {}
+        grace_s = float(job.get("grace_period_seconds") or 0.0)
+        runtime_env["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + _STOP_S))}
+        metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id}
+        self._client.submit(script, told["job_id"], runtime_env, metadata)
+        write_json(folder.engine, {**told, "time": time.time()})
+        return 0
+
+    def release(self, run_dir: Path) -> None:
+        if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
+            return  # the job itself, which ends with this process; or there is none
+        with contextlib.suppress(TargetError):
+            self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
+
+    def look(self, folder: RunFolder, record: RunRecord) -> elsewhere.Look:
+        told = elsewhere.engine(folder)
+        job_id = str(told.get("job_id") or f"{_PREFIX}{folder.run_id}")
+        known = all_jobs(folder.path.parent.parent, self.settings.address, self._client.jobs, _PREFIX)
+        job = known.jobs.get(job_id)
+        if not self.settings.is_shared:
+            from paceline.targets.ray.travel import fetch_run
+
+            fetch_run(self.settings, folder)
+        if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
+            return elsewhere.Look(state=elsewhere.QUEUED, message="Ray has just been given the run")
+        if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
+            return elsewhere.Look(state=elsewhere.RUNNING)  # the supervisor's own word is newer
+        return self._told(job)
+
+    def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        self._client.stop(str(elsewhere.engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
+
+    def script(self, job: Job) -> str | None:
+        return None
+
+    def status(self) -> Status:
+        """The cluster's nodes as Ray sees them.
+
+        Raises:
+            TargetError: it does not answer.
+        """
+        nodes = self._client.nodes()
+        alive = {node.name for node in nodes if node.is_alive}
+        shown = [node for node in nodes if node.is_alive or node.name not in alive]
+        jobs = self._client.jobs()
+        return Status(
+            nodes=tuple(_status(node) for node in shown),
+            queued=sum(job.status == "PENDING" for job in jobs),
+            running=sum(job.status == "RUNNING" for job in jobs),
+            message=f"Ray {self._client.version()} at {self.settings.address}",
+        )
+
+    # The supervisor's side, inside the cluster
+
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
+        return self._gather(demand_of(job, self.settings), run_dir.name, port_count(job), waiting)
+
+    def _gather(self, demand: Demand, run_id: str, ports: int, waiting: Waiting) -> Nodes | None:
+        from paceline.targets.ray.gather import gather
+        from paceline.targets.ray.holding import Asked
+
+        settings = self.settings
+        try:
+            ray_python, library = os.environ[RAY_PYTHON_VARIABLE], os.environ[LIBRARY_VARIABLE]
+        except KeyError as error:
+            raise TargetError(
+                f"nodes of a Ray cluster can only be had inside a Ray job, and {error.args[0]} is not set here."
+            ) from None
+        asked = Asked(
+            demand=demand,
+            run_id=run_id,
+            ray_python=ray_python,
+            library_dir=Path(library),
+            folder=settings.folder or _folder(),
+            python=settings.python,
+            submitter=os.environ.get(SUBMITTER_VARIABLE) if settings.is_shared else None,
+            patience_s=None if settings.autoscaling else settings.patience_s,
+            is_shared=settings.is_shared,
+        )
+        return gather(asked, ports, waiting)
+
+    def _told(self, job: RayJob | None) -> elsewhere.Look:
+        where = f"the Ray cluster at {self.settings.address}"
+        if job is None:
+            message = f"T{where[1:]} knows no job of this run: its head was started anew, or somebody deleted it."
+            return elsewhere.Look(state=elsewhere.GONE, message=message)
+        if job.status == "PENDING":
+            return elsewhere.Look(state=elsewhere.QUEUED, message=job.message.split(". ")[0].rstrip("."))
+        if job.status == "RUNNING":
+            return elsewhere.Look(state=elsewhere.RUNNING)
+        if job.status == "STOPPED":
+            return elsewhere.Look(
+                state=elsewhere.GONE,
+                cause="canceled",
+                by=_BY_RAY,
+                message=f"Its job was stopped in {where}.",
+            )
+        cause = _CAUSES.get(job.error_type or "", "engine")
+        assert cause in CAUSES, cause
+        complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
+        if complaints:
+            return elsewhere.Look(state=elsewhere.GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
+        said = " ".join(job.message.split())[:500].rstrip(".")
+        return elsewhere.Look(
+            state=elsewhere.GONE,
+            cause=cause,
+            message=f"The run's job in {where} ended without its supervisor's word: {said}.",
+        )
+
+    # Doctor
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
+        """A link to each node that has a CPU for runs, or to `node_count` of them.
+
+        Raises:
+            TargetError: Ray gives no nodes, or they can't reach this machine.
+        """
+        from paceline.targets.ray.examine import examined
+
+        settings = self.settings
+        bundle = {"CPU": min(1.0, settings.cpus_per_worker), **settings.resources}
+        demand = Demand(bundles=(bundle,))
+        count = node_count or sum(demand.fits([node.total]) for node in self._client.nodes() if node.is_alive)
+        if not count:
+            raise TargetError(f"compute target {settings.name!r}: no living node has {demand.text}.")
+        folder = settings.folder or _folder()
+        with examined(
+            self._client, settings.address, [bundle] * count, folder, shared_library=settings.is_shared
+        ) as links:
+            yield links
+
+
+def _resources(node: RayNode) -> NodeResources:
+    return NodeResources(name=node.name, total=node.total, node_id=node.node_id)
+
+
+def _status(node: RayNode) -> NodeStatus:
+    cores, gpus = node.total.get("CPU", 0.0), node.total.get("GPU", 0.0)
+    return NodeStatus(
+        name=node.name,
+        cores=int(cores) if node.is_alive else None,
+        used_cores=int(-(-node.used["CPU"] // 1)) if "CPU" in node.used else None,
+        gpus=int(gpus) if node.is_alive else None,
+        used_gpus=int(-(-node.used["GPU"] // 1)) if "GPU" in node.used else (0 if not gpus else None),
+        is_up=node.is_alive,
+        state="alive" if node.is_alive else "dead",
+        message=node.message or ("head" if node.is_head else ""),
+    )
+
+
+def _cores(bundle: Mapping[str, float]) -> int:
+    return max(1, int(bundle["CPU"]))
+
+
+def _folder() -> str:
+    return f"/tmp/paceline-{os.getuid()}"

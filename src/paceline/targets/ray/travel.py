@@ -1,0 +1,237 @@
+"""Runs on clusters that share no folder with the submitting machine: everything travels through a datastore.
+
+    <datastore>/paceline/snapshots/<id>.tar.gz       the source, once for all runs that use it
+    <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
+    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`journal`), replayed here and then removed
+
+Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import io
+import json
+import os
+import tarfile
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline import processes
+from paceline.data.filesystem import Store, place_of
+from paceline.data.reference import Source
+from paceline.data.store_record import StoreRecord
+from paceline.data.upload import put_files
+from paceline.errors import TargetError
+from paceline.runs import states
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.ray import journal
+from paceline.targets.ray.client import RayClient
+from paceline.targets.ray.entry import travel_entrypoint
+from paceline.targets.ray.library import send_library
+from paceline.targets.ray.settings import RaySettings
+
+#: Of the submitting machine alone, or sent by other means.
+_NOT_SENT = frozenset({"lock", "ballast", "snapshot"})
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too."""
+
+    run_id: str
+    snapshot_id: str | None
+    folder: str | None
+    url: str
+    name: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    credentials: Mapping[str, str] | None = None
+
+    @property
+    def record(self) -> StoreRecord:
+        return StoreRecord(name=self.name, url=self.url, options=self.options, credentials=self.credentials)
+
+    def word(self) -> str:
+        """The ticket as one word of a command line."""
+        return base64.urlsafe_b64encode(json.dumps(self.__dict__).encode()).decode()
+
+    @classmethod
+    def from_word(cls, word: str) -> Ticket:
+        return cls(**json.loads(base64.urlsafe_b64decode(word)))
+
+
+def run_prefix(run_id: str) -> str:
+    return f"paceline/runs/{run_id}"
+
+
+def snapshot_name(snapshot_id: str) -> str:
+    return f"paceline/snapshots/{snapshot_id}.tar.gz"
+
+
+# Up
+
+
+def send_run(
+    settings: RaySettings, client: RayClient, folder: RunFolder, library_dir: Path
+) -> tuple[str, dict[str, Any]]:
+    """Put into the datastore what the cluster needs of a run; the job's script and its runtime environment.
+
+    Raises:
+        DataError, TransferError: the datastore can't be written.
+    """
+    workspace = folder.path.parent.parent
+    record = _store_record(settings, workspace)
+    snapshot_id = os.path.basename(os.readlink(folder.snapshot)) if folder.snapshot.is_symlink() else None
+    with Store(record) as store, tempfile.TemporaryDirectory(prefix="paceline-") as made:
+        start = Path(made) / "start.tar.gz"
+        _pack_run(folder, workspace, start)
+        files = [(f"{run_prefix(folder.run_id)}/start.tar.gz", start)]
+        if snapshot_id is not None and not exists(store, snapshot_name(snapshot_id)):
+            packed = Path(made) / "snapshot.tar.gz"
+            with tarfile.open(packed, "w:gz", compresslevel=1) as archive:
+                archive.add(os.path.realpath(folder.snapshot), arcname=".")
+            files.append((snapshot_name(snapshot_id), packed))
+        put_files(store, "", files)
+    package = send_library(client, library_dir)
+    ticket = Ticket(
+        run_id=folder.run_id,
+        snapshot_id=snapshot_id,
+        folder=settings.folder,
+        url=record.url,
+        name=record.name,
+        options=dict(record.options),
+        credentials=dict(record.credentials) if record.credentials else None,
+    )
+    script = travel_entrypoint(folder.run_id, settings.python, ticket.word(), processes.SUPERVISOR_VARIABLE)
+    return script, {"working_dir": package}
+
+
+def _store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
+    record, _ = place_of(Source(datastore=settings.datastore, path=""), workspace)
+    if record.kind in ("http", "memory"):
+        raise TargetError(
+            f"compute target {settings.name!r}: runs can't travel through datastore {settings.datastore!r}, which is of kind "
+            f"{record.kind!r}: both sides have to write there. Name another."
+        )
+    return record
+
+
+def _pack_run(folder: RunFolder, workspace: Path, path: Path) -> None:
+    with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        for entry in sorted(os.listdir(folder.path)):
+            if entry not in _NOT_SENT:
+                archive.add(folder.path / entry, arcname=f"run/{entry}")
+        if (workspace / "datastores").is_dir():
+            archive.add(workspace / "datastores", arcname="datastores")
+
+
+# Back
+
+
+def fetch_run(settings: RaySettings, folder: RunFolder) -> None:
+    """Bring the run's folder here up to date, at most once a second; one process does it, others take what is there.
+
+    Raises:
+        DataError, TransferError: the datastore can't be read.
+    """
+    state = folder.path / ".travel.json"
+    fd = os.open(folder.path / ".travel.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return
+        told = read_json(state) or {"next": 0, "time": 0.0}
+        if told.get("ended") or 0 <= time.time() - told["time"] < _LOOK_S:
+            return
+        with Store(_store_record(settings, folder.path.parent.parent)) as store:
+            while (part := get(store, part_name(folder.run_id, told["next"]))) is not None:
+                told["ended"] = journal.replay(part, folder.path)
+                told["next"] += 1
+                write_json(state, told)
+                _name_canceler(folder)
+                with contextlib.suppress(Exception):
+                    remove(store, part_name(folder.run_id, told["next"] - 1))
+            if told.get("ended"):
+                folder.ballast.unlink(missing_ok=True)
+                with contextlib.suppress(Exception):
+                    store.fs.rm(store.full(run_prefix(folder.run_id)), recursive=True)
+        write_json(state, {**told, "time": time.time()})
+    finally:
+        os.close(fd)
+
+
+def part_name(run_id: str, number: int) -> str:
+    return f"{run_prefix(run_id)}/back/{number:08d}"
+
+
+def _name_canceler(folder: RunFolder) -> None:
+    """On the cluster a cancel is a signal; who asked for it is known here."""
+    record, request = read_json(folder.record) or {}, read_json(folder.cancel_request) or {}
+    if record.get("status") == states.CANCELED and request.get("by") and record.get("canceled_by") != request["by"]:
+        write_json(folder.record, {**record, "canceled_by": request["by"]})
+
+
+# A store's objects
+
+
+def exists(store: Store, path: str) -> bool:
+    if store.kind == "local":
+        return store.local(path).exists()
+    with store.telling(f"looking for {path!r}"):
+        return bool(store.fs.exists(store.full(path)))
+
+
+def get(store: Store, path: str) -> bytes | None:
+    """An object's bytes; None where there is none."""
+    if store.kind == "local":
+        try:
+            return store.local(path).read_bytes()
+        except FileNotFoundError:
+            return None
+    with store.telling(f"reading {path!r}"):
+        try:
+            data: bytes = store.fs.cat_file(store.full(path))
+            return data
+        except FileNotFoundError:
+            return None
+
+
+def put(store: Store, path: str, data: bytes) -> None:
+    """Let the store have an object, whole or not at all."""
+    with tempfile.NamedTemporaryFile(prefix="paceline-") as file:
+        file.write(data)
+        file.flush()
+        put_files(store, "", [(path, Path(file.name))])
+
+
+def remove(store: Store, path: str) -> None:
+    if store.kind == "local":
+        store.local(path).unlink(missing_ok=True)
+    else:
+        store.fs.rm_file(store.full(path))
+
+
+def unpack(data: bytes, folder: Path) -> None:
+    """Put an archive of our own making into a new folder.
+
+    Raises:
+        TargetError: a name in it leads outside.
+    """
+    with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        for member in archive:
+            parts = member.name.split("/")
+            if member.name.startswith("/") or ".." in parts or member.isdev():
+                raise TargetError(f"the archive of the run has the name {member.name!r}, which leads outside.")
+            if hasattr(tarfile, "fully_trusted_filter"):
+                archive.extract(member, folder, filter="fully_trusted")
+            else:
+                archive.extract(member, folder)

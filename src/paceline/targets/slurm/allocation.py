@@ -1,0 +1,295 @@
+"""The supervisor's side, inside an allocation: from a batch step's environment to nodes with an agent each.
+
+    batch step on the first node     agent, started beside the supervisor: no step, so nothing to wait for
+    every other node                 srun --overlap -N1 -n1 -w NODE agent: a step that takes nothing from others
+
+A step begins with what its srun finds in the environment, so what the batch step has there for the job as a whole is
+kept from it; and what a step finds of itself is kept from the workers: a framework that believes SLURM_NTASKS=1 takes
+each worker for a world of its own.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import PacelineError, TargetError
+from paceline.job import Job
+from paceline.plan import Node, port_count
+from paceline.targets.agents import AgentNodes, Hello, Link, LinkError
+from paceline.targets.base import Waiting
+from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.states import counts, expand
+
+#: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
+_OPEN_S = 60.0
+
+#: Of the batch step's environment: would be taken by srun for options of the step.
+_FOR_SRUN = (
+    *(
+        "SLURM_CPUS_PER_TASK",
+        "SLURM_CPUS_PER_GPU",
+        "SLURM_NTASKS",
+        "SLURM_NPROCS",
+        "SLURM_TASKS_PER_NODE",
+        "SLURM_GRES",
+    ),
+    *("SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU"),
+    *("SLURM_NTASKS_PER_TRES", "SLURM_MEM_PER_CPU", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_GPU", "SLURM_MEM_BIND"),
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS_PER_SOCKET", "SLURM_GPU_BIND"),
+    *(
+        "SLURM_GPU_FREQ",
+        "SLURM_TRES_PER_TASK",
+        "SLURM_TRES_BIND",
+        "SLURM_DISTRIBUTION",
+        "SLURM_EXCLUSIVE",
+        "SLURM_EXACT",
+    ),
+    *("SLURM_WHOLE", "SLURM_OVERLAP", "SLURM_OVERCOMMIT", "SLURM_CPU_BIND", "SLURM_HINT", "SLURM_EXPORT_ENV"),
+    *(
+        "SLURM_MPI_TYPE",
+        "SLURM_UNBUFFEREDIO",
+        "SLURM_LABELIO",
+        "SLURM_STDINMODE",
+        "SLURM_STDOUTMODE",
+        "SLURM_STDERRMODE",
+    ),
+    *("SLURM_WAIT", "SLURM_KILL_BAD_EXIT", "SLURM_TIMELIMIT", "SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_PROLOG"),
+    *(
+        "SLURM_EPILOG",
+        "SLURM_IMMEDIATE",
+        "SLURM_OPEN_MODE",
+        "SLURM_WORKING_DIR",
+        "SLURM_REMOTE_CWD",
+        "SLURM_DEPENDENCY",
+    ),
+    *("SLURM_CONSTRAINT", "SLURM_NODELIST", "SLURM_NNODES", "SLURM_JOB_NAME", "SLURM_THREADS", "SLURM_CORE_SPEC"),
+    *("SLURM_PARTITION", "SLURM_ACCOUNT", "SLURM_QOS", "SLURM_SIGNAL", "SLURM_MULTI_PROG", "SLURM_NETWORK"),
+)
+#: The command line of an agent, `bootstrap_words` that first forget what the environment tells of the agent's own step.
+_AGENT = (
+    "import os,sys;"
+    "[os.environ.pop(k) for k in list(os.environ) if k.startswith(('SLURM','SRUN_','PMI_','PMIX_'))];"
+    "exec(sys.stdin.buffer.readline())"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """What a batch step's environment says. cores: of each node; here: the node that the batch step is on."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    cores: tuple[int, ...]
+    here: str
+    restarts: int = 0
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Allocation:
+        """The allocation that this process is in.
+
+        Raises:
+            TargetError: it is in none.
+        """
+        job_id = environment.get("SLURM_JOB_ID")
+        listed = environment.get("SLURM_JOB_NODELIST")
+        if not job_id or not listed:
+            raise TargetError(
+                "this program is not in a job of Slurm's: SLURM_JOB_ID or SLURM_JOB_NODELIST is not set. "
+                "The batch script that Slurm runs starts the supervisor; `paceline submit` hands it over."
+            )
+        nodes = expand(listed)
+        cores = counts(environment.get("SLURM_JOB_CPUS_PER_NODE", ""))
+        return cls(
+            job_id=job_id,
+            nodes=tuple(nodes),
+            cores=tuple(cores) if len(cores) == len(nodes) else (0,) * len(nodes),
+            here=environment.get("SLURMD_NODENAME", nodes[0]),
+            restarts=int(environment.get("SLURM_RESTART_COUNT") or 0),
+        )
+
+
+def open_nodes(
+    allocation: Allocation, job: Job, settings: Settings, library_dir: Path, waiting: Waiting
+) -> AgentNodes | None:
+    """The allocation's nodes, an agent on each; None once `waiting` has said to give up.
+
+    Raises:
+        LinkError: a node can't be had; the message names it.
+        TargetError: no network that all of them are in.
+    """
+    names = allocation.nodes[: job.node_count]
+    links = _open_all(
+        {name: link_words(allocation, name) for name in names}, step_environment(os.environ), library_dir, waiting
+    )
+    if links is None:
+        return None
+    try:
+        nodes = _nodes(allocation, names, [link.hello for link in links], settings, job)
+        ports = tuple(links[0].free_ports(port_count(job)))
+        return AgentNodes(
+            links, nodes, ports, folder=f"/tmp/paceline-{_user()}", python=settings.python or sys.executable
+        )
+    except BaseException:
+        _close_all(links)
+        raise
+
+
+def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
+    """The command line that becomes the agent of a node."""
+    agent = [python or sys.executable, "-c", _AGENT]
+    return agent if node == allocation.here else [*srun_words(allocation.job_id, node), *agent]
+
+
+def srun_words(job_id: str, node: str) -> list[str]:
+    """srun of one task on a node, over whatever else runs there: all its cores and GPUs, no memory of its own."""
+    return [
+        *("srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--mem=0"),
+        # Bytes as they come: by default only whole lines are passed on.
+        "--unbuffered",
+        *("--cpu-bind=none", "--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--job-name=paceline-agent"),
+        # Else a node that has a full queue of steps is waited for without end.
+        "--immediate=30",
+    ]
+
+
+def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What srun and the agents find in their environment: without what the batch step knows of the job as a whole,
+    and with the PYTHONPATH that the user had, not the supervisor's."""
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
+    }
+    kept.pop("PYTHONPATH", None)
+    if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
+        kept["PYTHONPATH"] = theirs
+    return kept
+
+
+def _open_all(
+    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], library_dir: Path, waiting: Waiting
+) -> list[Link] | None:
+    """A link to each node, opened at once; None if told to give up, and then none is left open."""
+    found: dict[str, Link] = {}
+    errors: dict[str, PacelineError] = {}
+
+    def open_one(name: str) -> None:
+        try:
+            found[name] = Link.open(
+                commands[name],
+                name=name,
+                library_dir=library_dir,
+                folder=f"/tmp/paceline-{_user()}",
+                shared_library=True,
+                env=environment,
+                timeout_s=_OPEN_S,
+            )
+        except PacelineError as error:
+            errors[name] = error
+
+    threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
+    for thread in threads:
+        thread.start()
+    gives_up = False
+    while any(thread.is_alive() for thread in threads) and not gives_up:
+        left = [name for name in commands if name not in found and name not in errors]
+        gives_up = waiting(f"starts on {', '.join(left[:4])}{', ...' if len(left) > 4 else ''}" if left else "starts")
+        deadline = time.monotonic() + 0.1
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if gives_up or errors:
+        for thread in threads:
+            thread.join(1.0)
+        _close_all(list(found.values()))
+        if gives_up:
+            return None
+        raise next(errors[name] for name in commands if name in errors)
+    return [found[name] for name in commands]
+
+
+def _close_all(links: Sequence[Link]) -> None:
+    threads = [threading.Thread(target=link.close, daemon=True) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+
+
+def _nodes(
+    allocation: Allocation, names: Sequence[str], hellos: Sequence[Hello], settings: Settings, job: Job
+) -> tuple[Node, ...]:
+    places = common_addresses(names, hellos, settings.interface)
+    return tuple(
+        Node(
+            node_rank=rank,
+            name=name,
+            address=address,
+            # An agent is not bound to its cores; what the job was given counts.
+            cores=max(1, allocation.cores[rank] or hello.cores),
+            gpus=hello.gpus if job.use_gpu else (),
+            interface=interface,
+        )
+        for rank, (name, hello, (interface, address)) in enumerate(zip(names, hellos, places, strict=True))
+    )
+
+
+def common_addresses(
+    names: Sequence[str], hellos: Sequence[Hello], interface: str | None
+) -> list[tuple[str | None, str]]:
+    """(interface, address) of each node, by which the others reach it.
+
+    That of the interface which is set; else that to which the node's name leads, as Slurm's own daemons take it.
+
+    Raises:
+        TargetError: a node has no such interface.
+    """
+    if interface is not None:
+        for name, hello in zip(names, hellos, strict=True):
+            if interface not in hello.interfaces:
+                there = ", ".join(sorted(hello.interfaces)) or "none"
+                raise TargetError(
+                    f"node {name} has no network interface {interface!r} with an IPv4 address; it has {there}. "
+                    "Change the setting interface, or leave it out."
+                )
+        return [(interface, hello.interfaces[interface][0]) for hello in hellos]
+    if len(names) == 1:
+        return [("lo", "127.0.0.1")]
+    return [_place(name, hello) for name, hello in zip(names, hellos, strict=True)]
+
+
+def _place(name: str, hello: Hello) -> tuple[str | None, str]:
+    addresses = {address: interface for interface, (address, _) in hello.interfaces.items()}
+    for host in (name, hello.host):
+        try:
+            found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
+        except OSError:
+            continue
+        for address in found:
+            # Debian has a machine's own name at 127.0.1.1.
+            if address in addresses and not address.startswith("127."):
+                return addresses[address], address
+    for interface, (address, _) in hello.interfaces.items():
+        if not address.startswith("127.") and not interface.startswith(("docker", "virbr", "cni", "podman", "lo")):
+            return interface, address
+    raise TargetError(
+        f"node {name} has no IPv4 address by which other nodes could reach it; it has "
+        f"{', '.join(f'{interface} {address}' for interface, (address, _) in hello.interfaces.items()) or 'none'}."
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+__all__ = ["Allocation", "LinkError", "common_addresses", "link_words", "open_nodes", "srun_words", "step_environment"]

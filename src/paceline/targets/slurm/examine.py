@@ -1,0 +1,102 @@
+"""Links to the nodes of a short allocation, for the doctor: what a run would get, without one."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.targets.agents import Link
+from paceline.targets.patience import all_within
+from paceline.targets.slurm.allocation import Allocation, link_words
+from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
+from paceline.targets.slurm.script import selecting_options
+from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.states import expand
+from paceline.targets.status import Unreachable
+
+#: The doctor's allocation ends by itself after this, should its program be killed.
+_MINUTES = 10
+#: For free nodes: whoever examines a target looks at it now, not tomorrow.
+_WAIT_S = 45
+_OPEN_S = 60.0
+
+
+@contextlib.contextmanager
+def examined(title: str, scheduler: Scheduler, settings: Settings, node_count: int) -> Iterator[list[Any]]:
+    """A link to each node of an allocation, or `Unreachable`; the allocation ends with it.
+
+    Raises:
+        TargetError: Slurm gives no nodes within a minute, or refuses to.
+    """
+    job_id = _allocate(title, scheduler, settings, node_count)
+    links: list[Any] = []
+    try:
+        done = scheduler.call(["squeue", "-h", "-j", job_id, "-o", "%N"])
+        nodes = expand(done.stdout.strip())
+        links = _open(scheduler, settings, job_id, nodes)
+        yield links
+    finally:
+        all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
+        with contextlib.suppress(TargetError):
+            scheduler.call(["scancel", job_id])
+
+
+def _allocate(title: str, scheduler: Scheduler, settings: Settings, node_count: int) -> str:
+    argv = [
+        *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
+        *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
+        *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
+        f"--time={_MINUTES}",
+    ]
+    try:
+        done = scheduler.call(argv, timeout_s=_WAIT_S + 30.0)
+    except AwayError as error:
+        # Its word for a queue that did not move is that of a connection that timed out.
+        if "waiting for resources" not in str(error):
+            raise
+        raise TargetError(f"{title}: {_busy(node_count)}") from error
+    found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
+    if found is None:
+        raise TargetError(f"{title}: {_why(done, node_count)}")
+    return found[1]
+
+
+def _why(done: Done, node_count: int) -> str:
+    count = f"{node_count} node{'s' if node_count > 1 else ''}"
+    if re.search(r"nodes are busy|not available now|timed out", done.stderr, re.IGNORECASE):
+        return _busy(node_count)
+    return f"Slurm refuses {count}: {done.said}."
+
+
+def _busy(node_count: int) -> str:
+    count = f"{node_count} node{'s' if node_count > 1 else ''}"
+    return f"Slurm has not given {count} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
+
+
+def _open(scheduler: Scheduler, settings: Settings, job_id: str, nodes: Sequence[str]) -> list[Any]:
+    import paceline
+
+    library = Path(paceline.__file__).resolve().parents[1]
+    python = settings.python or ("python3" if settings.login else sys.executable)
+    allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
+
+    def opener(node: str) -> Link:
+        return Link.open(
+            scheduler.words(link_words(allocation, node, python=python)),
+            name=node,
+            library_dir=library,
+            folder=f"/tmp/paceline-{getpass.getuser()}",
+            shared_library=settings.login is None,
+            timeout_s=_OPEN_S,
+        )
+
+    answers = all_within({node: lambda node=node: opener(node) for node in nodes}, _OPEN_S + 5)  # type: ignore[misc]
+    return [
+        found if isinstance(found, Link) else Unreachable(name=node, lost=str(found)) for node, found in answers.items()
+    ]

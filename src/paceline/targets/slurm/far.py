@@ -1,0 +1,139 @@
+"""Runs on a login host, sent there as text: puts a run's folder there, and gives back what has come to it.
+
+Standard library of Python 3.6 and later, for that is what login hosts have. Nothing of Paceline may be imported.
+
+    in     a line of JSON, the request; then, for "push", a tar.gz
+    out    MARK, then frames: a line of JSON, then as many raw bytes as its "bytes" says; the last has "end" or "error"
+
+    have    {"folder", "snapshot", "library"} -> which of them are missing, the folder's full path, the user's number
+    push    {"folder", "run_id"} and an archive of lib/, snapshots/ and runs/: what is there already is left as it is
+    pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
+    put     {"path", "text"}: a small file
+"""
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from typing import IO, Any
+
+GROWING = (".log", ".jsonl", ".txt")
+LIVE = ("attempts", "metrics", "prepared", "logs")
+AT_THE_END = ("outputs", "artifacts", "uploads", "checkpoints")
+ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "snapshot")
+
+
+def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    request = json.loads(stdin.readline().decode())
+    stdout.write(("\n" + mark + "\n").encode())
+    try:
+        answer = None
+        if request["op"] == "have":
+            answer = have(request, stdin, stdout)
+        else:
+            {"push": push, "pull": pull, "put": put}[request["op"]](request, stdin, stdout)
+        frame(stdout, dict(answer or {}, end=True))
+    except (OSError, tarfile.TarError, EOFError) as error:
+        frame(stdout, {"error": str(error)})
+    stdout.flush()
+
+
+def frame(stdout: IO[bytes], header: "dict[str, Any]", data: bytes = b"") -> None:
+    stdout.write(json.dumps(dict(header, bytes=len(data))).encode() + b"\n" + data)
+
+
+def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
+    folder = os.path.abspath(os.path.expanduser(request["folder"]))
+    names = {
+        "snapshot": os.path.join("snapshots", request["snapshot"]),
+        "library": os.path.join("lib", request["library"]),
+    }
+    missing = [what for what, name in names.items() if not os.path.isdir(os.path.join(folder, name))]
+    return {"folder": folder, "user": str(os.geteuid()), "missing": missing}
+
+
+def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    folder = request["folder"]
+    for name in ("lib", "snapshots", "runs"):
+        os.makedirs(os.path.join(folder, name), exist_ok=True)
+    beside = tempfile.mkdtemp(prefix=".incoming-", dir=folder)
+    try:
+        with tarfile.open(fileobj=stdin, mode="r|gz") as archive:
+            for item in archive:
+                parts = item.name.split("/")
+                if item.name.startswith("/") or ".." in parts:
+                    raise OSError("the archive has a name that leaves its folder: " + item.name)
+                archive.extract(item, beside)
+        # The run last: its folder has links to the others.
+        for name in ("lib", "snapshots", "runs"):
+            if not os.path.isdir(os.path.join(beside, name)):
+                continue
+            for entry in os.listdir(os.path.join(beside, name)):
+                try:
+                    os.rename(os.path.join(beside, name, entry), os.path.join(folder, name, entry))
+                except OSError:
+                    # Somebody else has brought it meanwhile; its name says what is in it.
+                    if not os.path.isdir(os.path.join(folder, name, entry)):
+                        raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    top, known = request["run_dir"], request["have"]
+    with open(os.path.join(top, "run.json"), "rb") as file:
+        record = file.read()  # first read, last sent: all else is at least as new
+    ended = json.loads(record.decode()).get("status") in request["final"]
+    names = [name for name in ALONE if os.path.lexists(os.path.join(top, name))]
+    for part in LIVE + (AT_THE_END if ended else ()):
+        for directory, folders, files in os.walk(os.path.join(top, part)):
+            folders.sort()
+            names += [os.path.relpath(os.path.join(directory, name), top) for name in sorted(files)]
+            names += [
+                os.path.relpath(os.path.join(directory, name), top)
+                for name in folders
+                if os.path.islink(os.path.join(directory, name))
+            ]
+    for name in names:
+        if not name.endswith(".held"):
+            send(top, name, known.get(name), stdout)
+    frame(stdout, {"file": "run.json", "how": "whole", "mode": 0o644}, record)
+
+
+def send(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
+    path = os.path.join(top, name)
+    try:
+        found = os.lstat(path)
+        if os.path.islink(path):
+            frame(stdout, {"file": name, "how": "link", "target": os.readlink(path)})
+            return
+        stamp = [found.st_size, found.st_mtime_ns]
+        start, grows = 0, name.endswith(GROWING) and name.split(os.sep, maxsplit=1)[0] not in AT_THE_END
+        if grows and known:
+            start = known[0] if known[0] <= found.st_size else 0
+            if start == found.st_size:
+                return
+        elif known and known == stamp:
+            return
+        with open(path, "rb") as file:
+            file.seek(start)
+            left = found.st_size - start
+            while True:
+                data = file.read(min(left, 1 << 20))
+                left -= len(data)
+                header = {"file": name, "how": "grow" if grows else "part", "at": start, "mode": found.st_mode & 0o777}
+                if left <= 0 or not data:
+                    frame(stdout, dict(header, last=True, mtime=found.st_mtime_ns), data)
+                    return
+                frame(stdout, header, data)
+                start += len(data)
+    except OSError:
+        return  # it has gone meanwhile
+
+
+def put(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    beside = request["path"] + ".incoming"
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(request["text"])
+    os.rename(beside, request["path"])

@@ -1,0 +1,284 @@
+"""A run's folder on the far side of a login host: put there when the run is submitted, mirrored back when it is looked at.
+
+    here     <workspace>/runs/<run id>         what readers see: a copy, run.json its last file
+    there    <folder>/runs/<run id>            the run's own, where its supervisor and workers write
+             <folder>/snapshots, <folder>/lib  by content, sent once
+
+Each call is one ssh, over a connection that is shared; `far` is what runs at its other end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gzip
+import hashlib
+import io
+import json
+import os
+import secrets
+import shlex
+import subprocess
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.errors import TargetError
+from paceline.runs import states
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.slurm import far
+from paceline.targets.slurm.scheduler import AwayError, Scheduler
+from paceline.targets.slurm.settings import Settings
+
+#: How old a mirrored folder may be.
+_FRESH_S = 1.0
+#: What of a run's folder the cluster is given.
+_SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class There:
+    """Where a run lies on the cluster. user: its number there."""
+
+    folder: str
+    user: str
+    run_dir: str
+    library_dir: str
+
+
+class Login:
+    """The login host of a target."""
+
+    def __init__(self, title: str, settings: Settings, scheduler: Scheduler) -> None:
+        self._title, self._settings, self._scheduler = title, settings, scheduler
+        self._python = settings.python or "python3"
+
+    def push(self, folder: RunFolder, library_dir: Path) -> There:
+        """Put the run's folder, its snapshot and the library on the cluster, as far as they are not there yet.
+
+        Raises:
+            TargetError: the login host can't be reached, or has no room.
+        """
+        snapshot = folder.snapshot.resolve()
+        package = (library_dir / "paceline").resolve()
+        library = _digest(package)
+        asked = {"op": "have", "folder": self._settings.folder, "snapshot": snapshot.name, "library": library}
+        answer = self._ask(asked)
+        there = There(
+            folder=answer["folder"],
+            user=answer["user"],
+            run_dir=f"{answer['folder']}/runs/{folder.run_id}",
+            library_dir=f"{answer['folder']}/lib/{library}",
+        )
+
+        def write(stdin: IO[bytes]) -> None:
+            with (
+                gzip.GzipFile(fileobj=stdin, mode="wb", compresslevel=1) as packed,
+                tarfile.open(fileobj=packed, mode="w|") as archive,
+            ):
+                if "library" in answer["missing"]:
+                    archive.add(package, f"lib/{library}/paceline", filter=_plain)
+                if "snapshot" in answer["missing"]:
+                    archive.add(snapshot, f"snapshots/{snapshot.name}")
+                _add_run(archive, folder, snapshot.name)
+
+        self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
+        return there
+
+    def pull(self, folder: RunFolder, run_dir: str) -> None:
+        """Bring what is new on the cluster into the run's folder here, at most once a second.
+
+        Raises:
+            AwayError: the login host can't be reached.
+        """
+        with _one_at_a_time(folder) as is_due:
+            if is_due:
+                request = {
+                    "op": "pull",
+                    "run_dir": run_dir,
+                    "have": _have(folder.path),
+                    "final": sorted(states.TERMINAL),
+                }
+                self._ask(request, take=_Taker(folder).take)
+
+    def put(self, path: str, value: object) -> None:
+        """Write a small JSON file there."""
+        self._ask({"op": "put", "path": path, "text": json.dumps(value) + "\n"})
+
+    def _ask(
+        self,
+        request: dict[str, Any],
+        write: Callable[[IO[bytes]], None] | None = None,
+        take: Callable[[dict[str, Any], bytes], None] = lambda header, data: None,
+    ) -> dict[str, Any]:
+        mark = f"PACELINE-{secrets.token_hex(8)}"
+        code = (
+            Path(far.__file__).read_text(encoding="utf-8") + f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
+        )
+        first = f"import sys;exec(sys.stdin.buffer.read({len(code.encode())}).decode())\n"
+        command = shlex.join([self._python, "-c", "import sys;exec(sys.stdin.buffer.readline())"])
+        process = subprocess.Popen(
+            self._scheduler.ssh_words(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        with process:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.write(first.encode() + code.encode() + json.dumps(request).encode() + b"\n")
+                    process.stdin.flush()
+                    if write is not None:
+                        write(process.stdin)
+                    process.stdin.close()
+                return self._answer(process, mark, take)
+            except BaseException:
+                process.kill()
+                raise
+
+    def _answer(
+        self, process: subprocess.Popen[bytes], mark: str, take: Callable[[dict[str, Any], bytes], None]
+    ) -> dict[str, Any]:
+        assert process.stdout is not None
+        for line in process.stdout:  # what the host's shell has to say comes first
+            if line.strip() == mark.encode():
+                break
+        while (line := process.stdout.readline()).endswith(b"\n"):
+            header = json.loads(line)
+            data = process.stdout.read(header["bytes"])
+            if len(data) < header["bytes"]:
+                break
+            if "error" in header:
+                raise TargetError(
+                    f"{self._title}: on the login host {self._settings.login}: {header['error']}. "
+                    "Mend that, or choose another folder (the setting folder)."
+                )
+            if header.get("end"):
+                answer: dict[str, Any] = header
+                return answer
+            take(header, data)
+        assert process.stderr is not None
+        said = process.stderr.read().decode(errors="replace").strip()
+        code = process.wait()
+        raise AwayError(
+            f"{self._title}: the login host {self._settings.login} can't be used: {self._explain(said, code)}"
+        )
+
+    def _explain(self, said: str, code: int) -> str:
+        from paceline.targets.ssh.failures import explain
+        from paceline.targets.ssh.hosts import read_hosts
+
+        host = read_hosts([self._settings.login or ""])[0]
+        return explain(host, said, code, ["ssh", str(host)], self._python)
+
+
+class _Taker:
+    """Puts what comes into the run's folder: what grows at its end, everything else whole or not at all."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._parts: dict[str, Path] = {}
+
+    def take(self, header: dict[str, Any], data: bytes) -> None:
+        path = self._path(header["file"])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        how = header["how"]
+        if how == "link":
+            if not path.is_symlink() or os.readlink(path) != header["target"]:
+                beside = path.with_name(f".{path.name}.{os.getpid()}")
+                beside.symlink_to(header["target"])
+                os.replace(beside, path)
+        elif how == "grow":
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+                if header["at"] == 0:
+                    file.truncate()
+                file.seek(header["at"])
+                file.write(data)
+        else:
+            self._whole(path, header, data)
+
+    def _whole(self, path: Path, header: dict[str, Any], data: bytes) -> None:
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(beside, "wb" if header.get("at", 0) == 0 else "ab") as file:
+            file.write(data)
+        if header["how"] == "part" and not header.get("last"):
+            return
+        os.chmod(beside, header["mode"])
+        if "mtime" in header:
+            os.utime(beside, ns=(header["mtime"], header["mtime"]))
+        os.replace(beside, path)
+
+    def _path(self, name: str) -> Path:
+        parts = name.split("/")
+        if name.startswith("/") or ".." in parts or parts[0] in ("engine.json", "lock", "cancel.json"):
+            raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
+        return self._folder.path / name
+
+
+def _have(top: Path) -> dict[str, list[int]]:
+    found = {}
+    for part in ("", *far.LIVE, *far.AT_THE_END):
+        for directory, folders, files in os.walk(top / part):
+            if not part:
+                folders.clear()
+            for name in files:
+                path = os.path.join(directory, name)
+                with contextlib.suppress(OSError):
+                    stat = os.lstat(path)
+                    found[os.path.relpath(path, top)] = [stat.st_size, stat.st_mtime_ns]
+    return found
+
+
+def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str) -> None:
+    top = f"runs/{folder.run_id}"
+    for name in ("logs", "outputs", "metrics", "checkpoints"):
+        item = tarfile.TarInfo(f"{top}/{name}")
+        item.type, item.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(item)
+    for name in _SENT:
+        if (folder.path / name).is_file():
+            archive.add(folder.path / name, f"{top}/{name}")
+    link = tarfile.TarInfo(f"{top}/snapshot")
+    link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
+    archive.addfile(link)
+    # So that its supervisor, and whoever reads the run there, know whose it is.
+    data = (json.dumps({"engine": "slurm"}) + "\n").encode()
+    item = tarfile.TarInfo(f"{top}/engine.json")
+    item.size, item.mode = len(data), 0o644
+    archive.addfile(item, io.BytesIO(data))
+
+
+def _plain(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if "__pycache__" in item.name else item
+
+
+def _digest(package: Path) -> str:
+    """What tells this library from another one."""
+    found = hashlib.sha256()
+    for path in sorted(package.rglob("*")):
+        if path.is_file() and "__pycache__" not in path.parts:
+            found.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _one_at_a_time(folder: RunFolder) -> Iterator[bool]:
+    """Whether the folder's mirror is due, held against other readers; they wait, and then it is not."""
+    path = folder.path / "mirrored.json"
+    fd = os.open(folder.path / "mirror.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            is_due = abs(time.time() - path.stat().st_mtime) >= _FRESH_S
+        except OSError:
+            is_due = True
+        yield is_due
+        if is_due:
+            write_json(path, {"time": time.time()})
+    finally:
+        os.close(fd)

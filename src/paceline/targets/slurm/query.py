@@ -1,0 +1,191 @@
+"""One question for all runs of a user, whoever asks: squeue once in 5 s, sacct for what it lists no more.
+
+    <workspace>/engines/slurm-<which>.json     the last answer, for every process that reads runs of this workspace
+    <workspace>/engines/slurm-<which>.lock     held by the one that asks; the others wait and take its answer
+
+squeue lists jobs that have ended for some minutes yet (MinJobAge); after that only accounting knows them, where there is
+any. How a job ended is kept here, so it is asked for once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.files import read_json, write_json
+from paceline.targets.slurm.reasons import has_ended
+from paceline.targets.slurm.scheduler import AwayError, Scheduler
+from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
+
+#: How old an answer may be.
+FRESH_S = 5.0
+#: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
+_KEPT = 2000
+_NO_ACCOUNTING = "accounting storage is disabled"
+
+
+class Query:
+    """What the engine says of one user's jobs. user: a uid or a name, as squeue takes it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        scheduler: Scheduler,
+        user: str,
+        *,
+        output: str = "plain",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
+        self._path = folder / f"slurm-{which}.json"
+        self._lock = folder / f"slurm-{which}.lock"
+        self._scheduler, self._user, self._clock = scheduler, user, clock
+        self._is_json = output == "json"
+        #: When the engine gave the answer that was last used, in seconds since the epoch.
+        self.answered_at = 0.0
+
+    def job(self, job_id: str, since: float) -> JobState | None:
+        """The state of a job, no older than `FRESH_S`; None where the engine knows nothing of it.
+
+        since: when it was submitted (seconds since the epoch); an answer from before that says nothing of it.
+
+        Raises:
+            AwayError: the engine does not answer.
+        """
+        data = self._data(lambda data: self._knows(data, job_id) or data["time"] > since, job_id)
+        found = data["jobs"].get(job_id) or data["ended"].get(job_id)
+        return None if found is None else JobState.from_json(found)
+
+    def job_named(self, name: str, since: float) -> JobState | None:
+        """The state of the newest job of this name; None where squeue lists none.
+
+        Raises:
+            AwayError: the engine does not answer.
+        """
+        data = self._data(lambda data: data["time"] > since, None)
+        found = [job for job in data["jobs"].values() if job["name"] == name]
+        return JobState.from_json(found[-1]) if found else None
+
+    def remember(self, job_id: str) -> None:
+        """Let later questions ask for this job too, so that one question serves all whose end nobody has seen."""
+        with self._locked():
+            data = self._read()
+            data["known"] = [*data["known"], job_id][-_KEPT:]
+            self._write(data)
+
+    def forget_answer(self) -> None:
+        """Let the next look ask anew: something was done to a job."""
+        with self._locked():
+            data = self._read()
+            data["time"] = 0.0
+            self._write(data)
+
+    def _data(self, answers: Callable[[dict[str, Any]], bool], job_id: str | None) -> dict[str, Any]:
+        data = self._read()
+        if not self._is_fresh(data) or not (data["error"] or answers(data)):
+            with self._locked():
+                data = self._read()  # by now somebody else may have asked
+                if not self._is_fresh(data) or not (data["error"] or answers(data)):
+                    data = self._ask(data, job_id)
+                    self._write(data)
+        if data["error"]:
+            raise AwayError(data["error"])
+        self.answered_at = float(data["time"])
+        return data
+
+    def _knows(self, data: dict[str, Any], job_id: str) -> bool:
+        return job_id in data["jobs"] or job_id in data["ended"]
+
+    def _is_fresh(self, data: dict[str, Any]) -> bool:
+        # Clocks of machines that share the folder may differ.
+        return abs(self._clock() - float(data["time"])) < FRESH_S
+
+    # --- asking
+
+    def _ask(self, data: dict[str, Any], job_id: str | None) -> dict[str, Any]:
+        now = self._clock()
+        try:
+            listed = self._squeue()
+            jobs = {job.job_id: job for job in listed}
+            ended = {key: JobState.from_json(value) for key, value in data["ended"].items()}
+            ends = {key: job for key, job in jobs.items() if has_ended(job)}
+            # Those of ours alone: a user may have thousands of others.
+            ours = {*data["known"], *([job_id] if job_id else [])}
+            wanted = [key for key in sorted(ours) if key not in ended and (key not in jobs or key in ends)]
+            told, accounting = self._sacct(wanted, data["accounting"])
+            for key in wanted:
+                best = self._best(ends.get(key), told.get(key))
+                if best is not None:
+                    ended[key] = best
+            # A job that is listed as living has been requeued since.
+            ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
+        except AwayError as error:
+            return {**data, "time": now, "error": str(error)}
+        return {
+            "time": now,
+            "error": None,
+            "accounting": accounting,
+            "jobs": {key: job.to_json() for key, job in jobs.items() if key not in ended},
+            "ended": {key: job.to_json() for key, job in list(ended.items())[-_KEPT:]},
+            "known": [key for key in dict.fromkeys(data["known"]) if key not in ended],
+        }
+
+    def _squeue(self) -> list[JobState]:
+        form = ["--json"] if self._is_json else ["-o", SQUEUE_FORMAT]
+        done = self._scheduler.call(["squeue", "-h", "-u", self._user, "-t", "all", *form])
+        if done.returncode != 0:
+            raise AwayError(f"squeue can't say how jobs stand: {done.said}.")
+        return parse_squeue(done.stdout)
+
+    def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool]:
+        """What accounting knows of these jobs, and whether there is accounting."""
+        if not job_ids or not accounting:
+            return {}, accounting
+        form = ["--json"] if self._is_json else ["-n", "-P", "-o", SACCT_FORMAT]
+        done = self._scheduler.call(["sacct", "-X", "-j", ",".join(job_ids), *form])
+        if done.returncode != 0:
+            # Without slurmdbd, or with one that is away, squeue's word has to do.
+            return {}, _NO_ACCOUNTING not in done.stderr
+        return {job.job_id: job for job in parse_sacct(done.stdout)}, True
+
+    def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
+        """How a job ended, by squeue's word and accounting's; accounting may be some seconds behind."""
+        if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
+            return told
+        if listed is not None and listed.exit_code is None and listed.state == "FAILED":
+            with contextlib.suppress(AwayError):
+                shown = parse_job(self._scheduler.call(["scontrol", "show", "job", "-o", listed.job_id]).stdout)
+                if shown is not None:
+                    return replace(listed, exit_code=shown.exit_code, signal=shown.signal, nodes=shown.nodes)
+        return listed
+
+    # --- the file
+
+    def _read(self) -> dict[str, Any]:
+        empty: dict[str, Any] = {"time": 0.0, "error": None, "accounting": True, "jobs": {}, "ended": {}, "known": []}
+        data = read_json(self._path)
+        return {**empty, **data} if isinstance(data, dict) else empty
+
+    def _write(self, data: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # a full disk: the answer is good all the same
+            write_json(self._path, data)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        fd = -1
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks: two may ask at once
+                self._lock.parent.mkdir(parents=True, exist_ok=True)
+                fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            if fd >= 0:
+                os.close(fd)

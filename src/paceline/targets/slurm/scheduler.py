@@ -1,0 +1,165 @@
+"""The engine's programs: called on this machine or through the login host, and what their silence means."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import TargetError
+from paceline.targets.slurm.settings import Settings
+
+#: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
+CALL_S = 40.0
+#: How long a controller that is away (restarted, failing over) is waited for by a submission.
+PATIENCE_S = 120.0
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
+
+#: Slurm's words when the controller, not the request, is the trouble. After a time-out nobody knows what it has done.
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
+    r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
+    r"|Message receive failure|temporarily unable to accept job|Slurm backup controller in standby|connect failure"
+    r"|Resource temporarily unavailable|Error connecting slurm stream socket|Could not establish a configuration source",
+    re.IGNORECASE,
+)
+#: Would give its answers another form.
+_FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
+
+
+class AwayError(TargetError):
+    """The engine does not answer; that says nothing of any job."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A call that came to its end."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> str:
+        """What it said of its failure, in one line, without the program's name in front."""
+        lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in self.stderr.splitlines()]
+        return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {self.returncode}"
+
+
+class Scheduler:
+    """Calls Slurm's programs. title: of the target, for messages."""
+
+    def __init__(self, title: str, settings: Settings) -> None:
+        self._title = title
+        self._settings = settings
+
+    @property
+    def where(self) -> str:
+        """What tells this engine's answers from those of another."""
+        settings = self._settings
+        return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
+
+    def call(
+        self,
+        argv: Sequence[str],
+        *,
+        input: str = "",
+        timeout_s: float = CALL_S,
+        environment: Mapping[str, str] | None = None,
+    ) -> Done:
+        """What the program said. environment: its own, where it runs on this machine; as this one's if not given.
+
+        Raises:
+            AwayError: the controller, the login host or the program itself did not answer.
+            TargetError: there is no such program.
+        """
+        words = self.words(argv)
+        settings = self._settings
+        try:
+            done = subprocess.run(
+                words,
+                input=input,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+                env=plain(os.environ) if environment is None else dict(environment),
+            )
+        except FileNotFoundError as error:
+            raise TargetError(
+                f"{self._title}: there is no program {argv[0]!r} on this machine's PATH. Submit from a machine of the "
+                "cluster, or name its login host (the setting login)."
+            ) from error
+        except (OSError, subprocess.TimeoutExpired) as error:
+            what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
+            raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
+        result = Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        if settings.login is not None and done.returncode in (255, 127):
+            self._complain(argv[0], result)
+        if done.returncode != 0 and _AWAY.search(done.stderr):
+            raise AwayError(f"{self._title}: Slurm's controller does not answer ({result.said}).")
+        return result
+
+    def call_patiently(
+        self, call: Callable[[], Done], *, tell: Callable[[str], None] | None = None, patience_s: float = PATIENCE_S
+    ) -> Done:
+        """What `call` gives, tried again for a while where the engine is away.
+
+        Raises:
+            AwayError: it still is.
+        """
+        deadline = time.monotonic() + patience_s
+        for attempt in range(1_000_000):
+            try:
+                return call()
+            except AwayError as error:
+                pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
+                if time.monotonic() + pause > deadline:
+                    raise AwayError(
+                        f"{error} Tried for {patience_s:.0f} s. `sdiag` or `scontrol ping` say more."
+                    ) from error
+                if tell is not None:
+                    tell(f"{error} Trying again.")
+                time.sleep(pause)
+        raise AssertionError("a deadline ends the loop")
+
+    def words(self, argv: Sequence[str]) -> list[str]:
+        """The whole command line: of the program itself, or of ssh."""
+        if self._settings.login is None:
+            return list(argv)
+        # Variables of the login host's shell count there; those that change the form of answers do not.
+        return self.ssh_words(shlex.join(["env", "-u", "SLURM_TIME_FORMAT", *argv]))
+
+    def ssh_words(self, command: str) -> list[str]:
+        """ssh to the login host. command: for its shell."""
+        from paceline.targets.ssh.command import Ssh
+        from paceline.targets.ssh.hosts import read_hosts
+
+        settings = self._settings
+        assert settings.login is not None, "there is a login host"
+        ssh = Ssh(config=settings.ssh_config, options=settings.ssh_options)
+        return ssh.words(read_hosts([settings.login])[0], [command], leave_open=True)
+
+    def _complain(self, program: str, done: Done) -> None:
+        login = self._settings.login
+        if done.returncode == 255:
+            from paceline.targets.ssh.failures import explain
+            from paceline.targets.ssh.hosts import read_hosts
+
+            host = read_hosts([login or ""])[0]
+            raise AwayError(
+                f"{self._title}: the login host {login}: {explain(host, done.stderr, 255, ['ssh', str(host)])}"
+            )
+        raise TargetError(
+            f"{self._title}: the login host {login} has no program {program!r} on its PATH ({done.said})."
+        )
+
+
+def plain(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what gives the answers of Slurm's programs another form."""
+    return {name: value for name, value in environment.items() if not _FORM_VARIABLES.match(name)}

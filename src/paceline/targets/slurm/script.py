@@ -1,0 +1,135 @@
+"""The batch script of a run: a pure function of job and settings. What `--dry-run` prints, and what sbatch is given."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+
+from paceline.errors import TargetError
+from paceline.job import Job
+from paceline.plan import places
+from paceline.targets.slurm.settings import Settings
+
+#: Beside the workers' grace: for the last files to be written and fetched.
+_FINALIZE_S = 30
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def job_name(run_id: str) -> str:
+    """By which a run's job is found when its number was lost."""
+    return f"paceline-{run_id}"
+
+
+def sbatch_text(
+    job: Job,
+    settings: Settings,
+    *,
+    run_id: str,
+    run_dir: PurePosixPath,
+    library_dir: PurePosixPath,
+    python: str,
+) -> str:
+    """The whole script. Paths and python: as the nodes see them.
+
+    Raises:
+        TargetError: a path that a line of sbatch's can't carry.
+    """
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in sbatch_options(job, settings, run_id, run_dir))]
+    lines += [
+        "",
+        *settings.setup,
+        f"cd {shlex.quote(str(run_dir))} || exit 1",
+        # What the workers' PYTHONPATH was, which the supervisor's stands in for.
+        'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"',
+        f"export PYTHONPATH={shlex.quote(str(library_dir))} PACELINE_SUPERVISOR={shlex.quote(run_id)}",
+        # A worker that submits must not pass for its new run's.
+        "unset PACELINE_RUN_DIR PACELINE_RUN_ID",
+        # In the shell's place: Slurm's warning of the time limit goes to the script's own process alone.
+        f"exec {shlex.quote(python)} -m paceline.supervisor {shlex.quote(str(run_dir))}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def sbatch_options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) -> list[str]:
+    """The options, one a line, escaped as sbatch reads lines of a script."""
+    return [_escaped(option) for option in _options(job, settings, run_id, run_dir)]
+
+
+def warning_s(job: Job, settings: Settings) -> int:
+    """Seconds before the time limit at which the supervisor is warned. Slurm may be a minute early."""
+    wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
+    limit = settings.time_s
+    # Of a short job's time the warning takes a third at most: one that came at the start would be worse than none.
+    return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
+
+
+def _options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) -> Iterator[str]:
+    if "\\" in str(run_dir):
+        raise TargetError(
+            f"the run's folder {str(run_dir)!r} has a backslash in its path, which Slurm takes out of names of output "
+            "files. Use a workspace elsewhere."
+        )
+    yield f"--job-name={job_name(run_id)}"
+    yield f"--comment=paceline run {run_id}"
+    yield f"--chdir={run_dir}"
+    # %% is a %; a lone one would be taken for the job's number or the like.
+    yield f"--output={str(run_dir / 'logs' / 'driver.log').replace('%', '%%')}"
+    yield "--open-mode=append"
+    yield f"--nodes={job.node_count}"
+    yield f"--ntasks-per-node={_most_on_a_node(job)}"
+    yield f"--cpus-per-task={settings.cpus_per_process}"
+    yield f"--signal=B:USR2@{warning_s(job, settings)}"
+    yield "--requeue" if job.max_restarts else "--no-requeue"
+    yield from selecting_options(settings, _gres(job, settings))
+
+
+def selecting_options(settings: Settings, gres: str | None) -> Iterator[str]:
+    """The options, not escaped, that say which nodes, at whose cost and for how long."""
+    named = {
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "time": settings.time,
+        "mem": settings.memory,
+        "gres": gres,
+        "reservation": settings.reservation,
+        "nodelist": settings.nodelist,
+        "exclude": settings.exclude,
+    }
+    for name, value in named.items():
+        if value is not None:
+            yield f"--{name}={value}"
+    if settings.exclusive:
+        yield "--exclusive"
+    yield from settings.options
+
+
+def _gres(job: Job, settings: Settings) -> str | None:
+    if not job.use_gpu or settings.asks_for_gpus:
+        return settings.gres
+    kind = f":{settings.gpu_type}" if settings.gpu_type else ""
+    gpus = f"gpu{kind}:{_most_on_a_node(job)}"
+    return f"{settings.gres},{gpus}" if settings.gres else gpus
+
+
+def _most_on_a_node(job: Job) -> int:
+    sizes = [0] * job.node_count
+    for place in places(job):
+        sizes[place.node_rank] += 1
+    return max(sizes)
+
+
+def _escaped(option: str) -> str:
+    """As sbatch reads it back: words end at a space, quotes and `#` have a meaning, a backslash takes it away."""
+    if re.search(r"[\x00-\x1f\x7f]", option):
+        raise TargetError(
+            f"{option!r} has a line break or control character, which no line of an sbatch script can carry. Leave it out."
+        )
+    if _PLAIN.fullmatch(option):
+        return option
+    # Quotes of one kind, within which a backslash takes the meaning of the next character. None of it is a shell's.
+    return '"' + re.sub(r'(["\\])', r"\\\1", option) + '"'

@@ -1,0 +1,198 @@
+"""What a compute target of kind `slurm` can be told, checked; and sbatch's own times read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.targets.options import Option, check_settings
+
+OPTIONS: tuple[Option, ...] = (
+    Option("partition", "partition, or several with commas between them"),
+    Option("account", "account that is charged"),
+    Option("qos", "quality of service"),
+    Option("constraint", "features that the nodes must have, such as 'ib&a100'"),
+    Option("time", "time limit as sbatch has it, such as 2:00:00, 1-12 or a number of minutes"),
+    Option("memory", "memory of each node, such as 64G; 0 for all of it"),
+    Option("cpus_per_process", "cores of each process", int, 1),
+    Option("gpu_type", "with use_gpu: the type of GPU, such as a100"),
+    Option("gres", "generic resources of each node; if it names gpu, use_gpu asks for no others"),
+    Option("reservation", "reservation to run in"),
+    Option("nodelist", "nodes that must be among the run's"),
+    Option("exclude", "nodes that must not"),
+    Option("exclusive", "no other jobs on the run's nodes", bool, False),
+    Option("options", "another option of sbatch, as it is: --licenses=matlab:1", list, ()),
+    Option("setup", "a line of shell that the batch script runs first, such as 'module load cuda'", list, ()),
+    Option("login", "host where sbatch is, reached by ssh; this machine if not set"),
+    Option("ssh_config", "for the login host, in place of ~/.ssh/config", Path),
+    Option("ssh_options", "for the login host, as for ssh -o, such as Port=2222", list, ()),
+    Option("folder", "with login: a folder there that all nodes see, for runs and snapshots", default="~/.paceline"),
+    Option("python", "Python 3.10 or later as the nodes see it; if not set, the submitting one, or with login python3"),
+    Option("mpi_launch", "what starts MPI workers", default="mpirun", choices=("mpirun", "srun")),
+    Option("interface", "network interface between the nodes, such as ib0"),
+    Option("output", "which form of the engine's answers to read", default="plain", choices=("plain", "json")),
+)
+
+#: sbatch option -> the setting for it, or None where its value is Paceline's alone to give.
+MANAGED: Mapping[str, str | None] = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "constraint": "constraint",
+    "time": "time",
+    "mem": "memory",
+    "cpus-per-task": "cpus_per_process",
+    "gres": "gres",
+    "reservation": "reservation",
+    "nodelist": "nodelist",
+    "exclude": "exclude",
+    "exclusive": "exclusive",
+    **dict.fromkeys(
+        (
+            *(
+                "job-name",
+                "comment",
+                "output",
+                "error",
+                "input",
+                "open-mode",
+                "chdir",
+                "signal",
+                "requeue",
+                "no-requeue",
+            ),
+            *("nodes", "ntasks", "ntasks-per-node", "array", "parsable", "wait", "wrap", "test-only", "export"),
+            *("export-file", "clusters", "hold", "kill-on-invalid-dep", "quiet", "verbose", "help", "usage", "version"),
+            *("uid", "gid", "get-user-env", "propagate", "no-kill"),
+        )
+    ),
+}
+#: Options of sbatch whose name begins another's that is managed, so not an abbreviation of it.
+_OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
+_OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one target; the fields are those of `OPTIONS`."""
+
+    partition: str | None
+    account: str | None
+    qos: str | None
+    constraint: str | None
+    time: str | None
+    memory: str | None
+    cpus_per_process: int
+    gpu_type: str | None
+    gres: str | None
+    reservation: str | None
+    nodelist: str | None
+    exclude: str | None
+    exclusive: bool
+    options: tuple[str, ...]
+    setup: tuple[str, ...]
+    login: str | None
+    ssh_config: str | None
+    ssh_options: tuple[str, ...]
+    folder: str
+    python: str | None
+    mpi_launch: str
+    interface: str | None
+    output: str
+
+    @classmethod
+    def of(cls, name: str, settings: Mapping[str, Any]) -> Settings:
+        """The settings as they are given, with defaults for the others.
+
+        Raises:
+            TargetError: an unknown one, one of a wrong type or form, or an sbatch option that is not to be given so.
+        """
+        values = check_settings("slurm", OPTIONS, settings, name)
+        values |= {key: tuple(value) for key, value in values.items() if isinstance(value, (list, tuple))}
+        _check(f"compute target {name!r}", values)
+        return cls(**values)
+
+    @property
+    def time_s(self) -> float | None:
+        """The time limit in seconds; None where none is set, or none is wanted."""
+        return None if self.time is None else time_s(self.time)
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether GPUs are asked for in words of the user's own."""
+        return "gpu" in (self.gres or "") or any(
+            option.startswith(("--gpus", "--tres-per-")) for option in self.options
+        )
+
+
+def time_s(text: str) -> float | None:
+    """Seconds of a time as sbatch takes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for UNLIMITED.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE", "-1"):
+        return None
+    found = _TIME.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    days, *parts = found.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    if days is not None:
+        hours, minutes, seconds = [*numbers, 0, 0][:3]
+    elif len(numbers) == 3:
+        hours, minutes, seconds = numbers
+    else:
+        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
+    return int(days or 0) * 86400.0 + hours * 3600 + minutes * 60 + seconds
+
+
+def _check(title: str, values: Mapping[str, Any]) -> None:
+    if values["cpus_per_process"] < 1:
+        raise TargetError(f"{title}: cpus_per_process={values['cpus_per_process']} is not 1 or more.")
+    if values["time"] is not None:
+        try:
+            time_s(values["time"])
+        except ValueError:
+            raise TargetError(
+                f"{title}: time={values['time']!r} is no time limit of sbatch's. "
+                "Write minutes, 'hours:minutes:seconds' or 'days-hours:minutes:seconds'."
+            ) from None
+    if values["login"] is not None and (values["login"].startswith("-") or not values["login"].strip()):
+        raise TargetError(f"{title}: login={values['login']!r} is no name of a host. Write 'host' or 'user@host'.")
+    for name in (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "memory",
+        "gres",
+        "gpu_type",
+        "reservation",
+        "nodelist",
+        "exclude",
+    ):
+        if values[name] is not None and not values[name].strip():
+            raise TargetError(f"{title}: {name} is empty. Leave it out, or give its value.")
+    for option in values["options"]:
+        _check_option(title, option)
+
+
+def _check_option(title: str, option: str) -> None:
+    found = _OPTION.fullmatch(option)
+    if found is None:
+        raise TargetError(
+            f"{title}: options has {option!r}, which is no long option of sbatch in one word. Write '--name=value', "
+            "or '--name' where it takes none."
+        )
+    name = found[1]
+    for managed, setting in MANAGED.items():
+        # getopt takes `--part` for `--partition`.
+        if name == managed or (managed.startswith(name) and name not in _OWN_NAMES):
+            instead = f"Use the setting {setting}." if setting else "Paceline gives it a value by itself; leave it out."
+            raise TargetError(f"{title}: options has {option!r}, but --{managed} is not to be given there. {instead}")

@@ -1,0 +1,141 @@
+"""Giving a batch script to Slurm exactly once, whatever the controller or this program goes through meanwhile."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from paceline.errors import TargetError
+from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler, plain
+from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.states import SQUEUE_FORMAT, parse_squeue
+
+#: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
+_NOT_NOW = re.compile(
+    r"Required node not available|not available now|nodes are busy|is down|currently unavailable|Job violates accounting",
+    re.IGNORECASE,
+)
+#: Longer than any answer takes that did not have to wait for the controller.
+_SLOW_S = 3.0
+#: Of the shell that submits: would be taken for options of this job, but the script says what it wants.
+_SBATCH_VARIABLES = frozenset(
+    f"SBATCH_{name}"
+    for name in (
+        *("ARRAY_INX", "EXPORT", "IGNORE_PBS", "INPUT", "JOB_NAME", "NO_KILL", "NO_REQUEUE", "OPEN_MODE", "OUTPUT"),
+        *("ERROR", "REQUEUE", "SIGNAL", "WAIT", "WAIT_ALL_NODES", "WCKEY", "CLUSTERS", "OVERCOMMIT", "DEBUG"),
+    )
+)
+#: setting -> the variable by which users choose one for all their jobs; the setting counts.
+_OF_SETTINGS = {
+    "partition": "PARTITION",
+    "account": "ACCOUNT",
+    "qos": "QOS",
+    "constraint": "CONSTRAINT",
+    "time": "TIMELIMIT",
+    "gres": "GRES",
+    "reservation": "RESERVATION",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A script to be submitted. name: of the job, by which it is found again; user: as squeue takes it."""
+
+    script: str
+    name: str
+    user: str
+
+
+def test(scheduler: Scheduler, title: str, script: str, settings: Settings) -> None:
+    """Have Slurm look at a script without taking it.
+
+    Raises:
+        TargetError: it would refuse it; with its own words and what was asked for.
+    """
+    argv, begun = ["sbatch", "--test-only"], time.monotonic()
+    try:
+        done = scheduler.call(argv, input=script, environment=environment(os.environ, settings))
+    except AwayError:
+        return  # the submission will wait for it
+    # A controller that was waited for has not heard of its nodes yet, and takes them for missing.
+    was_away = time.monotonic() - begun > _SLOW_S
+    if done.returncode != 0 and not was_away and not _NOT_NOW.search(done.stderr):
+        raise TargetError(_refusal(title, done, script))
+
+
+def submit(
+    scheduler: Scheduler,
+    title: str,
+    submission: Submission,
+    settings: Settings,
+    *,
+    tell: Callable[[str], None] | None = None,
+) -> str:
+    """The number of the job that the script has become; waits for a controller that is away.
+
+    Raises:
+        TargetError: Slurm refuses it, or is still away after minutes.
+    """
+    tried: list[float] = []
+
+    def once() -> Done:
+        if tried:
+            # The last call may have got through without its answer getting back.
+            found = _find(scheduler, submission)
+            if found is not None:
+                return Done(returncode=0, stdout=found, stderr="")
+        tried.append(time.monotonic())
+        return scheduler.call(
+            ["sbatch", "--parsable"], input=submission.script, environment=environment(os.environ, settings)
+        )
+
+    done = scheduler.call_patiently(once, tell=tell)
+    # `job;cluster` where there are several.
+    found = re.search(r"^(\d+)(;\S+)?\s*$", done.stdout, re.MULTILINE)
+    if done.returncode != 0 or found is None:
+        raise TargetError(_refusal(title, done, submission.script))
+    return found[1]
+
+
+def environment(shell: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """What the job is to find of the submitting shell's: not another job's variables, where that shell is in one."""
+    set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
+    if settings.memory is not None:
+        set_here |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
+    return {
+        name: value
+        for name, value in plain(shell).items()
+        if name not in _SBATCH_VARIABLES | set_here
+        and (not name.startswith(("SLURM_", "SLURMD_", "SRUN_", "PMI_", "PMIX_")) or name == "SLURM_CONF")
+    }
+
+
+def _find(scheduler: Scheduler, submission: Submission) -> str | None:
+    argv = ["squeue", "-h", "-u", submission.user, "-t", "all", f"--name={submission.name}", "-o", SQUEUE_FORMAT]
+    done = scheduler.call(argv)
+    if done.returncode != 0:
+        raise AwayError(f"squeue can't say whether the job is there: {done.said}.")
+    jobs = [job for job in parse_squeue(done.stdout) if job.name == submission.name]
+    return jobs[-1].job_id if jobs else None
+
+
+def _refusal(title: str, done: Done, script: str) -> str:
+    """What Slurm said, and what it was asked for, so that the wrong word is in the message."""
+    said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
+    said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
+    telling = ("partition", "account", "qos", "constraint", "time", "mem", "gres", "reservation", "nodelist", "exclude")
+    asked = re.findall(r'^#SBATCH "?(--[^\n]*?)"?$', script, re.MULTILINE)
+    own = ("job-name", "comment", "chdir", "output", "open-mode", "signal", "requeue", "no-requeue")
+    shown = [option for option in asked if option[2:].split("=")[0] not in own]
+    named = [option for option in shown if option[2:].split("=")[0] in telling]
+    settings = ", ".join(shown) if shown else "nothing"
+    which = " See the settings of the target: `paceline compute show`." if named else ""
+    return f"{title}: Slurm refuses the job: {said.rstrip('.')}. Asked for: {settings}.{which}"
+
+
+def user_here() -> str:
+    """This user as squeue takes it: a number, for not every container has a name for it."""
+    return str(os.geteuid())

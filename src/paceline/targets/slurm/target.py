@@ -1,0 +1,276 @@
+"""A Slurm cluster as a compute target: what the other layers see of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.errors import TargetError
+from paceline.job import Job
+from paceline.library import library_dir as library_dir_of
+from paceline.plan import Node, port_count
+from paceline.runs import lock
+from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look, engine
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.options import Option
+from paceline.targets.slurm import submission
+from paceline.targets.slurm.query import Query
+from paceline.targets.slurm.reasons import has_ended, look_of
+from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
+from paceline.targets.slurm.script import job_name, sbatch_text
+from paceline.targets.slurm.settings import OPTIONS, Settings
+from paceline.targets.slurm.states import parse_sinfo, sinfo_words
+from paceline.targets.status import NodeStatus, Status
+
+if TYPE_CHECKING:
+    from paceline.targets.slurm.login import Login
+
+_DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
+
+
+class SlurmTarget:
+    """Gives nodes by sbatch. One object serves one run."""
+
+    kind: ClassVar[str] = "slurm"
+    OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
+
+    def __init__(self, name: str = "slurm", settings: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.settings = Settings.of(name, settings or {})
+        self._title = f"compute target {name!r}"
+        self._scheduler = Scheduler(self._title, self.settings)
+
+    # --- for the submitting program
+
+    def check(self, job: Job) -> None:
+        submission.test(self._scheduler, self._title, self.script(job), self.settings)
+
+    def preview(self, job: Job) -> Preview:
+        nodes = tuple(
+            Node(
+                node_rank=rank,
+                name=f"{self.name}-{rank}",
+                address=f"{self.name}-{rank}",
+                cores=self.settings.cpus_per_process * job.process_count_per_node,
+                gpus=tuple(map(str, range(job.process_count_per_node))) if job.use_gpu else (),
+            )
+            for rank in range(job.node_count)
+        )
+        return Preview(nodes=nodes, ports=tuple(range(29500, 29500 + port_count(job))))
+
+    def script(
+        self,
+        job: Job,
+        *,
+        run_id: str = "RUN_ID",
+        run_dir: str = "/RUN_FOLDER",
+        library_dir: str = "/LIBRARY",
+        python: str | None = None,
+    ) -> str:
+        """The batch script, with names in capitals for what only a submission gives."""
+        return sbatch_text(
+            job,
+            self.settings,
+            run_id=run_id,
+            run_dir=PurePosixPath(run_dir),
+            library_dir=PurePosixPath(library_dir),
+            # Of this machine's interpreters a cluster behind a login host knows nothing.
+            python=self.settings.python or ("python3" if self.settings.login else python or sys.executable),
+        )
+
+    def enqueue(self, job: Job, run_dir: Path) -> None:
+        """Note that the run is Slurm's from here on; the job itself is made by `start_supervisor`."""
+        self._job = job
+        self._note(RunFolder(run_dir), user=self._user(), submitting=time.time())
+
+    def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        """Give the run's script to Slurm.
+
+        Raises:
+            TargetError: it refuses it, or was away for minutes.
+        """
+        folder = RunFolder(run_dir)
+        user, run_dir_there, library_there = self._user(), str(run_dir.absolute()), str(library_dir.absolute())
+        if self.settings.login is not None:
+            there = self._login().push(folder, library_dir)
+            user, run_dir_there, library_there = there.user, there.run_dir, there.library_dir
+            self._note(folder, user=user, run_dir=run_dir_there)
+        script = self.script(
+            self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
+        )
+        wanted = submission.Submission(script=script, name=job_name(folder.run_id), user=user)
+        job_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        self._note(folder, job_id=job_id, submitted=time.time())
+        self._query(folder, {"user": wanted.user}).remember(job_id)
+        return 0
+
+    def release(self, run_dir: Path) -> None:
+        """Take a job back that could not be handed over. A supervisor's own job ends with it."""
+        noted = engine(RunFolder(run_dir))
+        if noted.get("job_id") and noted["job_id"] != os.environ.get("SLURM_JOB_ID"):
+            with contextlib.suppress(TargetError):
+                self._scheduler.call(["scancel", str(noted["job_id"])])
+
+    # --- for whoever reads the run
+
+    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+        noted = engine(folder)
+        query = self._query(folder, noted)
+        job_id = noted.get("job_id")
+        if not job_id:
+            return self._look_by_name(folder, query, float(noted.get("submitting") or 0.0))
+        job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
+        if self.settings.login is not None and "run_dir" in noted:
+            self._login().pull(folder, str(noted["run_dir"]))
+        if job is None:
+            return Look(
+                state=GONE,
+                cause="engine",
+                message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
+            )
+        if not has_ended(job) and _is_newer(folder.record, query.answered_at):
+            # The answer is some seconds old, and the run's supervisor has written since.
+            return Look(state=RUNNING)
+        python = self.settings.python or ("python3" if self.settings.login else sys.executable)
+        return look_of(job, python=python, run_dir=str(noted.get("run_dir") or folder.path))
+
+    def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        """Tell Slurm. A job that runs is left to its supervisor, which reads `cancel.json` and gives workers their grace."""
+        noted = engine(folder)
+        if self.settings.login is not None and "run_dir" in noted:
+            # Where the run's supervisor looks for it.
+            self._login().put(f"{noted['run_dir']}/cancel.json", read_json(folder.cancel_request) or {})
+        if noted.get("job_id"):
+            # Of a job that waits nobody else would take notice; one that runs is not touched by it.
+            done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
+            if done.returncode != 0 and "Invalid job id" not in done.stderr:
+                raise TargetError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
+            self._query(folder, noted).forget_answer()
+
+    # --- for the supervisor, inside the job
+
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
+        from paceline.targets.slurm.allocation import Allocation, LinkError, open_nodes
+
+        allocation = Allocation.of(os.environ)
+        # In the cluster there is no login host to go through.
+        self._scheduler = Scheduler(self._title, replace(self.settings, login=None))
+        folder = RunFolder(run_dir)
+        if engine(folder).get("job_id") != allocation.job_id:
+            self._note(folder, job_id=allocation.job_id, submitted=time.time())
+        workspace = run_dir.parent.parent
+        try:
+            return open_nodes(allocation, job, self.settings, library_dir_of(workspace), waiting)
+        except LinkError as error:
+            if not job.max_restarts:
+                raise
+            self._requeue(allocation.job_id, error, waiting)
+            return None
+
+    def _requeue(self, job_id: str, error: TargetError, waiting: Waiting) -> None:
+        """Put the job back into the queue: this program is ended by that, and another goes on elsewhere.
+
+        Raises:
+            TargetError: Slurm refuses to.
+        """
+        done = self._scheduler.call(["scontrol", "requeue", job_id])
+        if done.returncode != 0:
+            raise TargetError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            if waiting("requeued by Slurm"):
+                return
+            time.sleep(0.2)
+        raise TargetError(f"{error} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
+
+    # --- for people
+
+    def status(self) -> Status:
+        """The cluster's nodes (of the partition, where one is set) and queue; one call of sinfo, one of squeue."""
+        where = ["-p", self.settings.partition] if self.settings.partition else []
+        form = ["--json"] if self.settings.output == "json" else ["-h", "-N", "-O", sinfo_words()]
+        done = self._scheduler.call(["sinfo", *where, *form])
+        if done.returncode != 0:
+            raise TargetError(f"{self._title}: sinfo can't tell of the nodes: {done.said}.")
+        jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", "%T"])
+        words = jobs.stdout.split() if jobs.returncode == 0 else None
+        return Status(
+            nodes=tuple(
+                NodeStatus(
+                    name=node.name,
+                    cores=node.cores,
+                    used_cores=node.used_cores,
+                    gpus=node.gpus,
+                    used_gpus=node.used_gpus,
+                    is_up=not any(word in node.state.lower() for word in _DOWN) and not node.state.endswith("*"),
+                    state=node.state,
+                    message=node.reason,
+                )
+                for node in parse_sinfo(done.stdout)
+            ),
+            queued=words.count("PENDING") if words is not None else None,
+            running=words.count("RUNNING") if words is not None else None,
+        )
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
+        """A link to each node of a short allocation of that many nodes (two, where there are two)."""
+        from paceline.targets.slurm.examine import examined
+
+        if node_count is None:
+            node_count = min(2, max(1, len(self.status().up)))
+        with examined(self._title, self._scheduler, self.settings, node_count) as links:
+            yield links
+
+    # --- helpers
+
+    def _login(self) -> Login:
+        from paceline.targets.slurm.login import Login
+
+        return Login(self._title, self.settings, self._scheduler)
+
+    def _look_by_name(self, folder: RunFolder, query: Query, since: float) -> Look:
+        """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
+        waits = Look(state=QUEUED, message="is being given to Slurm")
+        if lock.is_held(folder.lock):
+            return waits
+        job = query.job_named(job_name(folder.run_id), since)
+        if job is not None:
+            self._note(folder, job_id=job.job_id, submitted=since)
+            return look_of(job, run_dir=str(folder.path))
+        if time.time() - since < PATIENCE_S:
+            return waits
+        return Look(
+            state=GONE, cause="not_started", message="The submitting program ended before it gave the run to Slurm."
+        )
+
+    def _query(self, folder: RunFolder, noted: Mapping[str, Any]) -> Query:
+        engines = folder.path.parent.parent / "engines"
+        user = str(noted.get("user") or self._user())
+        return Query(engines, self._scheduler, user, output=self.settings.output)
+
+    def _note(self, folder: RunFolder, **values: Any) -> None:
+        write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
+
+    def _user(self) -> str:
+        return submission.user_here()
+
+
+def _is_newer(path: Path, time_s: float) -> bool:
+    try:
+        return path.stat().st_mtime > time_s
+    except OSError:
+        return False
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr)

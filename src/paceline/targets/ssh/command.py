@@ -1,0 +1,163 @@
+"""The command lines of the system's own `ssh`: whatever ~/.ssh/config, an agent or a jump host does there, counts here.
+
+Connections are shared where that helps a person: what asks for a login first (a check at submission, a look, the
+doctor) leaves a connection behind for a few seconds, and everything else that finds one uses it, so somebody with a
+second factor is asked once. A run's own links never leave one behind. Where the user's configuration shares
+connections already, its way counts. A connection that is shared and dies takes along what uses it: to a run that is the
+loss of a node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import TargetError
+from paceline.targets.ssh.hosts import Host
+
+#: How long a connection that nobody uses stays, for the next command of the same person; and one that had to be asked for.
+PERSIST_S = 30
+PERSIST_ASKED_S = 60
+CONNECT_S = 8
+#: A socket's path has 104 characters at most; ssh adds 17 to the name while it makes one.
+_LONGEST_FOLDER = 45
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    """How hosts are reached. config: in place of ~/.ssh/config; options: as for `ssh -o`."""
+
+    config: str | None = None
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    options: tuple[str, ...] = field(default=())
+
+    def words(self, host: Host, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
+        """The command line that runs `command`, already quoted for the host's shell, on a host.
+
+        leave_open: the connection stays for a while and serves others. ask: a person at a terminal may be asked.
+
+        Raises:
+            TargetError: there is no `ssh` on this machine.
+        """
+        return [
+            self.program(),
+            *self._base(host),
+            *self._sharing(host, leave_open, PERSIST_ASKED_S if ask else PERSIST_S),
+            *_words(
+                f"BatchMode={'no' if ask else 'yes'}",
+                f"ConnectTimeout={CONNECT_S * (5 if ask else 1)}",
+                # A link that is cut is noticed by ssh itself, in 15 s.
+                "ServerAliveInterval=5",
+                "ServerAliveCountMax=3",
+                "ForwardX11=no",
+                "ClearAllForwardings=yes",
+                "RemoteCommand=none",
+                "RequestTTY=no",
+                "EscapeChar=none",
+            ),
+            "--",
+            host.name,
+            *command,
+        ]
+
+    def at_once(self, host: Host) -> int:
+        """How many connections may be opened at the same time. A jump host's sshd drops some of more than ten (MaxStartups)."""
+        found = self.resolve(host)
+        is_direct = all(found.get(name, "none") == "none" for name in ("proxyjump", "proxycommand"))
+        return 32 if is_direct else 8
+
+    def program(self) -> str:
+        """The path of `ssh`.
+
+        Raises:
+            TargetError: there is none on this machine.
+        """
+        program = shutil.which("ssh")
+        if program is None:
+            raise TargetError(
+                "there is no program 'ssh' on this machine's PATH, by which hosts are reached. "
+                "Install OpenSSH's client (package openssh-client or openssh-clients)."
+            )
+        return program
+
+    def _base(self, host: Host) -> list[str]:
+        words = ["-F", self.config] if self.config else []
+        if user := host.user or self.user:
+            words += ["-l", user]
+        if self.port is not None:
+            words += ["-p", str(self.port)]
+        if self.identity:
+            # Not the dozen keys of an agent first, after which a server hangs up.
+            words += _words(f'IdentityFile="{_escaped(self.identity)}"', "IdentitiesOnly=yes")
+        return [*words, *_words(*self.options)]
+
+    def _sharing(self, host: Host, leave_open: bool, persist_s: int) -> list[str]:
+        """Options for what is shared. A link never becomes what others share: they would end with it."""
+        if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
+            return [] if leave_open else _words("ControlMaster=no")
+        folder = sockets_dir()
+        if folder is None:
+            return _words("ControlMaster=no", "ControlPath=none")
+        # The same host by another key is another connection.
+        kind = hashlib.sha256(repr(self).encode()).hexdigest()[:6]
+        path = f"ControlPath={str(folder).replace('%', '%%')}/{kind}-%C"
+        if not leave_open:
+            return _words("ControlMaster=no", path)
+        return _words("ControlMaster=auto", path, f"ControlPersist={persist_s}")
+
+    def _is_shared(self, host: Host) -> bool:
+        """Whether the user's configuration has a place for shared connections to this host."""
+        return self.resolve(host).get("controlpath", "none") != "none"
+
+    def resolve(self, host: Host) -> Mapping[str, str]:
+        """What ssh's configuration comes to for this host, by lower-case names such as `user`; empty if it is wrong."""
+        return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
+
+
+@functools.lru_cache(maxsize=1024)
+def _resolve(argv: tuple[str, ...]) -> Mapping[str, str]:
+    try:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10, check=False, errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    pairs = [line.partition(" ") for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return {name: value for name, _, value in pairs}
+
+
+def sockets_dir() -> Path | None:
+    """A folder for the sockets of shared connections that is this user's alone; None where there can be none."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR") or ""
+    for folder in (Path(runtime) / "paceline-ssh" if runtime else None, Path(f"/tmp/paceline-ssh-{os.getuid()}")):
+        if folder is None or len(str(folder)) > _LONGEST_FOLDER:
+            continue
+        with contextlib.suppress(FileExistsError, OSError):
+            folder.mkdir(mode=0o700)
+        try:
+            found = folder.lstat()
+        except OSError:
+            continue
+        # Whoever may write there may pose as any host.
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+            return folder
+    return None
+
+
+def _escaped(path: str) -> str:
+    """As ssh's configuration has it between double quotes; `-i` can't have a percent sign at all."""
+    return path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+
+
+def _words(*options: str) -> list[str]:
+    return [word for option in options for word in ("-o", option)]

@@ -1,0 +1,138 @@
+"""Lists of hosts as people have them: `gpu1 slots=4` for Open MPI and DeepSpeed, `gpu1:4` for MPICH, names alone.
+
+# the lab
+gpu1 slots=4
+alice@gpu2:8            as user alice, 8 slots
+[2001:db8::7]:2         an address with colons, 2 slots
+gpu3                    all cores of the machine
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import TargetError
+
+#: What names and addresses are made of. ssh itself lets others through to the shell of a ProxyCommand.
+_NAME = re.compile(r"[A-Za-z0-9_.%][A-Za-z0-9_.%:-]*")
+#: As OpenSSH's own valid_ruser.
+_BAD_IN_USER = re.compile(r"""[\s'`"$;&<>|(){}\x00-\x1f\x7f]""")
+_FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine. name: as ssh is given it; slots: how many cores it offers, None for all that it has."""
+
+    name: str
+    user: str | None = None
+    slots: int | None = None
+
+    def __str__(self) -> str:
+        """As a line of a list of hosts."""
+        name = f"{self.user}@{self.name}" if self.user else self.name
+        return name if self.slots is None else f"{name} slots={self.slots}"
+
+
+def read_hosts(items: Sequence[str]) -> tuple[Host, ...]:
+    """The hosts of a setting: each item is a host, several with commas between them, or a file with a host a line.
+
+    An item is a file if it has a slash, or if there is a file of that name.
+
+    Raises:
+        TargetError: a file can't be read, or what is no host; the message has the line and where it stands.
+    """
+    lines: list[tuple[str, str]] = []
+    for item in items:
+        if "/" in item or os.path.isfile(item):
+            lines += _lines_of(item)
+        else:
+            lines += [("hosts", part) for part in item.split(",")]
+    hosts = _merged(_parse(line, where) for where, text in lines if (line := text.partition("#")[0].strip()))
+    if not hosts:
+        raise TargetError(f"hosts={list(items)!r} names no host. {_FORM}")
+    return hosts
+
+
+def check_user(user: str, where: str) -> str:
+    """The name, if it may be one of a user.
+
+    Raises:
+        TargetError: ssh or a shell behind it could take it for something else.
+    """
+    if not user or user.startswith("-") or user.endswith("\\") or _BAD_IN_USER.search(user):
+        raise TargetError(
+            f"{where}: {user!r} is no name of a user: no dash in front, no blanks, quotes or $;&<>|(){{}}."
+        )
+    return user
+
+
+def _lines_of(file: str) -> list[tuple[str, str]]:
+    try:
+        text = Path(file).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TargetError(
+            f"the list of hosts {file!r} can't be read: {error}. Give a text file with one host a line, or names."
+        ) from error
+    return [(f"{file}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
+
+
+def _parse(line: str, where: str) -> Host:
+    name, *words = line.split()
+    slots: int | None = None
+    for word in words:
+        key, _, value = word.partition("=")
+        if key == "slots":
+            slots = _count(value, line, where)
+        elif key.replace("-", "_") == "max_slots":
+            _count(value, line, where)  # how far mpirun may go beyond slots: never, here
+        else:
+            raise TargetError(f"{where}: {line!r} has {word!r}, of which only slots=N is known. {_FORM}")
+    user, at, rest = name.rpartition("@")
+    if at:
+        check_user(user, f"{where}: {line!r}")
+    name = rest
+    if name.startswith("["):
+        name, bracket, count = name[1:].partition("]")
+        if not bracket or (count and not count.startswith(":")):
+            raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
+        count = count[1:] if count else ""
+    elif name.count(":") == 1:
+        name, _, count = name.partition(":")
+        if not count:
+            raise TargetError(f"{where}: {line!r} has no number after the colon. {_FORM}")
+    else:
+        count = ""
+    if count:
+        if slots is not None:
+            raise TargetError(f"{where}: {line!r} says twice how many slots there are. {_FORM}")
+        slots = _count(count, line, where)
+    if not _NAME.fullmatch(name):
+        raise TargetError(
+            f"{where}: {name!r} in {line!r} is no name of a host: letters, digits and '._-', no dash in front. {_FORM}"
+        )
+    return Host(name=name, user=user or None, slots=slots)
+
+
+def _count(value: str, line: str, where: str) -> int:
+    if not (value.isascii() and value.isdigit() and 0 < int(value) < 1_000_000):
+        raise TargetError(f"{where}: {value!r} in {line!r} is no number of slots; 1 is the least. {_FORM}")
+    return int(value)
+
+
+def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """One for each name. As for Open MPI, each further line of a host adds its slots, 1 where it names none."""
+    found: dict[str, Host] = {}
+    for host in hosts:
+        earlier = found.get(host.name)
+        if earlier is None:
+            found[host.name] = host
+            continue
+        if earlier.user != host.user:
+            raise TargetError(f"hosts: {host.name!r} is there as {str(earlier)!r} and as {str(host)!r}. Keep one.")
+        found[host.name] = Host(name=host.name, user=host.user, slots=(earlier.slots or 1) + (host.slots or 1))
+    return tuple(found.values())

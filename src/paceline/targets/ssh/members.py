@@ -1,0 +1,166 @@
+"""Agents on hosts: opened at once on several, and asked there for the run's share of a machine."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.targets.agents.link import Link, bootstrap_words
+from paceline.targets.agents.link_error import LinkError
+from paceline.targets.ssh.command import Ssh
+from paceline.targets.ssh.failures import PASSING, explain
+from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.looking import answer_in, login, on_node_words, program
+
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A host with an agent."""
+
+    host: Host
+    link: Link
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """The same for a machine that goes by two names, and in the same order for everybody."""
+        return self.link.hello.boot_id, self.link.hello.host
+
+    @property
+    def offered(self) -> int:
+        """The cores that the host offers to runs."""
+        return self.host.slots or self.link.hello.cores
+
+    def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
+        """The answer of `paceline.targets.ssh.on_node`.
+
+        Raises:
+            TargetError: there is none, or the node can't do it.
+        """
+        argv = on_node_words(self.link.hello.python[0], verb, given)
+        done = self.link.run(argv, input=program(), timeout_s=20)
+        answer = answer_in(done.stdout)
+        if answer is None or "error" in answer:
+            said = answer["error"] if answer else done.stderr.decode(errors="replace").strip()[-500:]
+            raise TargetError(f"{self.host.name}: its share of the machine can't be asked for: {said}.")
+        return answer
+
+
+def open_member(
+    ssh: Ssh, host: Host, *, python: str, library_dir: Path, folder: str, timeout_s: float = 30.0
+) -> Member:
+    """A host with an agent on it.
+
+    Raises:
+        TargetError: it can't be had; the message says why, and what to do.
+    """
+    argv = ssh.words(host, [shlex.join(bootstrap_words(python))])
+    try:
+        link = Link.open(
+            argv, name=host.name, library_dir=library_dir, folder=folder, shared_library=True, timeout_s=timeout_s
+        )
+    except LinkError as error:
+        if error.exit_code in (255, 127) or "timed out" in error.stderr:
+            why = explain(host, error.stderr, error.exit_code, login(ssh, host), python)
+        else:
+            why = str(error).removeprefix(f"{host.name}: ")
+        raise TargetError(why) from error
+    return Member(host=host, link=link)
+
+
+class Opening:
+    """Hosts whose agents are being started, each in a thread of its own."""
+
+    def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
+        self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
+        self._changed = threading.Condition()
+        self._asked: dict[Host, bool] = {}
+        self._members: dict[Host, Member] = {}
+        self.failures: dict[Host, str] = {}
+        self._closed = False
+        self._slots: threading.Semaphore | None = None
+
+    def open(self, hosts: Iterable[Host]) -> None:
+        """Start agents on those hosts on which there is none; returns at once."""
+        with self._changed:
+            for host in hosts:
+                self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
+                if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
+                    continue
+                self._members.pop(host, None)
+                self._asked[host] = True
+                threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return once all that were asked for are there, or not to be had; False where some are still being opened."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
+
+    def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
+        """Return once those that were asked for had as long again as the first of them took, and `more_s` at least."""
+        began = time.monotonic()
+        with self._changed:
+            count = sum(self._asked.values())
+            self._changed.wait_for(lambda: sum(self._asked.values()) < count or not count, longest_s)
+        took_s = time.monotonic() - began
+        self.wait(min(max(took_s, more_s), longest_s))
+
+    @property
+    def pending(self) -> list[Host]:
+        with self._changed:
+            return [host for host, asked in self._asked.items() if asked]
+
+    def members(self, hosts: Sequence[Host]) -> list[Member]:
+        """Those of these hosts whose agents live, in their order."""
+        with self._changed:
+            found = [self._members[host] for host in hosts if host in self._members]
+            for member in found:
+                if member.link.lost:
+                    self.failures[member.host] = member.link.lost
+            return [member for member in found if not member.link.lost]
+
+    def close(self, but: Iterable[Member] = ()) -> None:
+        """End all agents but these, in the background; those that are still being opened too, once they are."""
+        kept = {member.host for member in but}
+        with self._changed:
+            self._closed = True
+            ending = [member for host, member in self._members.items() if host not in kept]
+        threads = [threading.Thread(target=member.link.close, daemon=True) for member in ending]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(3.0)
+
+    def _open(self, host: Host) -> None:
+        assert self._slots is not None
+        with self._slots:
+            member, why = self._try(host)
+            if why.startswith(PASSING):
+                time.sleep(_AGAIN_S)
+                member, why = self._try(host)
+        with self._changed:
+            self._asked[host] = False
+            if member is not None and not self._closed:
+                self._members[host] = member
+                self.failures.pop(host, None)
+            elif member is None:
+                self.failures[host] = why
+            self._changed.notify_all()
+        if member is not None and self._closed:
+            member.link.close()
+
+    def _try(self, host: Host) -> tuple[Member | None, str]:
+        try:
+            opened = open_member(
+                self._ssh, host, python=self._python, library_dir=self._library_dir, folder=self._folder
+            )
+        except (TargetError, OSError) as error:
+            return None, str(error)
+        return opened, ""

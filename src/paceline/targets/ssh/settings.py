@@ -1,0 +1,103 @@
+"""What can be set on a compute target of kind `ssh`."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.targets.options import Option, check_settings
+from paceline.targets.ssh.command import Ssh
+from paceline.targets.ssh.hosts import Host, check_user, read_hosts
+
+KIND = "ssh"
+OPTIONS = (
+    Option(
+        "hosts",
+        "a host, 'gpu1 slots=4' or 'alice@gpu1:4', several with commas, or a file with a host a line",
+        list,
+        is_required=True,
+    ),
+    Option("user", "name to log in as, for hosts whose line has none"),
+    Option("port", "where sshd listens, if not as ~/.ssh/config has it", int),
+    Option("identity", "private key to log in with, and no other", Path),
+    Option("ssh_config", "configuration of ssh in place of ~/.ssh/config", Path),
+    Option("ssh_option", "as for `ssh -o`, such as 'ProxyJump=gate'", list),
+    Option("python", "Python 3.10 or later on the hosts, by name or path", default="python3"),
+    Option("folder", "on the hosts, for runs, snapshots and the library; default: /tmp/paceline-USER"),
+    Option("interface", "network interface over which nodes talk to each other, such as ib0; default: as ssh arrives"),
+)
+_OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of one target, checked. folder: on the nodes, absolute, the same on each."""
+
+    hosts: tuple[Host, ...]
+    ssh: Ssh
+    python: str
+    folder: str
+    interface: str | None
+    #: As they are kept: a list of hosts in place of the file that it was in.
+    plain: dict[str, Any]
+
+
+def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
+    """The settings, checked.
+
+    Raises:
+        TargetError: one is wrong; the message has the value, the rule and the next step.
+    """
+    values = check_settings(KIND, OPTIONS, given, name)
+    title = f"compute target {name!r}"
+    hosts = read_hosts(values["hosts"])
+    if values["user"] is not None:
+        check_user(values["user"], f"{title}: user")
+    port = values["port"]
+    if port is not None and not 0 < port < 65536:
+        raise TargetError(f"{title}: port={port} is not between 1 and 65535.")
+    for option in values["ssh_option"] or []:
+        if not _OPTION.fullmatch(option):
+            raise TargetError(f"{title}: ssh_option={option!r} is not NAME=VALUE, such as 'ProxyJump=gate'.")
+    for key in ("identity", "ssh_config"):
+        if values[key] is not None and not os.access(values[key], os.R_OK):
+            raise TargetError(f"{title}: {key}={values[key]!r} can't be read. Give the path of a file that is there.")
+    if "${" in (values["identity"] or ""):
+        raise TargetError(f"{title}: identity={values['identity']!r} has '${{', which ssh takes for a variable.")
+    if not values["python"] or values["python"].startswith("-"):
+        raise TargetError(f"{title}: python={values['python']!r} is neither a name nor a path of a program.")
+    ssh = Ssh(
+        config=values["ssh_config"],
+        user=values["user"],
+        port=port,
+        identity=values["identity"],
+        options=tuple(values["ssh_option"] or ()),
+    )
+    plain = {key: value for key, value in given.items() if value is not None} | {"hosts": [str(host) for host in hosts]}
+    return Settings(
+        hosts=hosts,
+        ssh=ssh,
+        python=values["python"],
+        folder=_folder(title, values["folder"], ssh, hosts[0]),
+        interface=values["interface"],
+        plain=plain,
+    )
+
+
+def _folder(title: str, folder: str | None, ssh: Ssh, first: Host) -> str:
+    if folder is None:
+        user = first.user or ssh.user or ssh.resolve(first).get("user") or getpass.getuser()
+        return f"/tmp/paceline-{re.sub(r'[^A-Za-z0-9_.-]', '_', user)}"
+    path = PurePosixPath(folder)
+    if not path.is_absolute() or ".." in path.parts:
+        raise TargetError(
+            f"{title}: folder={folder!r} is not an absolute path, which would be the same on all hosts. "
+            "Write it out, such as /scratch/alice/paceline."
+        )
+    return str(path)

@@ -1,0 +1,262 @@
+"""The compute target `ssh`: a list of hosts, of which each run gets a share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from paceline.errors import TargetError
+from paceline.job import Job
+from paceline.library import library_dir
+from paceline.plan import Node, places, port_count
+from paceline.runs.files import read_json
+from paceline.targets.base import Nodes, Preview, Waiting
+from paceline.targets.options import Option
+from paceline.targets.ssh.addresses import Machine, choose
+from paceline.targets.ssh.failures import MENDED_BY_LOGIN
+from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.looking import Look, look_at
+from paceline.targets.ssh.settings import KIND, OPTIONS, Settings, read_settings
+from paceline.targets.status import NodeStatus, Status
+
+log = logging.getLogger(__name__)
+
+#: How long a run that has lost a host waits for one to come back, where too few others are up.
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unreached:
+    """In the place of a link, for a host that has none."""
+
+    name: str
+    lost: str
+
+
+class SshTarget:
+    """Hosts that are reached by ssh. Runs share them by leases that lie on the hosts themselves."""
+
+    kind: ClassVar[str] = KIND
+    OPTIONS: ClassVar[tuple[Option, ...]] = OPTIONS
+
+    def __init__(self, name: str = KIND, settings: Mapping[str, Any] = {}) -> None:
+        self.name = name
+        self._set: Settings = read_settings(name, settings)
+        #: To be kept in place of what was given: files have been read.
+        self.settings = self._set.plain
+        self._looks: list[Look] | None = None
+        self._gathered = 0
+
+    # --- for the submitting program
+
+    def check(self, job: Job) -> None:
+        hosts = self._set.hosts
+        if job.node_count > len(hosts):
+            raise TargetError(
+                f"node_count={job.node_count}, but compute target {self.name!r} has {len(hosts)} "
+                f"host{'' if len(hosts) == 1 else 's'} ({_names(hosts)}). Ask for at most {len(hosts)}, or add hosts."
+            )
+        looks = self._looks = self._look(with_gpus=job.use_gpu, enough=job.node_count)
+        reasons = {look.host: look.failure for look in looks if look.failure is not None}
+        down = dict(reasons)
+        gpus = max(sizes(job)) if job.use_gpu else 0
+        for look in looks:
+            if look.failure is None and len(look.gpus) < gpus:
+                has = len(look.gpus)
+                reasons[look.host] = (
+                    f"it has {has or 'no'} GPU{'' if has == 1 else 's'}, and the job asks for {gpus}, one for each worker there"
+                )
+        if len(hosts) - len(reasons) < job.node_count:
+            from paceline.targets.ssh.gather import too_few
+
+            raise TargetError(f"compute target {self.name!r}: {too_few(job.node_count, hosts, reasons)}")
+        for host, why in down.items():
+            log.warning("compute target %r: host %s is left out: %s", self.name, host.name, why)
+
+    def preview(self, job: Job) -> Preview:
+        looks = [look for look in self._looks or () if look.failure is None]
+        hosts = [look.host for look in looks] or list(self._set.hosts)
+        cores = {look.host: look.offered for look in looks}
+        gpus = {look.host: look.gpus for look in looks}
+        nodes = []
+        for node_rank, (host, size) in enumerate(zip(hosts, sizes(job), strict=False)):
+            given = (gpus.get(host) or tuple(map(str, range(size))))[:size] if job.use_gpu else ()
+            nodes.append(
+                Node(
+                    node_rank=node_rank,
+                    name=host.name,
+                    address=host.name,
+                    cores=cores.get(host) or host.slots or size,
+                    gpus=given,
+                )
+            )
+        return Preview(nodes=tuple(nodes), ports=tuple(range(29500, 29500 + port_count(job))))
+
+    def enqueue(self, job: Job, run_dir: Path) -> None:
+        """Nothing: the place in the queues of the hosts is that of the time of submission."""
+
+    def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        from paceline.targets.local import LocalTarget
+
+        return LocalTarget().start_supervisor(run_dir, lock_fd, library_dir, python)
+
+    # --- for the supervisor
+
+    def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
+        from paceline.targets.agents.link_error import LinkError
+        from paceline.targets.agents.nodes import AgentNodes
+        from paceline.targets.ssh.gather import Demand, Gathering, Held
+        from paceline.targets.ssh.members import Opening
+
+        per_node = max(sizes(job))
+        demand = Demand(
+            count=job.node_count,
+            cores=per_node,
+            gpus=per_node if job.use_gpu else 0,
+            key=_key(run_dir),
+            run_id=run_dir.name,
+        )
+        opening = Opening(
+            self._set.ssh,
+            python=self._set.python,
+            library_dir=library_dir(run_dir.parent.parent),
+            folder=self._set.folder,
+        )
+        patience_s = _PATIENCE_S if self._gathered else 0.0
+        self._gathered += 1
+        held: list[Held] | None = None
+        try:
+            held = Gathering(opening, self._set.hosts, demand, patience_s).gather(waiting)
+            if held is None:
+                return None
+            nodes = self._nodes(job, held)
+            ports = tuple(held[0].member.link.free_ports(port_count(job)))
+        except LinkError as error:
+            held = None
+            raise TargetError(f"compute target {self.name!r}: {error}") from error
+        except BaseException as error:
+            held = None
+            if isinstance(error, TargetError):
+                raise TargetError(f"compute target {self.name!r}: {error}") from error
+            raise
+        finally:
+            opening.close(but=[item.member for item in held or ()])
+        return AgentNodes(
+            [item.member.link for item in held], nodes, ports, folder=self._set.folder, python=self._set.python
+        )
+
+    def release(self, run_dir: Path) -> None:
+        """Nothing: what a run holds on a host goes with its agent there, which goes with the supervisor."""
+
+    def _nodes(self, job: Job, held: Sequence[Any]) -> tuple[Node, ...]:
+        machines = []
+        for item in held:
+            hello = item.member.link.hello
+            # "client port server port", as sshd has it for each session.
+            connection = hello.env.get("SSH_CONNECTION", "").split()
+            machines.append(
+                Machine(
+                    name=item.member.host.name,
+                    interfaces=hello.interfaces,
+                    arrived_at=connection[2] if len(connection) == 4 else "",
+                )
+            )
+        chosen = choose(machines, self._set.interface)
+        return tuple(
+            Node(
+                node_rank=node_rank,
+                name=item.member.host.name,
+                address=address,
+                cores=item.member.offered,
+                gpus=item.gpus[:size],
+                interface=interface,
+            )
+            for node_rank, (item, size, (address, interface)) in enumerate(zip(held, sizes(job), chosen, strict=True))
+        )
+
+    # --- for `paceline compute`
+
+    def status(self) -> Status:
+        """Each host, and what of it runs hold by leases, whoever submitted them."""
+        nodes, running, queued = [], set(), set()
+        for look in self._look(with_gpus=True):
+            if look.failure is not None:
+                nodes.append(NodeStatus(name=look.host.name, is_up=False, state="down", message=look.failure))
+                continue
+            held = [ticket for ticket in look.tickets if ticket["granted"] is not None]
+            gpus = {gpu for ticket in held for gpu in ticket["granted"]["gpus"]}
+            running |= {ticket["key"] for ticket in held}
+            queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
+            nodes.append(
+                NodeStatus(
+                    name=look.host.name,
+                    cores=look.offered,
+                    used_cores=min(look.offered, sum(int(ticket["cores"]) for ticket in held)),
+                    gpus=len(look.gpus),
+                    used_gpus=len(gpus & set(look.gpus)),
+                )
+            )
+        return Status(nodes=tuple(nodes), running=len(running), queued=len(queued - running))
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Any]]:
+        """A link to each host, or to the first `node_count` that are up; what has `lost` is down."""
+        import paceline
+        from paceline.targets.ssh.members import Opening
+
+        library = Path(paceline.__file__).resolve().parents[1]
+        opening = Opening(self._set.ssh, python=self._set.python, library_dir=library, folder=self._set.folder)
+        try:
+            opening.open(self._set.hosts)
+            opening.wait(40.0)
+            members = opening.members(self._set.hosts)[:node_count]
+            down = [Unreached(name=host.name, lost=why) for host, why in opening.failures.items()]
+            yield [
+                *(member.link for member in members),
+                *(down if node_count is None else down[: node_count - len(members)]),
+            ]
+        finally:
+            opening.close()
+
+    def login(self) -> None:
+        """Let a person at this terminal log in where a password, a second factor or a look at a new host's key is asked for.
+        The connections stay open for a little while, and longer for what uses them by then."""
+        for look in self._look(with_gpus=False):
+            if look.failure is None:
+                print(f"{look.host.name}: no question asked")
+            elif look.failure.startswith(MENDED_BY_LOGIN):
+                words = self._set.ssh.words(look.host, ["true"], leave_open=True, ask=True)
+                print(f"{look.host.name}:", flush=True)
+                code = subprocess.run(words, check=False).returncode
+                print(
+                    f"{look.host.name}: {'logged in' if code == 0 else f'not logged in (exit code {code})'}", flush=True
+                )
+            else:
+                print(f"{look.host.name}: {look.failure}")
+
+    def _look(self, *, with_gpus: bool, enough: int | None = None) -> list[Look]:
+        return look_at(self._set.ssh, self._set.hosts, python=self._set.python, with_gpus=with_gpus, enough=enough)
+
+
+def sizes(job: Job) -> list[int]:
+    """How many workers each node gets."""
+    found = [0] * job.node_count
+    for place in places(job):
+        found[place.node_rank] += 1
+    return found
+
+
+def _key(run_dir: Path) -> str:
+    record = read_json(run_dir / "run.json")
+    created = record.get("created_utc", "") if isinstance(record, dict) else ""
+    return f"{created}_{run_dir.name}"
+
+
+def _names(hosts: Sequence[Host]) -> str:
+    shown = ", ".join(host.name for host in hosts[:5])
+    return shown + (", ..." if len(hosts) > 5 else "")

@@ -1,0 +1,89 @@
+"""What `paceline compute` and the doctor ask of `local`: how this machine stands, and a link to an agent on it."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.runs import lock
+from paceline.runs.files import read_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.gpus import devices
+from paceline.targets.leases import leases_dir
+from paceline.targets.local import LocalTarget, core_count
+from paceline.targets.options import Option, check_settings
+from paceline.targets.status import NodeStatus, Status
+
+if TYPE_CHECKING:
+    from paceline.targets.agents.link import Link
+
+
+class ThisMachine(LocalTarget):
+    """`local`, as a kind of compute target that has no settings."""
+
+    kind: ClassVar[str] = "local"
+    OPTIONS: ClassVar[tuple[Option, ...]] = ()
+
+    def __init__(self, name: str = kind, settings: Mapping[str, Any] = {}) -> None:
+        check_settings(self.kind, self.OPTIONS, settings, name)
+        super().__init__()
+
+    def status(self) -> Status:
+        """This machine, and what of it runs hold by leases."""
+        gpus, tickets = devices(), _tickets()
+        granted = [ticket for ticket in tickets if isinstance(ticket.get("granted"), dict)]
+        cores = core_count()
+        return Status(
+            nodes=(
+                NodeStatus(
+                    name=socket.gethostname(),
+                    cores=cores,
+                    used_cores=min(cores, sum(int(ticket.get("cores", 0)) for ticket in granted)),
+                    gpus=len(gpus),
+                    used_gpus=len(set(gpus) & {gpu for ticket in granted for gpu in ticket["granted"].get("gpus", ())}),
+                ),
+            ),
+            running=len(granted),
+            queued=len(tickets) - len(granted),
+        )
+
+    @contextlib.contextmanager
+    def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
+        """One link, however many nodes: they are all this machine."""
+        import paceline
+        from paceline.targets.agents.link import Link, bootstrap_words
+
+        link = Link.open(
+            bootstrap_words(sys.executable),
+            name=socket.gethostname(),
+            library_dir=Path(paceline.__file__).resolve().parents[1],
+            folder=f"/tmp/paceline-{getpass.getuser()}",
+            shared_library=True,
+        )
+        try:
+            yield [link]
+        finally:
+            link.close()
+
+
+def _tickets() -> list[dict[str, Any]]:
+    """Of the runs that somebody looks after, those that wait and those that run."""
+    folder = leases_dir() / "tickets"
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return []
+    tickets = [read_json(folder / name) for name in names if name[0].isdigit()]
+    return [
+        ticket
+        for ticket in tickets
+        if isinstance(ticket, dict)
+        and isinstance(ticket.get("run_dir"), str)
+        and lock.is_held(RunFolder(Path(ticket["run_dir"])).lock)
+    ]

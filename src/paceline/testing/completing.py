@@ -1,0 +1,118 @@
+"""Checks of runs that complete. The first three need one run for each launcher, which they share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.runs import states
+from paceline.testing import scripts
+from paceline.testing.bench import ODD_FOLDER, WORDS, Bench, seen, states_of, text_of
+from paceline.testing.worker_environment import expected, foreign
+
+WAYS = pytest.mark.parametrize("backend", [None, "gloo", "mpi"], ids=["single", "gloo", "mpi"])
+
+
+class CompletingChecks:
+    """What becomes of scripts that do what they should."""
+
+    @WAYS
+    def test_a_run_goes_through_its_states_in_order(self, bench: Bench, backend: str | None) -> None:
+        run = bench.plain(backend)
+
+        assert states_of(run) == [
+            states.NOT_STARTED,
+            states.QUEUED,
+            states.PREPARING,
+            states.STARTING,
+            states.RUNNING,
+            states.FINALIZING,
+            states.COMPLETED,
+        ]
+        record = run.record()
+        (attempt,) = record.attempts
+        assert (record.exit_code, record.failure, record.target) == (0, None, bench.target.name)
+        assert (attempt.number, attempt.cause, set(attempt.exit_codes.values())) == (1, None, {0})
+        assert record.job is not None
+        assert len(attempt.exit_codes) == record.job.world_size
+        assert len(set(attempt.nodes)) == record.job.node_count
+        times = [record.created_utc, record.started_utc, attempt.started_utc, attempt.ended_utc, record.ended_utc]
+        assert all(times)
+
+    @WAYS
+    def test_logs_outputs_and_metrics_arrive(self, bench: Bench, backend: str | None) -> None:
+        run = bench.plain(backend)
+        job = run.record().job
+        assert job is not None
+        for rank in range(job.world_size):
+            lines = text_of(run.folder.live_log(rank)).splitlines()
+            assert lines[:2] == [f"rank {rank} of {job.world_size}: first line", f"rank {rank}: to standard error"]
+            assert lines[2:] == [f"rank {rank}: line {number}" for number in range(2000)]
+
+            blob = run.folder.outputs / ODD_FOLDER / f"blob_{rank}"
+            assert hashlib.sha256(blob.read_bytes()).hexdigest() == seen(run, rank)["blob"]
+            assert os.access(blob, os.X_OK)
+            assert (run.folder.outputs / f"empty_{rank}").read_bytes() == b""
+            assert (run.folder.checkpoints / f"rank_{rank}").read_text() == "last"
+            assert run.get_metrics("loss", rank=rank) == {"loss": [rank + 1 / (step + 1) for step in range(5)]}
+        assert run.folder.driver_log.exists()
+        assert run.tags == {"said": "by the worker; $(touch owned)"}
+        kept = Path(run.download_file("kept/model.bin", bench.target.folder / "model.bin"))
+        assert kept.read_bytes() == b"model"
+
+    @WAYS
+    def test_the_workers_find_their_environment(self, bench: Bench, backend: str | None) -> None:
+        run = bench.plain(backend)
+        job = run.record().job
+        assert job is not None
+        paths = set()
+        for rank in range(job.world_size):
+            what = seen(run, rank)
+            found = what["environment"]
+            wanted = expected(run, rank, found)
+            assert {name: found.get(name) for name in wanted} == wanted
+            assert foreign(found, wanted) == []
+            assert int(found["OMP_NUM_THREADS"]) >= 1
+            assert found["PYTHONUNBUFFERED"] == "1"
+            paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found["MASTER_ADDR"]))
+
+            assert what["argv"] == list(WORDS)
+            assert what["cwd"] == found["AZUREML_SOURCE_DIRECTORY"]
+            assert what["file"] == f"{what['cwd']}/{job.entry_script}"
+            assert (what["stdin"], what["tool"], what["link"]) == ("", True, "tool.sh")
+            # They could all reach the first node, by its address and port.
+            assert what["sum"] == sum(range(job.world_size))
+            assert what["mpi_sum"] in (None, what["sum"])
+        assert len(paths) == 1, "all nodes see the run at the same path and the first node at the same address"
+
+    def test_several_runs_at_once_do_not_disturb_each_other(self, bench: Bench) -> None:
+        script = "import os\nopen('outputs/mine', 'w').write(os.environ['PACELINE_RUN_ID'])\nprint('done')\n"
+        runs = [bench.submit(script) for _ in range(3)]
+        for run in runs:
+            assert bench.wait_for_end(run) == states.COMPLETED, bench.story(run)
+
+        assert [(run.folder.outputs / "mine").read_text() for run in runs] == [run.id for run in runs]
+        assert [text_of(run.folder.live_log(0)) for run in runs] == ["done\n"] * 3
+
+    @WAYS
+    def test_a_run_whose_worker_was_killed_starts_over(self, bench: Bench, backend: str | None) -> None:
+        run = bench.finish(scripts.KILLED_ONCE, backend, max_restarts=1)
+
+        assert run.status == states.COMPLETED, bench.story(run)
+        first, second = run.record().attempts
+        job = run.record().job
+        assert job is not None
+        last = job.world_size - 1
+        assert (first.number, first.cause, first.exit_codes[str(last)]) == (1, "killed", 137)
+        assert (second.number, second.cause, set(second.exit_codes.values())) == (2, None, {0})
+        for rank in range(job.world_size):
+            (before,) = text_of(run.folder.rank_log(1, rank)).splitlines()
+            after, resumed = text_of(run.folder.rank_log(2, rank)).splitlines()
+            # The same folder for checkpoints.
+            assert (before.replace("attempt 1", "attempt 2"), resumed) == (after, "resumed from step 10")
+            assert text_of(run.folder.live_log(rank)) == text_of(run.folder.rank_log(2, rank))
+            assert run.get_metrics("attempt", rank=rank) == {"attempt": [1, 2]}
+            assert (run.folder.outputs / f"attempt_{rank}").read_text() == "2"

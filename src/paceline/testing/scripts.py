@@ -1,0 +1,187 @@
+"""The training scripts of the suite. They need nothing but the standard library and Paceline's worker side."""
+
+from __future__ import annotations
+
+#: A module beside each script. `meet()`: all workers of the run, by plain sockets at the address that torch would use;
+#: returns on each the sum of their ranks, so that nobody goes on before all are there.
+MEETING = '''\
+import os, socket, struct, time
+
+RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def meet():
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if RANK == 0:
+        with socket.create_server(place) as server:
+            guests = [server.accept()[0] for _ in range(SIZE - 1)]
+            total = sum(struct.unpack("i", guest.recv(4))[0] for guest in guests)
+            for guest in guests:
+                guest.sendall(struct.pack("i", total))
+                guest.close()
+            return total
+    while True:
+        try:
+            with socket.create_connection(place, timeout=60) as host:
+                host.sendall(struct.pack("i", RANK))
+                return struct.unpack("i", host.recv(4))[0]
+        except ConnectionError:
+            time.sleep(0.02)
+
+
+def daemon(run_id):
+    """Leave a process behind that nobody finds by its parent, its group, its session or its environment."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.execve("/bin/sh", ["sh", "-c", "sleep 600; exit", run_id], {})
+        os._exit(0)
+    os.wait()
+'''
+
+#: Leaves all that it saw in outputs/seen_<rank>.json, and files, metrics, a tag and output of each kind.
+PLAIN = '''\
+import hashlib, json, os, random, stat, sys
+
+from meeting import RANK, SIZE, meet
+
+import paceline
+
+ODD = "a folder; $(touch owned) 'x'"
+
+
+def mpi_sum():
+    """Over MPI itself, where the workers have mpi4py."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        return None
+    return MPI.COMM_WORLD.allreduce(RANK)
+
+
+run = paceline.Run.get_context()
+print(f"rank {RANK} of {SIZE}: first line")
+print(f"rank {RANK}: to standard error", file=sys.stderr)
+seen = {
+    "argv": sys.argv[1:],
+    "environment": dict(os.environ),
+    "cwd": os.getcwd(),
+    "file": __file__,
+    "python": list(sys.version_info[:2]),
+    "stdin": sys.stdin.read(),
+    "tool": os.access("data/tool.sh", os.X_OK),
+    "link": os.readlink("data/link"),
+    "sum": meet(),
+    "mpi_sum": mpi_sum() if "OMPI_COMM_WORLD_RANK" in os.environ else None,
+}
+for step in range(5):
+    run.log("loss", RANK + 1 / (step + 1), step=step)
+if RANK == 0:
+    run.tag("said", "by the worker; $(touch owned)")
+    with open("model.bin", "wb") as file:
+        file.write(b"model")
+    run.upload_file("kept/model.bin", "model.bin")
+with open(os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"rank_{RANK}"), "w") as file:
+    file.write("last")
+os.makedirs(f"outputs/{ODD}", exist_ok=True)
+blob = random.Random(RANK).randbytes(3 << 20)
+with open(f"outputs/{ODD}/blob_{RANK}", "wb") as file:
+    file.write(blob)
+os.chmod(f"outputs/{ODD}/blob_{RANK}", 0o755)
+seen["blob"] = hashlib.sha256(blob).hexdigest()
+open(f"outputs/empty_{RANK}", "w").close()
+with open(f"outputs/seen_{RANK}.json", "w") as file:
+    json.dump(seen, file)
+for number in range(2000):
+    print(f"rank {RANK}: line {number}")
+'''
+
+#: Runs until it is ended. On SIGTERM a worker takes half a second to save a checkpoint; the last of several is deaf.
+HOLD = '''\
+import os, signal, sys, time
+
+import paceline
+
+from meeting import RANK, SIZE, daemon
+
+run = paceline.Run.get_context()
+
+
+def save(number, frame):
+    time.sleep(0.5)
+    with open(os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"rank_{RANK}"), "w") as file:
+        file.write("all of it")
+    print("saved", flush=True)
+    sys.exit(0)
+
+
+is_deaf = SIZE > 1 and RANK == SIZE - 1
+signal.signal(signal.SIGTERM, signal.SIG_IGN if is_deaf else save)
+daemon(run.id)
+run.log("alive", RANK)
+print(f"rank {RANK} holds", flush=True)
+while True:
+    time.sleep(600)
+'''
+
+#: Runs until it is ended, as plainly as can be.
+WAIT = """\
+import time
+
+from meeting import RANK
+
+print(f"rank {RANK} holds", flush=True)
+time.sleep(600)
+"""
+
+#: The last rank fails once all are there; the others wait for their end.
+FAIL = """\
+import signal, sys, time
+
+from meeting import RANK, SIZE, meet
+
+meet()
+if RANK == SIZE - 1:
+    if SIZE == 1:
+        sys.exit(7)
+    raise ValueError("wrong; $(touch owned) 'x'")
+while True:
+    time.sleep(600)
+"""
+
+#: Its last rank is killed in the first attempt; the second goes on from the checkpoint.
+KILLED_ONCE = """\
+import os, signal, sys, time
+
+import paceline
+
+from meeting import RANK, SIZE, meet
+
+attempt = int(os.environ["PACELINE_ATTEMPT"])
+folder = os.environ["PACELINE_CHECKPOINT_DIR"]
+paceline.Run.get_context().log("attempt", attempt)
+print(f"attempt {attempt} of rank {RANK} in {folder}", flush=True)
+if attempt == 1:
+    with open(f"{folder}/rank_{RANK}", "w") as file:
+        file.write("step 10")
+    meet()
+    if RANK == SIZE - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+with open(f"{folder}/rank_{RANK}") as file:
+    print("resumed from", file.read())
+with open(f"outputs/attempt_{RANK}", "w") as file:
+    file.write(str(attempt))
+"""
+
+#: Of a run whose node goes in the first attempt.
+LOST_ONCE = """\
+import os, time
+
+from meeting import RANK, meet
+
+meet()
+print(f"attempt {os.environ['PACELINE_ATTEMPT']} of rank {RANK}", flush=True)
+if os.environ["PACELINE_ATTEMPT"] == "1":
+    time.sleep(600)
+"""

@@ -1,0 +1,74 @@
+"""What a worker must find in its environment on any target: the tables of docs/worker-environment.md as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from paceline.launchers import environment
+from paceline.plan import Launch, Node, Prepared
+from paceline.runs.run import Run
+
+#: What mpirun itself sets for its workers.
+_MPIRUNS = ("OMPI_", "PMIX_", "PRTE_")
+
+
+def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
+    """What the worker must have found, but for PYTHONPATH and PATH.
+
+    found: what it did find; addresses, ports and folders are taken from there, for these are the target's to choose.
+    """
+    record = run.record()
+    job = record.job
+    assert job is not None
+    cores = int(found["OMP_NUM_THREADS"])
+    attempt = record.attempts[-1]
+    launch = Launch(
+        job=job,
+        run_id=run.id,
+        experiment=record.experiment,
+        workspace_name=run.folder.path.parent.parent.name,
+        run_dir=Path(found["PACELINE_RUN_DIR"]),
+        work_dir=Path(found["AZUREML_SOURCE_DIRECTORY"]),
+        scratch_dir=Path("/nowhere"),
+        library_dir=Path("/nowhere"),
+        nodes=tuple(
+            Node(node_rank=number, name=name, address=found["MASTER_ADDR"], cores=cores)
+            for number, name in enumerate(attempt.nodes)
+        ),
+        prepared=(Prepared(python="python"),) * len(attempt.nodes),
+        ports=(int(found["MASTER_PORT"]), int(found["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])),
+        attempt=attempt.number,
+    )
+    place = launch.places[rank]
+    return {
+        **environment.of_run(launch),
+        **environment.of_place(launch, place),
+        **environment.of_rank(launch, place),
+        **{name: found[name] for name in environment.defaults(launch, place)},
+        **job.environment_variables,
+    }
+
+
+def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Names of variables that describe another program as somebody's worker, and should not have reached this one."""
+    rest = set(found) - set(wanted) - set(environment.inherited(found))
+    return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in found and name.startswith(_MPIRUNS)))
+
+
+def comparable(found: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+    """The worker's variables of these names with addresses, ports, folders and the run's id made the same for all."""
+    places = {
+        found["PACELINE_RUN_DIR"]: "<run folder>",
+        found["AZUREML_SOURCE_DIRECTORY"]: "<working directory>",
+        found["PACELINE_WORKSPACE"]: "<workspace>",
+        found["PACELINE_RUN_ID"]: "<run>",
+        found["JAX_COORDINATOR_ADDRESS"]: "<address>:<port>",
+    }
+    same = {}
+    for name in names:
+        text = found[name]
+        for place in sorted(places, key=len, reverse=True):
+            text = text.replace(place, places[place])
+        same[name] = {"MASTER_ADDR": "<address>", "MASTER_PORT": "<port>"}.get(name, text)
+    return same

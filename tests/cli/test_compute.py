@@ -1,0 +1,205 @@
+"""`paceline compute`: targets, how they stand, and what is wrong with them, as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import DOCS, section, tables
+
+TOY = Path(__file__).parents[1] / "targets" / "toy.py"
+
+
+@pytest.fixture
+def compute(cli):
+    """`paceline compute ...`, with packages installed that bring the kinds `toy` and `plain`, and one that is broken."""
+    site = cli.folder / "site"
+    (site / "toykind-1.0.dist-info").mkdir(parents=True)
+    shutil.copy(TOY, site / "toykind.py")
+    (site / "toykind-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: toykind\nVersion: 1.0\n")
+    (site / "toykind-1.0.dist-info" / "entry_points.txt").write_text(
+        "[paceline.targets]\ntoy = toykind:ToyTarget\nplain = toykind:PlainTarget\nbroken = toykind:NoSuchClass\n"
+    )
+    cli.environment["PYTHONPATH"] = str(site)
+
+    def call(*words, **options):
+        return cli("compute", *words, **options)
+
+    return call
+
+
+def test_a_target_is_added_listed_shown_and_removed(compute, cli):
+    nasty = 'a\'b "c"; $(touch x) ü'
+    done = compute("add", "lab", "--kind", "toy", "--nodes=3", "--label", nasty)
+    assert done.stdout == f"lab: toy nodes=3 label={nasty}\n"
+    assert done.stderr == "3 of 3 nodes up, 12 cores, 6 GPUs\n"
+    stored = json.loads((cli.folder / ".paceline/compute/lab.json").read_text())
+    assert stored == {"name": "lab", "kind": "toy", "settings": {"nodes": 3, "label": nasty}}
+
+    row = compute("list").stdout.splitlines()[2]
+    assert re.split(r"  +", row) == ["lab", "toy", "up", "3", "9 of 12", "0 of 6", "5"]
+    listed = cli.json("compute", "list")
+    assert [target["name"] for target in listed["targets"]] == ["local", "lab"]
+    assert listed["targets"][0]["state"] == "up"
+    assert listed["targets"][1]["status"]["nodes"] == 3
+
+    shown = compute("show", "lab").stdout
+    for text in ("label:     a'b", "Jobs:        1 running, 5 waiting", "toy2  up     3 of 4"):
+        assert text in shown
+    told = cli.json("compute", "show", "lab")
+    assert (told["settings"]["label"], told["status"]["queued"], len(told["status"]["nodes"])) == (nasty, 5, 3)
+
+    assert "no longer a compute target" in compute("remove", "lab").stdout
+    assert [target["name"] for target in cli.json("compute", "list")["targets"]] == ["local"]
+    assert not (cli.folder / "x").exists()
+
+
+def test_help_shows_the_options_of_the_kind(compute):
+    shown = compute("add", "--kind", "toy", "--help").stdout
+    assert "--label TEXT" in shown
+    assert "a text (required)" in shown
+    assert "how many nodes (default: 2)" in shown
+    general = compute("add", "-h").stdout
+    assert "Kinds: broken, local, plain, ray, slurm, ssh, toy." in general
+    assert "toykind:NoSuchClass can't be loaded" in general
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lab"], "--kind is missing. Say what the target is: --kind broken|local|"),
+        (["--kind", "toy", "--label", "x"], "NAME is missing."),
+        (["lab", "x y", "--kind", "toy"], "one NAME is taken, and 'lab', 'x y' stand alone."),
+        (["lab", "--kind", "tory"], "there is no kind 'tory' of compute target. Is 'toy' meant?"),
+        (["lab", "--kind", "toy", "--lable", "x"], "kind 'toy' has no option --lable. Is --label meant? There are: --nodes"),
+        (["lab", "--kind", "toy"], "compute target 'lab' needs label (--label TEXT): a text."),
+        (["lab", "--kind", "toy", "--label", "x", "--nodes", "0"], "nodes=0 is less than 1."),
+        (["../lab", "--kind", "toy", "--label", "x"], "compute target name '../lab'"),
+        (["local", "--kind", "toy", "--label", "x"], "'local' is this machine and always there."),
+        (["lab", "--kind", "broken"], "toykind:NoSuchClass can't be loaded"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_refused_and_keeps_nothing(compute, cli, words, message):
+    done = compute("add", *words, code=2)
+    assert done.stderr.startswith("paceline: error: ")
+    assert message in done.stderr
+    assert not (cli.folder / ".paceline/compute").exists()
+
+
+def test_a_target_that_is_there_is_only_replaced_on_request(compute, cli):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
+    assert "--replace" in compute("add", "lab", "--kind", "toy", "--label", "y", code=2).stderr
+    assert compute("add", "--replace", "lab", "--kind", "toy", "--label", "y", "--no-check").stderr == ""
+    assert cli.json("compute", "show", "lab")["settings"] == {"label": "y"}
+
+
+def test_a_target_that_does_not_answer_is_kept_with_a_warning_and_holds_up_no_other(compute, cli):
+    done = compute("add", "off", "--kind", "toy", "--label", "x", "--broken", "status")
+    assert "warning: off is kept, but can't be reached: the toy's engine is switched off." in done.stderr
+    compute("add", "hung", "--kind", "toy", "--label", "x", "--broken", "hangs", "--no-check")
+    compute("add", "dumb", "--kind", "plain")
+    done = compute("list", "--timeout", "2")
+    states = {line.split()[0]: line.split()[2] for line in done.stdout.splitlines()[1:]}
+    assert states == {"local": "up", "dumb": "unknown", "hung": "unreachable", "off": "unreachable"}
+    assert "paceline: hung: no answer in 2 s" in done.stderr
+    assert "toykind:NoSuchClass can't be loaded" in done.stderr
+
+
+def test_a_target_in_use_is_not_removed_unless_forced(compute, cli):
+    compute("add", "here", "--kind", "local", "--no-check")
+    run_id = cli.submit("import time; time.sleep(60)", "--compute", "here")
+    cli.wait(run_id, "Running")
+    refused = compute("remove", "here", code=2).stderr
+    assert f"compute target 'here' is used by {run_id}. Cancel or wait for them, or give --force" in refused
+    compute("remove", "here", "--force")
+    compute("add", "here", "--kind", "local", "--no-check")
+    cli("cancel", run_id, "--wait")
+    compute("remove", "here")
+    assert cli.wait(run_id) == "Canceled"
+
+
+def test_unknown_targets_are_refused_with_those_there_are(compute):
+    for verb in ("show", "doctor"):
+        assert "there is no compute target 'locl'. Is 'local' meant?" in compute(verb, "locl", code=2).stderr
+    assert "no compute target 'lab' in the workspace" in compute("remove", "lab", code=2).stderr
+    assert "it can't be removed" in compute("remove", "local", code=2).stderr
+
+
+def test_a_login_is_for_kinds_that_have_one_and_for_terminals(compute):
+    assert "of kind 'local', which needs no login" in compute("login", "local", code=2).stderr
+    compute("add", "hosts", "--kind", "ssh", "--hosts", "nowhere.invalid", "--no-check")
+    assert "a login needs a person at a terminal" in compute("login", "hosts", code=2).stderr
+
+
+def test_the_doctor_says_what_fails_and_exits_with_one(compute, cli):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "nodes", "--no-check")
+    done = compute("doctor", "lab", code=1)
+    assert "warn: plug-ins on broken: compute targets of kind 'broken' can't be used" in done.stdout
+    assert "ok: status: 2 of 2 nodes up, 5 jobs waiting" in done.stdout
+    assert "fail: reach: the toy box is empty. Mend this first: no run would get nodes either." in done.stdout
+    assert done.stderr == "2 ok, 1 to look at, 1 failed\n"
+    told = json.loads(compute("doctor", "lab", "--json", code=1).stdout)
+    assert (told["target"], told["kind"], told["result"]) == ("lab", "toy", "fail")
+    assert told["findings"][-1]["check"] == "reach"
+
+
+def test_the_doctor_gives_up_nodes_that_do_not_come(compute):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "waits", "--no-check")
+    done = compute("doctor", "lab", "--wait", "1", code=1)
+    assert "fail: reach: no nodes in 1 s: the queue is long, or a node hangs." in done.stdout
+
+
+def test_settings_that_have_become_wrong_are_a_finding(compute, cli):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
+    stored = cli.folder / ".paceline/compute/lab.json"
+    stored.write_text(json.dumps({"name": "lab", "kind": "toy", "settings": {"label": "x", "nodes": 0}}))
+    done = compute("doctor", "lab", code=1)
+    assert "fail: settings: nodes=0 is less than 1. Give 1 or more. `paceline compute add lab --kind toy" in done.stdout
+
+
+def test_a_terminal_gets_a_table_and_what_to_do_below(compute, cli):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--broken", "nodes", "--no-check")
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        cli.argv("compute", "doctor", "lab"),
+        env=cli.environment,
+        cwd=cli.folder,
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    shown = b""
+    try:
+        while data := os.read(master, 4096):
+            shown += data
+    except OSError:
+        pass  # the terminal's other end is closed
+    os.close(master)
+    assert process.wait(20) == 1
+    lines = shown.decode().replace("\r", "").splitlines()
+    table = [re.sub(r"\x1b\[[0-9;]*[mK]", "", line) for line in lines]
+    header = next(index for index, line in enumerate(table) if "LEVEL" in line)
+    assert re.search(r"LEVEL +CHECK +NODE +SEEN", table[header])
+    assert table[-2].strip() == "-> Mend this first: no run would get nodes either."
+    assert any("\x1b[31mfail" in line for line in lines)
+
+
+def test_names_of_targets_are_completed(compute, cli):
+    compute("add", "lab", "--kind", "toy", "--label", "x", "--no-check")
+    words = "paceline compute show "
+    variables = {"_PACELINE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "3"}
+    assert cli(env=variables).stdout.split() == ["local", "lab"]
+
+
+def test_the_documentation_names_every_verb(compute):
+    described = {row[0].split()[1].strip("`") for row in tables(section(DOCS / "command-line.md", "compute"))[0]}
+    shown = compute("--help").stdout
+    assert described == set(re.findall(r"^\W*(\w+)  ", shown.partition("Commands")[2], re.MULTILINE))

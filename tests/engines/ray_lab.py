@@ -1,0 +1,143 @@
+"""A Ray cluster of a head and two nodes, each a host of its own, with token authentication.
+
+The hosts see this machine's files except /tmp, of which each has its own. So a workspace below `RayLab.folder` is shared
+with the cluster, and one below a test's `tmp_path` is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from paceline.targets import configured
+from tests.engines.hosts import Hosts
+from tests.engines.hosts import missing as hosts_missing
+from tests.helpers import wait_until
+
+TOKEN = "paceline-test-" + "7" * 40
+#: Where a test's environment has the token.
+TOKEN_VARIABLE = "RAY_LAB_TOKEN"
+_CPUS = 2
+
+
+def missing() -> str | None:
+    """What this machine lacks for a Ray cluster, in words; None where it can be had."""
+    if importlib.util.find_spec("ray") is None:
+        return "Ray (ray[default])"
+    return hosts_missing()
+
+
+class RayLab:
+    """The cluster. head: the name of its head's host; nodes: those of the others."""
+
+    def __init__(self) -> None:
+        self.hosts = Hosts("pc", private=("/tmp",))
+        self.head = ""
+        self.nodes: tuple[str, ...] = ()
+
+    def up(self) -> RayLab:
+        self.hosts.up(3)
+        self.head, *nodes = self.hosts.names
+        self.nodes = tuple(nodes)
+        try:
+            self._start_head()
+            # At once: most of a start is waiting.
+            starting = [self._start_node(name) for name in self.nodes]
+            for name, started in zip(self.nodes, starting, strict=True):
+                _finish(name, started)
+            self.wait_for_nodes(3)
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def down(self) -> None:
+        """End the hosts, and with them all that runs on them."""
+        self.hosts.down()
+
+    @property
+    def address(self) -> str:
+        return f"http://{self.hosts.addresses[self.head]}:8265"
+
+    @property
+    def folder(self) -> Path:
+        """Seen by all nodes and by this machine under the same path."""
+        return self.hosts.folder
+
+    def add_target(self, workspace_dir: Path, name: str = "cluster", **settings: Any) -> str:
+        """Let the workspace have this cluster as a compute target."""
+        settings = {"address": self.address, "token_env": TOKEN_VARIABLE, **settings}
+        configured.add(workspace_dir, configured.Configured(name=name, kind="ray", settings=settings), replace=True)
+        return name
+
+    def ask(self, path: str, method: str = "GET") -> Any:
+        """What the cluster's dashboard answers."""
+        request = urllib.request.Request(
+            self.address + path, method=method, headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return json.loads(answer.read())
+
+    def wait_for_nodes(self, count: int) -> None:
+        """Return once Ray counts this many living nodes."""
+
+        def are_there() -> bool:
+            with contextlib.suppress(OSError, KeyError, TypeError):
+                found = self.ask("/api/v0/nodes")["data"]["result"]["result"]
+                return sum(node["state"] == "ALIVE" for node in found) == count
+            return False
+
+        wait_until(are_there, f"{count} nodes are alive", 60)
+
+    def revive(self, name: str) -> None:
+        """Start a killed node again."""
+        self.hosts.boot(name)
+        _finish(name, self._start_node(name))
+        self.wait_for_nodes(3)
+
+    def left(self) -> dict[str, list[str]]:
+        """Host -> command lines of what is none of Ray's own; `{}` once the runs have left nothing."""
+        found = {}
+        for name in self.hosts.names:
+            lines = [line for line in self.hosts.processes(name).values() if "paceline" in line]
+            if lines:
+                found[name] = lines
+        return found
+
+    def _start_head(self) -> None:
+        address = self.hosts.addresses[self.head]
+        words = ["--head", "--port", "6379", "--dashboard-host", "0.0.0.0", "--include-dashboard", "true"]
+        _finish(self.head, self._ray(self.head, [*words, "--node-ip-address", address]))
+
+    def _start_node(self, name: str) -> subprocess.Popen[str]:
+        words = ["--address", f"{self.hosts.addresses[self.head]}:6379"]
+        return self._ray(name, [*words, "--node-ip-address", self.hosts.addresses[name]])
+
+    def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
+        environment = {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_LAB_HOST": name}
+        common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]
+        return self.hosts.popen(
+            name,
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+
+
+def _finish(name: str, started: subprocess.Popen[str]) -> None:
+    try:
+        output, _ = started.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        started.kill()
+        raise AssertionError(f"Ray did not start on {name} within 90 s") from None
+    assert started.returncode == 0, f"Ray did not start on {name}: {output}"

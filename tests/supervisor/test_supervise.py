@@ -1,0 +1,263 @@
+"""A run seen through on nodes that come and go, and by supervisors that an engine starts again.
+
+In a process of its own: a supervisor ends all that is below it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import paceline
+from paceline import processes
+from paceline.runs import notes, states, store
+from paceline.runs.files import write_json
+from paceline.runs.record import Attempt
+from tests.helpers import make_job, make_run, wait_until, write_tree
+
+SOURCE = str(Path(paceline.__file__).parent.parent)
+STAGE = Path(__file__).with_name("stage.py")
+
+#: Leaves its pid, then waits to be ended in the first attempt, and ends well in the others.
+WAITS = """
+import os, time
+attempt = os.environ["PACELINE_ATTEMPT"]
+open("left", "a").write(attempt)
+open("pid", "w").write(str(os.getpid()))
+os.rename("pid", f"outputs/pid_{attempt}")
+if attempt == "1":
+    time.sleep(600)
+open("outputs/seen", "w").write(open("left").read())
+"""
+LOSES = """
+import os, time
+if os.environ["PACELINE_ATTEMPT"] == "1":
+    open("outputs/lose", "w")
+    time.sleep(600)
+os.remove("outputs/lose")
+"""
+
+
+class Stage:
+    """One run and its supervisors."""
+
+    def __init__(self, tmp_path: Path, script: str, *, is_of_engine: bool = False, **job) -> None:
+        values = {"grace_period_seconds": 5, **job}
+        self.folder, fd = make_run(tmp_path / "ws/runs", job=make_job(**values), target="lab")
+        os.close(fd)
+        source = write_tree(tmp_path / "ws/snapshots/1", {"train.py": script})
+        self.folder.snapshot.symlink_to(source)
+        if is_of_engine:
+            write_json(self.folder.engine, {"engine": "slurm", "job_id": "7"})
+
+    def start(self, *plan) -> subprocess.Popen[bytes]:
+        path = os.pathsep.join([SOURCE, str(STAGE.parents[2])])
+        command = [sys.executable, str(STAGE), str(self.folder.path), json.dumps(plan)]
+        with open(self.folder.driver_log, "ab") as log:
+            return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, stdout=log, stderr=log)
+
+    def see_through(self, *plan):
+        """The record once a supervisor has ended that gets these nodes."""
+        assert self.start(*plan).wait(60) == 0, self.folder.driver_log.read_text()
+        return self.record()
+
+    def interrupt(self, number: int, *plan):
+        """The record after a supervisor was sent this signal while the first attempt's worker ran."""
+        process = self.start(*plan)
+        self.worker()
+        process.send_signal(number)
+        process.wait(60)
+        return self.record()
+
+    def worker(self, attempt: int = 1) -> int:
+        path = self.folder.outputs / f"pid_{attempt}"
+        wait_until(path.exists, "the worker is there")
+        return int(path.read_text())
+
+    def record(self):
+        return store.stored(self.folder)
+
+    def told(self) -> list[str]:
+        return (self.folder.path / "told").read_text().splitlines()
+
+
+def attempts(record) -> list[tuple[int, str | None, tuple[str, ...]]]:
+    return [(attempt.number, attempt.cause, attempt.nodes) for attempt in record.attempts]
+
+
+A, B = {"name": "a"}, {"name": "b"}
+LOST = {"name": "a", "is_lost": True}
+
+
+# --- nodes that go
+
+
+def test_the_attempt_after_a_lost_node_runs_on_other_nodes(tmp_path):
+    stage = Stage(tmp_path, LOSES, max_restarts=1)
+    record = stage.see_through(LOST, B)
+    assert (record.status, record.exit_code) == (states.COMPLETED, 0)
+    assert attempts(record) == [(1, "node_lost", ("a",)), (2, None, ("b",))]
+    assert stage.told() == ["gave a", "took a", "gave b", "took b", "released"]
+
+
+#: Rank 1 goes silent with its node; rank 0 notices that its connection is gone, or something of its own, first.
+PEER_GONE = """
+import os, time
+if os.environ["PACELINE_ATTEMPT"] == "1":
+    if os.environ["RANK"] == "1":
+        open("outputs/lose", "w")
+        time.sleep(600)
+    while not os.path.exists("outputs/lose"):
+        time.sleep(0.01)
+    raise {error}
+if os.environ["RANK"] == "0":
+    os.remove("outputs/lose")
+"""
+TWO_NODES = {"distributed_backend": "gloo", "node_count": 2, "max_restarts": 1, "grace_period_seconds": 0.1}
+
+
+def test_a_peer_that_fails_for_a_lost_node_before_its_loss_is_noticed_is_not_to_blame(tmp_path):
+    stage = Stage(tmp_path, PEER_GONE.format(error="ConnectionResetError('Connection reset by peer')"), **TWO_NODES)
+    record = stage.see_through({"name": "a", "cut_for_s": 1.5}, B)
+    assert attempts(record) == [(1, "node_lost", ("a", "c")), (2, None, ("b", "c"))]
+
+
+def test_what_a_worker_did_wrong_by_itself_is_its_own_failure_though_a_node_was_lost_too(tmp_path):
+    stage = Stage(tmp_path, PEER_GONE.format(error="ValueError('wrong')"), **TWO_NODES)
+    record = stage.see_through({"name": "a", "cut_for_s": 0.5})
+    assert attempts(record) == [(1, "exception", ("a", "c"))]
+    assert "ValueError: wrong" in record.failure.message
+
+
+def test_a_lost_node_without_restarts_is_a_failure_that_names_it(tmp_path):
+    record = Stage(tmp_path, LOSES).see_through(LOST)
+    assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 1, "node_lost")
+    assert record.failure.message == "Node a was lost, with rank 0: a: nothing heard for 15 s."
+
+
+def test_where_there_are_no_other_nodes_the_failure_is_still_that_of_the_lost_one(tmp_path):
+    record = Stage(tmp_path, LOSES, max_restarts=1).see_through(LOST, "only 1 node is left.")
+    assert attempts(record) == [(1, "node_lost", ("a",))]
+    assert record.failure.cause == "node_lost"
+    assert record.failure.message.endswith("15 s. There were no nodes for another attempt: only 1 node is left.")
+
+
+def test_without_any_nodes_the_engines_words_are_the_failure(tmp_path):
+    record = Stage(tmp_path, "").see_through("partition 'gpu' is down.")
+    assert (record.failure.cause, record.failure.message) == ("engine", "partition 'gpu' is down.")
+    assert record.attempts == ()
+
+
+def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
+    script = "import os, signal\nif os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+    stage = Stage(tmp_path, script, max_restarts=1)
+    assert attempts(stage.see_through(A)) == [(1, "killed", ("a",)), (2, None, ("a",))]
+    assert stage.told() == ["gave a", "took a", "released"]
+
+
+# --- an engine that ends the job, or starts it again
+
+
+def test_a_run_that_its_engine_interrupts_waits_as_it_was_and_goes_on(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
+    record = stage.interrupt(signal.SIGTERM, A)
+    assert (record.status, record.waiting_for) == (states.QUEUED, "interrupted by the engine")
+    assert attempts(record) == [(1, "interrupted", ("a",))]
+    assert not processes.is_alive(stage.worker())
+
+    record = stage.see_through(B)
+    assert (record.status, record.waiting_for) == (states.COMPLETED, None)
+    assert attempts(record) == [(1, "interrupted", ("a",)), (2, None, ("b",))]
+    # In the same working directory.
+    assert (stage.folder.outputs / "seen").read_text() == "12"
+
+
+def test_an_interrupted_run_without_restarts_ends_as_preempted(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True)
+    stage.interrupt(signal.SIGTERM, A)
+    record = stage.see_through(B)
+    assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 75, "preempted")
+    assert "max_restarts=0 allows no further attempt" in record.failure.message
+    assert stage.told() == ["gave a", "took a", "released", "released"]
+
+
+def test_a_supervisor_started_after_one_that_was_killed_goes_on_with_the_next_attempt(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1)
+    assert stage.interrupt(signal.SIGKILL, A).attempts[0].ended_utc is None
+    processes.send(stage.worker(), signal.SIGKILL)  # as the engine does with what was its job
+    # Whatever moment it was: a link that was being replaced may be there.
+    (stage.folder.logs / ".rank_0.log").symlink_to("nowhere")
+    record = stage.see_through(B)
+    assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
+    assert record.attempts[0].ended_utc is not None
+    assert record.status == states.COMPLETED
+
+
+def test_a_run_that_was_interrupted_before_its_first_attempt_starts_with_it(tmp_path):
+    stage = Stage(tmp_path, WAITS.replace('"1"', '"0"'), is_of_engine=True)
+    store.change(stage.folder, stage.record(), states.QUEUED, waiting_for="interrupted by the engine")
+    assert attempts(stage.see_through(A)) == [(1, None, ("a",))]
+
+
+def test_the_engines_warning_of_its_time_limit_ends_the_run_as_too_long(tmp_path):
+    record = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=3).interrupt(signal.SIGUSR2, A)
+    assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 124, "time_limit")
+    assert "The time that 'lab' gives the job was nearly up" in record.failure.message
+
+
+def test_what_earlier_attempts_took_counts_for_the_time_limit(tmp_path):
+    stage = Stage(tmp_path, WAITS, is_of_engine=True, max_restarts=1, max_run_duration_seconds=60)
+    earlier = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", ended_utc="2026-01-01T01:00:00.000Z")
+    store.change(stage.folder, stage.record(), states.QUEUED, attempts=(earlier,))
+    record = stage.see_through(A)
+    assert (record.exit_code, record.failure.cause, len(record.attempts)) == (124, "time_limit", 1)
+
+
+# --- files that stay on a node
+
+
+KEEPS = {"name": "a", "keeps": "outputs/model.pt is still in a:/tmp/paceline-me/runs/1."}
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "begins"),
+    [("", "data", ""), ("raise ValueError('wrong')", "exception", "The worker failed: ValueError: wrong ")],
+)
+def test_a_failure_says_where_files_are_that_could_not_be_had(tmp_path, script, cause, begins):
+    stage = Stage(tmp_path, script)
+    record = stage.see_through(KEEPS)
+    assert (record.status, record.failure.cause) == (states.FAILED, cause)
+    assert record.failure.message == f"{begins}{KEEPS['keeps']}"
+    assert notes.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
+
+
+def test_of_a_canceled_run_a_property_says_it(tmp_path):
+    stage = Stage(tmp_path, WAITS)
+    record = stage.interrupt(signal.SIGTERM, KEEPS)
+    assert (record.status, record.canceled_by) == (states.CANCELED, "SIGTERM")
+    assert notes.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
+
+
+# --- a target that can't be made
+
+
+def test_a_target_that_can_not_be_made_any_more_is_a_failure_that_says_so(tmp_path):
+    stage = Stage(tmp_path, "")
+    write_json(stage.folder.target, {"name": "lab", "kind": "no such", "settings": {}})
+    code = """
+import sys
+from pathlib import Path
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.supervise import supervise
+supervise(RunFolder(Path(sys.argv[1])))
+"""
+    subprocess.run([sys.executable, "-c", code, str(stage.folder.path)], check=True, timeout=60)
+    record = stage.record()
+    assert (record.status, record.failure.cause) == (states.FAILED, "engine")
+    assert "there is no kind 'no such'" in record.failure.message

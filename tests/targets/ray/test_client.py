@@ -1,0 +1,107 @@
+"""Calls to a cluster's dashboard, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.ray.client import RayClient, UnreachableError
+from paceline.targets.ray.settings import read_settings
+from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
+
+
+def client(cluster: FakeCluster, **settings: Any) -> RayClient:
+    return RayClient(read_settings("lab", {"address": cluster.address, **settings}))
+
+
+def test_a_job_is_submitted_looked_at_and_stopped(cluster: FakeCluster) -> None:
+    ray = client(cluster)
+    ray.submit("echo 'a \"b\"'; $(x)", "paceline-1", {"env_vars": {"A": "1"}}, {"job_name": "x"})
+    assert cluster.jobs["paceline-1"]["entrypoint"] == "echo 'a \"b\"'; $(x)"
+    assert [(job.submission_id, job.status) for job in ray.jobs()] == [("paceline-1", "PENDING")]
+    ray.stop("paceline-1")
+    found = ray.job("paceline-1")
+    assert found is not None
+    assert found.status == "STOPPED"
+
+
+def test_a_job_that_was_heard_of_already_is_not_submitted_twice(cluster: FakeCluster) -> None:
+    ray = client(cluster)
+    ray.submit("first", "paceline-1", {}, {})
+    ray.submit("second", "paceline-1", {}, {})
+    assert cluster.jobs["paceline-1"]["entrypoint"] == "first"
+
+
+def test_an_unknown_job_is_none_and_stopping_it_is_harmless(cluster: FakeCluster) -> None:
+    ray = client(cluster)
+    assert ray.job("a/../b") is None
+    ray.stop("never heard of")
+    assert ray.logs("never heard of") == ""
+    # What a job's name holds stays one part of the path.
+    assert "GET /api/jobs/a%2F..%2Fb" in cluster.asked
+
+
+def test_nodes_come_with_what_of_them_is_used(cluster: FakeCluster) -> None:
+    cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
+    cluster.add_node("10.0.0.2", state="DEAD")
+    first, second = client(cluster).nodes()
+    assert (first.name, first.is_alive, first.total["CPU"], first.used["CPU"]) == ("10.0.0.1", True, 4.0, 1.5)
+    assert not second.is_alive
+
+
+def test_a_package_is_uploaded_once(cluster: FakeCluster) -> None:
+    ray = client(cluster)
+    assert not ray.has_package("_ray_pkg_1.zip")
+    ray.upload_package("_ray_pkg_1.zip", b"\0\1")
+    assert ray.has_package("_ray_pkg_1.zip")
+    assert cluster.packages == {"_ray_pkg_1.zip": b"\0\1"}
+
+
+def test_a_cluster_that_is_down_is_unreachable() -> None:
+    with fake_cluster() as gone:
+        pass
+    with pytest.raises(UnreachableError, match=f"{gone.address} does not answer: .*Connection refused"):
+        client(gone).jobs()
+
+
+def test_a_missing_token_and_a_wrong_one_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake_cluster(token="right") as cluster:
+        with pytest.raises(TargetError, match="wants a token, and there is none"):
+            client(cluster).jobs()
+        monkeypatch.setenv("LAB", "wrong-hush")
+        with pytest.raises(TargetError, match="does not take this token") as caught:
+            client(cluster, token_env="LAB").jobs()
+        assert "hush" not in str(caught.value)
+        monkeypatch.setenv("LAB", "right")
+        assert client(cluster, token_env="LAB").jobs() == []
+
+
+def test_the_token_gives_way_to_a_proxys_authorization(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB", "right")
+    monkeypatch.setenv("PROXY", "Basic abc")
+    with fake_cluster() as cluster:
+        client(cluster, token_env="LAB", headers=["Authorization: env:PROXY", "X-Team: a"]).jobs()
+        sent = cluster.headers[-1]
+    assert (sent["authorization"], sent["x-ray-authorization"], sent["x-team"]) == ("Basic abc", "Bearer right", "a")
+
+
+def test_what_ray_says_is_in_the_message_without_its_traceback(cluster: FakeCluster) -> None:
+    cluster.answer = lambda *_: (500, "Traceback (most recent call last):\n  ...\nRuntimeError: no agent")  # type: ignore[method-assign]
+    with pytest.raises(TargetError, match=r"refuses GET /api/jobs/: HTTP 500: RuntimeError: no agent\.$"):
+        client(cluster).jobs()
+
+
+def test_a_page_that_is_no_ray_is_told_so(cluster: FakeCluster) -> None:
+    cluster.answer = lambda *_: (200, "<html>")  # type: ignore[method-assign]
+    with pytest.raises(TargetError, match="not as a Ray dashboard does"):
+        client(cluster).jobs()
+
+
+def test_a_redirect_gets_no_token(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB", "right")
+    cluster.answer = lambda *_: (302, "elsewhere")  # type: ignore[method-assign]
+    with pytest.raises(TargetError, match="HTTP 302"):
+        client(cluster, token_env="LAB").jobs()
+    assert len(cluster.asked) == 1

@@ -1,0 +1,161 @@
+"""The compute target, against a stand-in for a cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.runs import elsewhere, states
+from paceline.runs.folder import RunFolder
+from paceline.targets.ray import RayTarget
+from tests.helpers import make_job, make_record, make_run
+from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
+
+
+def target(cluster: FakeCluster, **settings: Any) -> RayTarget:
+    return RayTarget("lab", {"address": cluster.address, **settings})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    found, fd = make_run(tmp_path / "ws" / "runs", job=make_job(grace_period_seconds=7))
+
+    os.close(fd)
+    return found
+
+
+def start(cluster: FakeCluster, folder: RunFolder) -> dict[str, Any]:
+    """Ray's job of the run, once it is submitted."""
+    assert target(cluster).start_supervisor(folder.path, -1, folder.path / "lib", "/my/python") == 0
+    return cluster.jobs[f"paceline-{folder.run_id}"]
+
+
+def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> elsewhere.Look:
+    # What was kept of the answer before is forgotten.
+    for path in (folder.path.parent.parent / "engines").glob("*.json"):
+        path.unlink()
+    return target(cluster).look(folder, make_record(folder.run_id, status=status))
+
+
+def test_a_job_that_can_never_fit_is_refused(cluster: FakeCluster) -> None:
+    cluster.add_node("10.0.0.1", CPU=4.0)
+    cluster.add_node("10.0.0.2", CPU=4.0, state="DEAD")
+    two = make_job(node_count=2, distributed_backend="gloo")
+    with pytest.raises(TargetError, match=r"'lab': the run needs 2 nodes .* the cluster has 10\.0\.0\.1 \(4 CPU\)\."):
+        target(cluster).check(two)
+    target(cluster, autoscaling=True).check(two)
+    target(cluster).check(make_job())
+
+
+def test_a_preview_has_the_nodes_that_hold_the_job(cluster: FakeCluster) -> None:
+    cluster.add_node("10.0.0.1", CPU=1.0)
+    cluster.add_node("10.0.0.2", CPU=4.0, GPU=2.0)
+    job = make_job(process_count_per_node=2, distributed_backend="nccl", use_gpu=True)
+    (node,) = target(cluster).preview(job).nodes
+    assert (node.name, node.cores, node.gpus) == ("10.0.0.2", 2, ("0", "1"))
+
+
+def test_ray_leaves_a_job_that_is_stopped_the_workers_grace_and_more(cluster: FakeCluster, folder: RunFolder) -> None:
+    job = start(cluster, folder)
+    assert job["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"] == "27"
+    assert "paceline.supervisor" in job["entrypoint"]
+    told = json.loads(folder.engine.read_text())
+    assert (told["engine"], told["job_id"]) == ("ray", f"paceline-{folder.run_id}")
+
+
+def test_no_token_gets_into_the_job(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB", "hush-hush")
+    with fake_cluster(token="hush-hush") as cluster:
+        target(cluster, token_env="LAB").start_supervisor(folder.path, -1, folder.path / "lib", "/my/python")
+        assert "hush-hush" not in json.dumps(cluster.jobs)
+    assert not [path for path in folder.path.rglob("*") if path.is_file() and b"hush-hush" in path.read_bytes()]
+
+
+@pytest.mark.parametrize(
+    ("values", "state", "cause", "message"),
+    [
+        ({"status": "RUNNING"}, "running", None, ""),
+        ({"status": "STOPPED"}, "gone", "canceled", "was stopped"),
+        ({"status": "SUCCEEDED", "message": "Job finished successfully."}, "gone", "engine", "finished successfully"),
+        (
+            {"status": "FAILED", "error_type": "JOB_SUPERVISOR_ACTOR_DIED", "message": "died."},
+            "gone",
+            "node_lost",
+            "died",
+        ),
+        (
+            {"status": "FAILED", "error_type": "JOB_ENTRYPOINT_COMMAND_ERROR", "message": "code 137"},
+            "gone",
+            "supervisor",
+            "code 137",
+        ),
+        (
+            {"status": "FAILED", "message": "last logs:\nRunning entrypoint\npaceline: pc0 does not see it\n"},
+            "gone",
+            "engine",
+            "pc0 does not see it.",
+        ),
+    ],
+)
+def test_what_ray_says_of_the_job_is_said_of_the_run(
+    cluster: FakeCluster, folder: RunFolder, values: dict[str, str], state: str, cause: str | None, message: str
+) -> None:
+    start(cluster, folder).update(values)
+    found = look(cluster, folder)
+    assert found.state == state
+    assert cause is None or found.cause == cause
+    assert message in found.message
+
+
+def test_a_pending_job_is_queued_until_its_supervisor_has_spoken(cluster: FakeCluster, folder: RunFolder) -> None:
+    start(cluster, folder)
+    assert look(cluster, folder, states.NOT_STARTED) == elsewhere.Look(state="queued", message="Wait")
+    assert look(cluster, folder, states.PREPARING).state == "running"
+
+
+def test_a_job_that_ray_has_forgotten_is_gone_but_not_at_once(cluster: FakeCluster, folder: RunFolder) -> None:
+    start(cluster, folder)
+    cluster.jobs.clear()
+    assert look(cluster, folder).state == "queued"
+    told = json.loads(folder.engine.read_text())
+    folder.engine.write_text(json.dumps({**told, "time": time.time() - 60}))
+    found = look(cluster, folder)
+    assert found.state == "gone"
+    assert "knows no job of this run" in found.message
+
+
+def test_cancel_and_release_stop_the_job(cluster: FakeCluster, folder: RunFolder) -> None:
+    job = start(cluster, folder)
+    target(cluster).cancel(folder, make_record(folder.run_id))
+    assert job["status"] == "STOPPED"
+    job["status"] = "RUNNING"
+    target(cluster).release(folder.path)
+    assert job["status"] == "STOPPED"
+
+
+def test_the_job_itself_does_not_stop_itself(
+    cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = start(cluster, folder)
+    monkeypatch.setenv("PACELINE_RAY_PYTHON", "/ray/python")
+    target(cluster).release(folder.path)
+    assert job["status"] == "PENDING"
+
+
+def test_the_status_counts_what_others_use(cluster: FakeCluster) -> None:
+    cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
+    cluster.add_node("10.0.0.2", state="DEAD")
+    status = target(cluster).status()
+    assert (status.cores, status.used_cores, status.gpus, status.used_gpus) == (4, 2, 2, 1)
+    assert (status.state, status.queued, status.running) == ("degraded", 0, 0)
+
+
+def test_nodes_are_to_be_had_inside_a_job_alone(cluster: FakeCluster, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="only be had inside a Ray job"):
+        target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)

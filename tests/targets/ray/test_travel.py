@@ -1,0 +1,203 @@
+"""A run that goes to another machine and comes back through a datastore; here both are folders of this one."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline
+from paceline.data.filesystem import Store
+from paceline.errors import DataError, TargetError
+from paceline.runs import states, store
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.ray.client import RayClient
+from paceline.targets.ray.settings import RaySettings, read_settings
+from paceline.targets.ray.travel import Ticket, fetch_run, get, send_run, snapshot_name, unpack
+from tests.helpers import make_run
+from tests.targets.ray.fake_cluster import FakeCluster
+
+NASTY = "a 'b\" $(touch oops)"
+#: In the place of a supervisor: leaves what one would.
+SUPERVISOR = """\
+import json, os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+print("the supervisor's own words", flush=True)
+(folder / "outputs" / "data").write_bytes((folder / "snapshot" / "data.txt").read_bytes())
+(folder / "attempts" / "1").mkdir(parents=True)
+(folder / "attempts" / "1" / "rank_0.log").write_text("line\\n")
+(folder / "logs" / "rank_0.log").symlink_to("../attempts/1/rank_0.log")
+record = json.loads((folder / "run.json").read_text())
+(folder / "run.json").write_text(json.dumps({**record, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
+"""
+#: An interpreter, but for that.
+PYTHON = """\
+#!{own}
+import sys
+sys.executable, module, sys.argv = {there!r}, sys.argv[2], sys.argv[2:]
+if module == "paceline.supervisor":
+    exec({supervisor!r})
+else:
+    from paceline.targets.ray.away import main
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Trip:
+    def __init__(self, top: Path, cluster: FakeCluster) -> None:
+        self.workspace = top / NASTY
+        self.store = top / "the store"
+        self.folder, fd = make_run(self.workspace / "runs")
+        os.close(fd)
+        snapshot = self.workspace / "snapshots" / "abc123"
+        snapshot.mkdir(parents=True)
+        (snapshot / "data.txt").write_text("source")
+        self.folder.snapshot.symlink_to(os.path.relpath(snapshot, self.folder.path))
+        (self.workspace / "datastores").mkdir()
+        write_json(
+            self.workspace / "datastores" / "lab.json", {"url": str(self.store), "options": {}, "credentials": None}
+        )
+        values: dict[str, Any] = {"address": cluster.address, "datastore": "lab", "folder": str(top / "node")}
+        self.settings: RaySettings = read_settings("lab", values)
+        self.client = RayClient(self.settings)
+        self.node = top / "node"
+
+    def send(self) -> str:
+        """The job's script."""
+        library = Path(paceline.__file__).parent.parent
+        script, runtime_env = send_run(self.settings, self.client, self.folder, library)
+        assert re.fullmatch(r"gcs://_ray_pkg_[0-9a-f]{16}\.zip", runtime_env["working_dir"])
+        return script
+
+    def run_there(self, script: str, tmp_path: Path, end: str = states.COMPLETED) -> subprocess.CompletedProcess[str]:
+        """What the job's script does on the cluster, with a stand-in for the supervisor."""
+        python = tmp_path / "python"
+        python.write_text(PYTHON.format(own=sys.executable, there=str(python), supervisor=SUPERVISOR))
+        python.chmod(0o755)
+        word = shlex.split(script.splitlines()[-1])[-1]
+        environment = {**os.environ, "END": end, "PYTHONPATH": str(Path(paceline.__file__).parent.parent)}
+        return subprocess.run(
+            [str(python), "-m", "paceline.targets.ray.away", word],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    def files_in_store(self) -> list[str]:
+        return sorted(str(path.relative_to(self.store)) for path in self.store.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def trip(tmp_path: Path, cluster: FakeCluster) -> Trip:
+    return Trip(tmp_path, cluster)
+
+
+def test_a_run_goes_there_and_comes_back_and_leaves_only_its_source(trip: Trip, tmp_path: Path) -> None:
+    done = trip.run_there(trip.send(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (trip.node / "away" / trip.folder.run_id).exists()
+    fetch_run(trip.settings, trip.folder)
+    folder = trip.folder
+    assert store.stored(folder).status == states.COMPLETED
+    assert (folder.outputs / "data").read_text() == "source"
+    assert folder.live_log(0).read_text() == "line\n"
+    assert "the supervisor's own words" in folder.driver_log.read_text()
+    assert not folder.ballast.exists()
+    assert trip.files_in_store() == ["paceline/snapshots/abc123.tar.gz"]
+    assert not list(tmp_path.rglob("oops"))
+
+
+def test_a_snapshot_is_stored_once(trip: Trip) -> None:
+    trip.send()
+    (path,) = (trip.store / "paceline" / "snapshots").iterdir()
+    before = path.stat()
+    trip.send()
+    assert path.stat().st_ino == before.st_ino
+
+
+def test_a_run_that_failed_there_is_a_failed_job(trip: Trip, tmp_path: Path) -> None:
+    assert trip.run_there(trip.send(), tmp_path, end=states.FAILED).returncode == 1
+
+
+def test_who_has_canceled_it_is_known_here(trip: Trip, tmp_path: Path) -> None:
+    script = trip.send()
+    store.request_cancel(trip.folder, "ada")
+    trip.run_there(script, tmp_path, end=states.CANCELED)
+    fetch_run(trip.settings, trip.folder)
+    assert store.stored(trip.folder).canceled_by == "ada"
+
+
+def test_a_reader_that_was_killed_half_way_goes_on_where_it_was(trip: Trip, tmp_path: Path) -> None:
+    trip.run_there(trip.send(), tmp_path)
+    parts = sorted((trip.store / "paceline/runs" / trip.folder.run_id / "back").iterdir())
+    assert len(parts) >= 2
+    last = parts[-1].read_bytes()
+    parts[-1].unlink()
+    fetch_run(trip.settings, trip.folder)
+    state = read_json(trip.folder.path / ".travel.json")
+    assert not state.get("ended")
+    parts[-1].parent.mkdir(parents=True, exist_ok=True)
+    parts[-1].write_bytes(last)
+    fetch_run(trip.settings, trip.folder)
+    assert not read_json(trip.folder.path / ".travel.json").get("ended"), "it was looked at a moment ago"
+    write_json(trip.folder.path / ".travel.json", {**state, "time": 0.0})
+    fetch_run(trip.settings, trip.folder)
+    assert read_json(trip.folder.path / ".travel.json")["ended"]
+
+
+def test_a_store_that_is_another_one_there_is_told(trip: Trip, tmp_path: Path) -> None:
+    script = trip.send()
+    word = shlex.split(script.splitlines()[-1])[-1]
+    ticket = Ticket.from_word(word)
+    elsewhere = Ticket(**{**ticket.__dict__, "url": str(tmp_path / "other")})
+    done = trip.run_there(script.replace(word, elsewhere.word()), tmp_path)
+    assert done.returncode == 70
+    assert done.stdout.startswith("paceline: ")
+    assert "Does the cluster reach the very store" in done.stdout
+
+
+def test_a_ticket_holds_places_of_secrets_and_no_secret(trip: Trip, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAB_SECRET", "hush-hush")
+    write_json(
+        trip.workspace / "datastores" / "lab.json",
+        {"url": str(trip.store), "options": {}, "credentials": {"secret": "env:LAB_SECRET"}},
+    )
+    script = trip.send()
+    word = shlex.split(script.splitlines()[-1])[-1]
+    assert json.loads(base64.urlsafe_b64decode(word))["credentials"] == {"secret": "env:LAB_SECRET"}
+    assert "hush-hush" not in script
+    assert Ticket.from_word(word).record.credentials == {"secret": "env:LAB_SECRET"}
+
+
+def test_an_unknown_datastore_and_one_that_can_only_be_read_are_refused(trip: Trip) -> None:
+    write_json(trip.workspace / "datastores" / "lab.json", {"url": "https://example.org/x", "options": {}})
+    with pytest.raises(TargetError, match="both sides have to write"):
+        trip.send()
+    (trip.workspace / "datastores" / "lab.json").unlink()
+    with pytest.raises(DataError, match="no datastore 'lab'"):
+        trip.send()
+
+
+def test_a_file_keeps_its_mode_on_the_way(trip: Trip, tmp_path: Path) -> None:
+    script = trip.workspace / "snapshots" / "abc123" / "data.txt"
+    script.chmod(0o755)
+    packed = trip.send()
+    assert packed
+    with Store(Ticket.from_word(shlex.split(packed.splitlines()[-1])[-1]).record) as found:
+        data = get(found, snapshot_name("abc123"))
+    assert data is not None
+    unpack(data, tmp_path / "there")
+    assert stat.S_IMODE((tmp_path / "there" / "data.txt").stat().st_mode) == 0o755
+    assert RunFolder(trip.folder.path).snapshot.is_symlink()

@@ -1,0 +1,123 @@
+import subprocess
+import sys
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.agents import Hello
+from paceline.targets.slurm.allocation import Allocation, common_addresses, link_words, srun_words, step_environment
+
+ENVIRONMENT = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_JOB_NODELIST": "n[1-2],gpu7",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2),64",
+    "SLURMD_NODENAME": "n1",
+    "SLURM_RESTART_COUNT": "2",
+}
+
+
+def hello(host: str, **interfaces: str) -> Hello:
+    return Hello(
+        host=host,
+        user="me",
+        home="/home/me",
+        python=("/usr/bin/python3", (3, 11, 2)),
+        cores=64,
+        gpus=(),
+        interfaces={"lo": ("127.0.0.1", 8), **{name: (address, 24) for name, address in interfaces.items()}},
+        env={},
+        pid=1,
+        time=0.0,
+        boot_id="",
+        library="",
+        folder="",
+    )
+
+
+def test_the_allocation_is_read_from_the_batch_step_s_environment():
+    assert Allocation.of(ENVIRONMENT) == Allocation(
+        job_id="42", nodes=("n1", "n2", "gpu7"), cores=(8, 8, 64), here="n1", restarts=2
+    )
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"])
+def test_outside_of_a_job_that_is_said(name: str):
+    with pytest.raises(TargetError, match="not in a job of Slurm's"):
+        Allocation.of({key: value for key, value in ENVIRONMENT.items() if key != name})
+
+
+def test_the_first_node_s_agent_needs_no_step_and_the_others_take_nothing_from_anybody():
+    allocation = Allocation.of(ENVIRONMENT)
+    assert link_words(allocation, "n1")[0] == sys.executable
+    words = link_words(allocation, "n2")
+    assert words[: len(srun_words("42", "n2"))] == srun_words("42", "n2")
+    assert {"--jobid=42", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2", "--mem=0", "--unbuffered"} <= set(
+        words
+    )
+    assert words[-3:] == link_words(allocation, "n1")
+
+
+def test_a_step_gets_none_of_the_job_s_sizes_and_a_worker_none_of_the_step_s():
+    batch = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "42",
+        "SLURM_CPUS_PER_TASK": "4",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_MEM_PER_CPU": "500",
+        "SLURM_MEM_PER_NODE": "4000",
+        "SLURM_EXPORT_ENV": "NONE",
+        "SRUN_CPUS_PER_TASK": "4",
+        "PYTHONPATH": "/ws/lib/0123",
+        "PACELINE_SHELL_PYTHONPATH": "/home/me/lib",
+    }
+    assert step_environment(batch) == {"PATH": "/bin", "SLURM_JOB_ID": "42", "PYTHONPATH": "/home/me/lib"}
+    assert "PYTHONPATH" not in step_environment(batch | {"PACELINE_SHELL_PYTHONPATH": ""})
+    told = {
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURMD_NODENAME": "n2",
+        "SRUN_DEBUG": "3",
+        "PMIX_RANK": "0",
+        "HOME": "/h",
+    }
+    done = subprocess.run(
+        link_words(Allocation.of(ENVIRONMENT), "n1"),
+        env=told,
+        input=b"print(sorted(os.environ))\n",
+        capture_output=True,
+        check=True,
+    )
+    assert b"HOME" in done.stdout
+    assert b"SLURM" not in done.stdout
+    assert b"PMIX" not in done.stdout
+
+
+def test_nodes_are_reached_where_their_names_lead(monkeypatch: pytest.MonkeyPatch):
+    known = {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+
+    def getaddrinfo(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        if host not in known:
+            raise OSError
+        return [(2, 1, 6, "", (known[host], 0))]
+
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    hellos = [
+        hello("n1", docker0="172.17.0.1", eth0="10.0.0.1", ib0="10.1.0.1"),
+        hello("n2", eth0="10.0.0.2", ib0="10.1.0.2"),
+    ]
+    assert common_addresses(["n1", "n2"], hellos, None) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
+    assert common_addresses(["n1", "n2"], hellos, "ib0") == [("ib0", "10.1.0.1"), ("ib0", "10.1.0.2")]
+    # One whose name leads nowhere is taken at its first address that is not for containers.
+    known.clear()
+    assert common_addresses(["n1", "n2"], hellos, None) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
+
+
+def test_one_node_talks_to_itself():
+    assert common_addresses(["n1"], [hello("n1", eth0="10.0.0.1")], None) == [("lo", "127.0.0.1")]
+
+
+def test_an_interface_that_a_node_lacks_is_named_with_those_it_has():
+    with pytest.raises(
+        TargetError, match="node n2 has no network interface 'ib0' with an IPv4 address; it has eth0, lo"
+    ):
+        common_addresses(["n1", "n2"], [hello("n1", ib0="10.1.0.1"), hello("n2", eth0="10.0.0.2")], "ib0")

@@ -1,0 +1,192 @@
+"""The login host here is this machine, behind an `ssh` that hands its last word to a shell."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.runs import states, store
+from paceline.runs.files import read_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.slurm.login import Login, There
+from paceline.targets.slurm.scheduler import AwayError, Scheduler
+from paceline.targets.slurm.settings import Settings
+from tests.helpers import make_run, write_program, write_tree
+
+#: Says something first, as the shells of many login hosts do.
+SSH = """#!/bin/sh
+[ "$1" = -G ] && exit 0
+echo 'Welcome to the cluster!'
+for last; do :; done
+HOME={home} exec sh -c "$last"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home on the login host."""
+    folder = tmp_path / "far home; $(touch x)"
+    folder.mkdir()
+    write_program(tmp_path / "bin" / "ssh", SSH.format(home="'" + str(folder) + "'"))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    return folder
+
+
+def make_login(**settings: object) -> Login:
+    made = Settings.of("far", {"login": "head", "python": sys.executable, **settings})
+    return Login("compute target 'far'", made, Scheduler("compute target 'far'", made))
+
+
+def submitted(tmp_path: Path) -> RunFolder:
+    """A run here whose snapshot has a script and a link."""
+    snapshot = write_tree(tmp_path / "ws" / "snapshots" / "abc123", {"train.py": "print(1)", "lib/a b.py": ""})
+    (snapshot / "link").symlink_to("train.py")
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    os.close(fd)
+    folder.snapshot.symlink_to("../../snapshots/abc123")
+    (folder.path / "target.json").write_text("{}")
+    return folder
+
+
+def library(tmp_path: Path) -> Path:
+    """A small one."""
+    folder = tmp_path / "ws" / "lib" / "0123"
+    if not folder.exists():
+        write_tree(tmp_path / "installed", {"paceline/__init__.py": "", "paceline/__pycache__/x.pyc": ""})
+        folder.mkdir(parents=True)
+        (folder / "paceline").symlink_to(tmp_path / "installed" / "paceline")
+    return folder
+
+
+def push(tmp_path: Path) -> tuple[RunFolder, There, Login]:
+    folder, login = submitted(tmp_path), make_login()
+    return folder, login.push(folder, library(tmp_path)), login
+
+
+def test_a_run_is_there_whole_with_its_snapshot_and_the_library(tmp_path: Path, home: Path):
+    folder, there, _ = push(tmp_path)
+    assert there.folder == str(home / ".paceline")
+    assert there.run_dir == f"{there.folder}/runs/{folder.run_id}"
+    far = RunFolder(Path(there.run_dir))
+    assert (far.snapshot / "link").read_text() == "print(1)"
+    assert store.stored(far) == store.stored(folder)
+    assert (Path(there.library_dir) / "paceline" / "__init__.py").exists()
+    assert not list(Path(there.library_dir).rglob("__pycache__"))
+    assert read_json(far.engine) == {"engine": "slurm"}
+    assert not list(home.rglob(".incoming*"))
+    assert not list(tmp_path.rglob("x"))
+
+
+def test_what_is_there_already_is_not_sent_again(tmp_path: Path, home: Path):
+    _, there, login = push(tmp_path)
+    script = Path(there.folder) / "snapshots" / "abc123" / "train.py"
+    stamp = script.stat().st_mtime_ns, script.stat().st_ino
+    other, fd = make_run(tmp_path / "ws" / "runs", "lab_1800000000_00000002")
+    os.close(fd)
+    other.snapshot.symlink_to("../../snapshots/abc123")
+    login.push(other, library(tmp_path))
+    assert (script.stat().st_mtime_ns, script.stat().st_ino) == stamp
+    assert (Path(there.folder) / "runs" / other.run_id / "snapshot" / "train.py").exists()
+
+
+def run_on(far: RunFolder) -> None:
+    """What a supervisor and two workers leave."""
+    for name, text in {
+        "attempts/1/rank_0.log": "one\n",
+        "attempts/1/rank_0.held": "x" * 100,
+        "logs/driver.log": "driver\n",
+        "metrics/rank_0.jsonl": '{"a": 1}\n',
+        "outputs/model.bin": "weights",
+        "checkpoints/step_1/state": "state",
+    }.items():
+        path = far.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    far.live_log(0).symlink_to("../attempts/1/rank_0.log")
+
+
+def due(folder: RunFolder) -> None:
+    os.utime(folder.path / "mirrored.json", (0, 0))
+
+
+def test_logs_and_metrics_come_back_live_and_outputs_at_the_end(tmp_path: Path, home: Path):
+    folder, there, login = push(tmp_path)
+    far = RunFolder(Path(there.run_dir))
+    run_on(far)
+    record = store.change(far, store.stored(far), states.RUNNING)
+    login.pull(folder, there.run_dir)
+    assert folder.live_log(0).read_text() == "one\n"
+    assert folder.metric_log(0).read_text() == '{"a": 1}\n'
+    assert store.stored(folder).status == states.RUNNING
+    assert not list(folder.outputs.iterdir())
+    assert not list(folder.path.rglob("*.held"))
+
+    with open(far.rank_log(1, 0), "a") as log:
+        log.write("two\n")
+    store.change(far, record, states.COMPLETED, exit_code=0)
+    due(folder)
+    login.pull(folder, there.run_dir)
+    assert folder.live_log(0).read_text() == "one\ntwo\n"
+    assert (folder.outputs / "model.bin").read_text() == "weights"
+    assert (folder.checkpoints / "step_1" / "state").read_text() == "state"
+    assert store.stored(folder).status == states.COMPLETED
+    assert (folder.path / "lock").exists()
+
+
+def test_a_log_that_began_anew_replaces_the_old(tmp_path: Path, home: Path):
+    folder, there, login = push(tmp_path)
+    far = RunFolder(Path(there.run_dir))
+    run_on(far)
+    login.pull(folder, there.run_dir)
+    far.driver_log.write_text("new\n")
+    due(folder)
+    login.pull(folder, there.run_dir)
+    assert folder.driver_log.read_text() == "new\n"
+
+
+def test_a_folder_is_mirrored_once_a_second_at_most(tmp_path: Path, home: Path):
+    folder, there, login = push(tmp_path)
+    far = RunFolder(Path(there.run_dir))
+    login.pull(folder, there.run_dir)
+    store.change(far, store.stored(far), states.RUNNING)
+    login.pull(folder, there.run_dir)
+    assert store.stored(folder).status == states.NOT_STARTED
+
+
+def test_a_link_that_breaks_in_the_middle_of_the_last_look_leaves_the_run_unfinished_here(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, there, login = push(tmp_path)
+    far = RunFolder(Path(there.run_dir))
+    run_on(far)
+    store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
+    text = (tmp_path / "bin" / "ssh").read_text()
+    write_program(tmp_path / "bin" / "ssh", text.replace('exec sh -c "$last"', 'sh -c "$last" | head -c 900; exit 255'))
+    with pytest.raises(AwayError, match="login host head can't be used"):
+        login.pull(folder, there.run_dir)
+    assert store.stored(folder).status == states.NOT_STARTED
+    write_program(tmp_path / "bin" / "ssh", text)
+    login.pull(folder, there.run_dir)
+    assert store.stored(folder).status == states.COMPLETED
+    assert (folder.outputs / "model.bin").read_text() == "weights"
+
+
+def test_a_request_to_cancel_is_put_where_the_supervisor_looks(tmp_path: Path, home: Path):
+    _, there, login = push(tmp_path)
+    login.put(f"{there.run_dir}/cancel.json", {"by": "mé"})
+    assert json.loads((Path(there.run_dir) / "cancel.json").read_text()) == {"by": "mé"}
+
+
+def test_a_folder_that_can_not_be_made_is_one_clear_error(tmp_path: Path, home: Path):
+    folder = submitted(tmp_path)
+    with pytest.raises(TargetError, match=r"on the login host head: .*'/proc/x.*the setting folder"):
+        make_login(folder="/proc/x").push(folder, library(tmp_path))
+
+
+def test_a_login_host_without_that_python_says_so(tmp_path: Path, home: Path):
+    folder = submitted(tmp_path)
+    with pytest.raises(AwayError, match="no '/nowhere/python3' on its PATH"):
+        make_login(python="/nowhere/python3").push(folder, library(tmp_path))

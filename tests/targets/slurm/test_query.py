@@ -1,0 +1,165 @@
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.targets.slurm.query import Query
+from paceline.targets.slurm.scheduler import AwayError, Scheduler
+from paceline.targets.slurm.settings import Settings
+from tests.helpers import run_python
+from tests.targets.slurm.conftest import FakeSlurm
+
+NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
+
+
+class Clock:
+    now = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make(tmp_path: Path, clock: Clock, output: str = "plain") -> Query:
+    return Query(tmp_path / "engines", Scheduler("c", Settings.of("c", {})), "1000", output=output, clock=clock)
+
+
+def test_200_queued_runs_cost_one_question(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", "".join(f"{number}|PENDING|Priority||paceline-r{number}\n" for number in range(200)))
+    for number in range(200):
+        job = make(tmp_path, clock).job(str(number), clock.now - 10)
+        assert job is not None
+        assert job.reason == "Priority"
+    assert slurm.calls == ["squeue -h -u 1000 -t all -o %i|%T|%r|%N|%j"]
+    clock.now += 5.1
+    make(tmp_path, clock).job("7", 0)
+    assert slurm.count("squeue") == 2
+
+
+def test_processes_that_ask_at_once_share_the_answer(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
+    threads = [threading.Thread(target=lambda: make(tmp_path, clock).job("1", 0)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom paceline.targets.slurm.query import Query\n"
+        "from paceline.targets.slurm.scheduler import Scheduler\nfrom paceline.targets.slurm.settings import Settings\n"
+        "query = Query(Path(sys.argv[1]), Scheduler('c', Settings.of('c', {})), '1000', clock=lambda: float(sys.argv[2]))\n"
+        "print(query.job('1', 0).state)"
+    )
+    assert run_python(code, tmp_path / "engines", clock.now + 1).strip() == "RUNNING"
+    assert slurm.count("squeue") == 1
+
+
+def test_an_answer_from_before_a_submission_says_nothing_of_it(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", "")
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    query = make(tmp_path, clock)
+    assert query.job("1", clock.now - 1) is None
+    slurm.say("squeue", "2|PENDING|Priority||paceline-r\n")
+    clock.now += 1
+    job = query.job("2", clock.now - 0.5)
+    assert job is not None
+    assert slurm.count("squeue") == 2
+
+
+def test_accounting_is_asked_once_for_all_that_squeue_lists_no_more(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    query = make(tmp_path, clock)
+    for job_id in ("1", "2", "3"):
+        query.remember(job_id)
+    slurm.say("squeue", "3|RUNNING|None|n1|paceline-r\n99|RUNNING|None|n1|of another kind\n")
+    slurm.say("sacct", "1|CANCELLED by 0|0:0|None|n1|x\n2|NODE_FAIL|0:0|None|n2|x\n")
+    first, second = query.job("1", 0), query.job("2", 0)
+    assert first is not None
+    assert (first.state, first.by) == ("CANCELLED", "0")
+    assert second is not None
+    assert second.state == "NODE_FAIL"
+    clock.now += 60
+    query.job("1", 0)
+    # What has ended stays so: it is not asked for again.
+    assert [call for call in slurm.calls if call.startswith("sacct")] == [
+        "sacct -X -j 1,2 -n -P -o JobIDRaw,State,ExitCode,Reason,NodeList,JobName"
+    ]
+
+
+def test_without_accounting_the_last_word_of_squeue_is_kept(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    slurm.say("squeue", "1|FAILED|NonZeroExitCode|n1|paceline-r\n")
+    slurm.say("scontrol", "JobId=1 JobState=FAILED Reason=NonZeroExitCode ExitCode=127:0 NodeList=n1\n")
+    query = make(tmp_path, clock)
+    job = query.job("1", 0)
+    assert job is not None
+    assert (job.state, job.exit_code) == ("FAILED", 127)
+    slurm.say("squeue", "")
+    clock.now += 600
+    later = query.job("1", 0)
+    assert later == job
+    query.job("5", 0)
+    # It was told once that there is none.
+    assert slurm.count("sacct") == 1
+
+
+def test_a_job_that_nobody_knows_is_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("sacct", "")
+    assert make(tmp_path, clock).job("1", 0) is None
+
+
+def test_a_job_that_was_put_back_into_the_queue_lives_again(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    query = make(tmp_path, clock)
+    for state in ("NODE_FAIL", "PENDING"):
+        slurm.say("squeue", f"1|{state}|None||paceline-r\n")
+        job = query.job("1", 0)
+        assert job is not None
+        assert job.state == state
+        clock.now += 6
+
+
+def test_a_controller_that_is_away_is_asked_again_after_5_s_and_nothing_is_forgotten(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
+    query = make(tmp_path, clock)
+    query.remember("1")
+    slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)
+    for _ in range(3):
+        with pytest.raises(AwayError):
+            query.job("1", 0)
+    assert slurm.count("squeue") == 1
+    clock.now += 6
+    slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
+    job = query.job("1", 0)
+    assert job is not None
+    assert job.state == "RUNNING"
+
+
+def test_a_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", "4|PENDING|Priority||other\n5|PENDING|Priority||paceline-r\n")
+    job = make(tmp_path, clock).job_named("paceline-r", 0)
+    assert job is not None
+    assert job.job_id == "5"
+    assert make(tmp_path, clock).job_named("paceline-s", 0) is None
+
+
+def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n")
+    query = make(tmp_path, clock)
+    query.job("1", 0)
+    for path in (tmp_path / "engines").glob("*.json"):
+        path.write_text('{"time": 18000')
+    assert query.job("1", 0) is not None
+    assert Query(Path("/proc/nowhere"), Scheduler("c", Settings.of("c", {})), "1000").job("1", 0) is not None
+
+
+def test_json_is_asked_for_where_it_is_set(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", (Path(__file__).parent / "recorded" / "squeue-24.05.json").read_text())
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    job = make(tmp_path, clock, "json").job("4209", 0)
+    assert job is not None
+    assert job.state == "RUNNING"
+    assert slurm.calls[0] == "squeue -h -u 1000 -t all --json"

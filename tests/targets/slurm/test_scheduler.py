@@ -1,0 +1,103 @@
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.slurm import scheduler as module
+from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler, plain
+from paceline.targets.slurm.settings import Settings
+from tests.targets.slurm.conftest import FakeSlurm
+
+
+def make(**settings: object) -> Scheduler:
+    return Scheduler("compute target 'c'", Settings.of("c", settings))
+
+
+def test_a_call_gives_what_the_program_says(slurm: FakeSlurm):
+    slurm.say("squeue", "out\n", err="squeue: error: no\nsqueue: error: no\n", code=3)
+    done = make().call(["squeue", "-h"])
+    assert (done.returncode, done.stdout, done.said) == (3, "out\n", "no")
+    assert slurm.calls == ["squeue -h"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation",
+        "slurm_load_jobs error: Zero Bytes were transmitted or received",
+        "Slurm temporarily unable to accept job, sleeping and retrying",
+    ],
+)
+def test_a_controller_that_is_away_is_not_a_refusal(slurm: FakeSlurm, words: str):
+    slurm.say("squeue", err=words, code=1)
+    with pytest.raises(AwayError, match="compute target 'c': Slurm's controller does not answer"):
+        make().call(["squeue"])
+
+
+def test_a_missing_program_says_where_it_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TargetError, match=r"no program 'sbatch' on this machine's PATH.*the setting login"):
+        make().call(["sbatch"])
+
+
+def test_a_program_that_gives_no_answer_is_away(slurm: FakeSlurm):
+    (slurm.folder / "bin" / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    with pytest.raises(AwayError, match="squeue gave no answer in 0 s"):
+        make().call(["squeue"], timeout_s=0.1)
+
+
+def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
+    answers = [AwayError("away."), AwayError("away."), Done(returncode=0, stdout="1", stderr="")]
+    told: list[str] = []
+
+    def call() -> Done:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert make().call_patiently(call, tell=told.append).stdout == "1"
+    assert told == ["away. Trying again."] * 2
+
+
+def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
+
+    def call() -> Done:
+        raise AwayError("away.")
+
+    with pytest.raises(AwayError, match=r"away\. Tried for 0 s"):
+        make().call_patiently(call, patience_s=0.01)
+
+
+def test_what_users_have_set_for_their_own_eyes_does_not_change_answers():
+    shell = {
+        "SQUEUE_FORMAT": "%i",
+        "SLURM_TIME_FORMAT": "relative",
+        "SACCT_FORMAT": "x",
+        "SLURM_CONF": "/c",
+        "HOME": "/h",
+    }
+    assert plain(shell) == {"SLURM_CONF": "/c", "HOME": "/h"}
+
+
+def test_calls_through_a_login_host_are_one_word_of_ssh(slurm: FakeSlurm):
+    words = make(login="me@head", ssh_options=["Port=2222"]).words(["squeue", "-o", "%i|%T; rm -rf /"])
+    assert words[-1] == "env -u SLURM_TIME_FORMAT squeue -o '%i|%T; rm -rf /'"
+    assert words[-2] == "head"
+    assert words[words.index("-l") :][:2] == ["-l", "me"]
+    assert "Port=2222" in words
+
+
+def test_a_login_host_that_can_not_be_reached_is_away(slurm: FakeSlurm):
+    from tests.helpers import write_program
+
+    write_program(
+        slurm.folder / "bin" / "ssh",
+        "#!/bin/sh\necho 'ssh: connect to host head port 22: Connection refused' >&2\nexit 255\n",
+    )
+    with pytest.raises(AwayError, match="the login host head: the machine is there, but no sshd"):
+        make(login="head").call(["squeue"])
+    write_program(slurm.folder / "bin" / "ssh", "#!/bin/sh\necho 'bash: squeue: command not found' >&2\nexit 127\n")
+    with pytest.raises(TargetError, match="the login host head has no program 'squeue'"):
+        make(login="head").call(["squeue"])

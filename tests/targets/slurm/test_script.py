@@ -1,0 +1,121 @@
+import shlex
+from pathlib import PurePosixPath
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.slurm.script import sbatch_options, sbatch_text, warning_s
+from paceline.targets.slurm.settings import Settings
+from tests.helpers import make_job
+
+NASTY = "/w s/a'b\"c$d;e&f%j#g"
+
+
+def text(run_dir: str = "/ws/runs/lab_1_2", job: dict[str, object] | None = None, **settings: object) -> str:
+    return sbatch_text(
+        make_job(**(job or {})),
+        Settings.of("cluster", settings),
+        run_id="lab_1_2",
+        run_dir=PurePosixPath(run_dir),
+        library_dir=PurePosixPath("/ws/lib/0123"),
+        python="/env/bin/python",
+    )
+
+
+def options(job: dict[str, object] | None = None, **settings: object) -> list[str]:
+    made = Settings.of("cluster", settings)
+    return sbatch_options(make_job(**(job or {})), made, "lab_1_2", PurePosixPath("/ws/runs/lab_1_2"))
+
+
+def test_the_whole_script_of_a_job_on_two_nodes():
+    job = {"node_count": 2, "process_count_per_node": 4, "distributed_backend": "gloo", "max_restarts": 1}
+    assert text(job=job, partition="gpu", time="2:00:00", setup=["module load cuda"]) == (
+        "#!/bin/bash\n"
+        "#SBATCH --job-name=paceline-lab_1_2\n"
+        '#SBATCH "--comment=paceline run lab_1_2"\n'
+        "#SBATCH --chdir=/ws/runs/lab_1_2\n"
+        "#SBATCH --output=/ws/runs/lab_1_2/logs/driver.log\n"
+        "#SBATCH --open-mode=append\n"
+        "#SBATCH --nodes=2\n"
+        "#SBATCH --ntasks-per-node=4\n"
+        "#SBATCH --cpus-per-task=1\n"
+        "#SBATCH --signal=B:USR2@60\n"
+        "#SBATCH --requeue\n"
+        "#SBATCH --partition=gpu\n"
+        "#SBATCH --time=2:00:00\n"
+        "\n"
+        "module load cuda\n"
+        "cd /ws/runs/lab_1_2 || exit 1\n"
+        'export PACELINE_SHELL_PYTHONPATH="${PYTHONPATH-}"\n'
+        "export PYTHONPATH=/ws/lib/0123 PACELINE_SUPERVISOR=lab_1_2\n"
+        "unset PACELINE_RUN_DIR PACELINE_RUN_ID\n"
+        "exec /env/bin/python -m paceline.supervisor /ws/runs/lab_1_2\n"
+    )
+
+
+def test_each_setting_becomes_its_option():
+    made = options(
+        account="physics",
+        qos="long",
+        constraint="a100&ib",
+        memory="64G",
+        cpus_per_process=8,
+        reservation="r",
+        nodelist="n[1-2]",
+        exclude="n3",
+        exclusive=True,
+        options=["--licenses=matlab:1"],
+    )
+    assert {
+        "--account=physics",
+        "--qos=long",
+        '"--constraint=a100&ib"',
+        "--mem=64G",
+        "--cpus-per-task=8",
+        "--reservation=r",
+        '"--nodelist=n[1-2]"',
+        "--exclude=n3",
+        "--exclusive",
+        "--licenses=matlab:1",
+        "--no-requeue",
+    } <= set(made)
+
+
+def test_each_worker_of_a_job_with_gpus_gets_one():
+    job = {"use_gpu": True, "process_count_per_node": 4, "distributed_backend": "nccl"}
+    assert "--gres=gpu:4" in options(job)
+    assert "--gres=gpu:a100:4" in options(job, gpu_type="a100")
+    assert "--gres=nvme:1,gpu:4" in options(job, gres="nvme:1")
+    # Who asks for GPUs in words of their own gets those alone.
+    assert "--gres=gpu:8" in options(job, gres="gpu:8")
+    assert not [option for option in options(job, options=["--gpus-per-node=8"]) if option.startswith("--gres")]
+    assert not [option for option in options() if "gpu" in option]
+
+
+def test_parameter_servers_are_spread_as_places_are():
+    job = {"node_count": 2, "worker_count": 4, "parameter_server_count": 1, "distributed_backend": "ps"}
+    assert "--ntasks-per-node=3" in options(job)
+
+
+def test_the_warning_leaves_the_grace_and_some_but_no_more_than_a_third_of_a_short_job():
+    assert warning_s(make_job(grace_period_seconds=90.5), Settings.of("c", {"time": "2:00:00"})) == 121
+    assert warning_s(make_job(grace_period_seconds=30), Settings.of("c", {"time": "2"})) == 40
+    assert warning_s(make_job(grace_period_seconds=1e6), Settings.of("c", {})) == 65535
+
+
+def test_names_with_characters_of_the_shell_are_carried_as_they_are():
+    made = text(NASTY, partition="a;b", options=["--licenses=$(touch x)`y`\\'\""])
+    lines = made.splitlines()
+    assert f'#SBATCH "--chdir={NASTY}"'.replace('b"c', 'b\\"c') in lines
+    assert '#SBATCH "--partition=a;b"' in lines
+    assert '#SBATCH "--licenses=$(touch x)`y`\\\\\'\\""' in lines
+    # A lone % would be taken for the job's number.
+    assert f'#SBATCH "--output={NASTY}/logs/driver.log"'.replace('b"c', 'b\\"c').replace("%", "%%") in lines
+    assert shlex.split(lines[-1])[-1] == NASTY
+    assert shlex.split(lines[-5])[1] == NASTY
+
+
+@pytest.mark.parametrize("run_dir", ["/a\nb", "/a\tb", "/a\\b"])
+def test_a_path_that_no_line_of_sbatch_can_carry_is_refused(run_dir: str):
+    with pytest.raises(TargetError):
+        text(run_dir)

@@ -1,0 +1,85 @@
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.slurm.settings import OPTIONS, Settings, time_s
+
+
+def settings(**values: object) -> Settings:
+    return Settings.of("cluster", values)
+
+
+def test_no_setting_is_required_and_each_is_a_field():
+    made = settings()
+    assert {option.name for option in OPTIONS} == set(made.__dataclass_fields__)
+    assert (made.cpus_per_process, made.mpi_launch, made.folder, made.options) == (1, "mpirun", "~/.paceline", ())
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("2:00:00", 7200),
+        ("1-12", 129600),
+        ("1-2:3", 93780),
+        ("1-0:0:1", 86401),
+        ("UNLIMITED", None),
+    ],
+)
+def test_times_are_read_as_sbatch_reads_them(text: str, seconds: float | None):
+    assert time_s(text) == seconds
+    assert settings(time=text).time_s == seconds
+
+
+@pytest.mark.parametrize("text", ["1h", "1:2:3:4", "", "1-", "tomorrow"])
+def test_a_time_that_is_none_is_refused_with_the_forms_there_are(text: str):
+    with pytest.raises(TargetError, match=r"time=.* is no time limit of sbatch's.*minutes, 'hours:minutes:seconds'"):
+        settings(time=text)
+
+
+@pytest.mark.parametrize(
+    "option", ["--licenses=matlab:1", "--mem-per-cpu=2G", "--time-min=10", "--nice", "--gpus=4", "--x=a b;c"]
+)
+def test_other_options_of_sbatch_pass(option: str):
+    assert settings(options=[option]).options == (option,)
+
+
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--partition=gpu", "Use the setting partition"),
+        ("--part=gpu", "Use the setting partition"),
+        ("--mem=4G", "Use the setting memory"),
+        ("--job-name=x", "Paceline gives it a value by itself"),
+        ("--array=0-3", "Paceline gives it a value by itself"),
+        ("--no-requeue", "Paceline gives it a value by itself"),
+        ("--sig=USR1", "Paceline gives it a value by itself"),
+        ("--ntasks=4", "Paceline gives it a value by itself"),
+    ],
+)
+def test_an_option_that_collides_is_refused_also_when_abbreviated(option: str, advice: str):
+    with pytest.raises(TargetError, match=advice):
+        settings(options=[option])
+
+
+@pytest.mark.parametrize("option", ["-p gpu", "partition=gpu", "--licenses matlab", "--", ""])
+def test_what_is_no_long_option_in_one_word_is_refused(option: str):
+    with pytest.raises(TargetError, match="no long option of sbatch in one word"):
+        settings(options=[option])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"partition": "a\nb"}, {"options": ["--licenses=a\n#SBATCH --uid=0"]}, {"setup": ["a\nb"]}, {"account": "a\x00b"}],
+)
+def test_a_line_break_in_a_setting_is_refused(values: dict[str, object]):
+    with pytest.raises(TargetError, match="line break or control character"):
+        settings(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("login", "-oProxyCommand=x"), ("partition", " "), ("cpus_per_process", 0)]
+)
+def test_a_value_that_can_only_be_wrong_is_refused(name: str, value: object):
+    with pytest.raises(TargetError, match=name):
+        settings(**{name: value})

@@ -1,0 +1,104 @@
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.slurm import scheduler as scheduler_module
+from paceline.targets.slurm.scheduler import Scheduler
+from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.submission import Submission, environment, submit, test
+from tests.helpers import write_program
+from tests.targets.slurm.conftest import FakeSlurm
+
+SCRIPT = (
+    "#!/bin/bash\n#SBATCH --job-name=paceline-r\n#SBATCH --nodes=2\n#SBATCH --partition=nope\n"
+    '#SBATCH "--gres=gpu:a b"\nexec x\n'
+)
+TITLE = "compute target 'c'"
+test.__test__ = False  # type: ignore[attr-defined]
+
+
+def submit_it(**settings: object) -> str:
+    made = Settings.of("c", settings)
+    wanted = Submission(script=SCRIPT, name="paceline-r", user="1000")
+    return submit(Scheduler(TITLE, made), TITLE, wanted, made)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "_PAUSES_S", (0.001,))
+
+
+@pytest.mark.parametrize("out", ["4211\n", "4211;lab\n", "a banner of the site\n4211\n"])
+def test_the_number_of_the_job_is_read(slurm: FakeSlurm, out: str):
+    slurm.say("sbatch", out)
+    assert submit_it() == "4211"
+    assert slurm.script == SCRIPT
+
+
+def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
+    slurm.say(
+        "sbatch",
+        err="sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
+        code=1,
+    )
+    made = Settings.of("c", {})
+    expected = (
+        "compute target 'c': Slurm refuses the job: invalid partition specified: nope; Invalid partition name specified. "
+        "Asked for: --nodes=2, --partition=nope, --gres=gpu:a b. See the settings of the target: `paceline compute show`."
+    )
+    with pytest.raises(TargetError) as caught:
+        test(Scheduler(TITLE, made), TITLE, SCRIPT, made)
+    assert str(caught.value) == expected
+    assert slurm.calls == ["sbatch --test-only"]
+    with pytest.raises(TargetError) as caught:
+        submit_it()
+    assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "allocation failure: Required node not available (down, drained or reserved)",
+        "allocation failure: Unable to contact slurm controller (connect failure)",
+    ],
+)
+def test_what_is_only_so_at_this_moment_is_no_reason_to_refuse(slurm: FakeSlurm, words: str):
+    slurm.say("sbatch", err=words, code=1)
+    made = Settings.of("c", {})
+    test(Scheduler(TITLE, made), TITLE, SCRIPT, made)
+
+
+def test_a_submission_that_got_through_without_its_answer_is_not_made_twice(slurm: FakeSlurm):
+    slurm.say(
+        "sbatch", err="sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", code=1
+    )
+    slurm.say("squeue", "4211|PENDING|None||paceline-r\n")
+    assert submit_it() == "4211"
+    assert slurm.count("sbatch") == 1
+
+
+def test_a_submission_waits_for_a_controller_that_is_away(slurm: FakeSlurm):
+    write_program(
+        slurm.folder / "bin" / "sbatch",
+        f"#!/bin/sh\ncd '{slurm.folder}'\necho sbatch >> calls\n"
+        "[ $(grep -c sbatch calls) -gt 2 ] && echo 12 && exit 0\n"
+        "echo 'Batch job submission failed: Unable to contact slurm controller (connect failure)' >&2; exit 1\n",
+    )
+    assert submit_it() == "12"
+    assert slurm.count("sbatch") == 3
+
+
+def test_a_job_finds_the_shell_s_environment_but_nothing_of_another_job_s(slurm: FakeSlurm):
+    shell = {
+        "HOME": "/home/me",
+        "SLURM_CONF": "/etc/x",
+        "SLURM_JOB_ID": "1",
+        "SLURM_CPU_BIND": "quiet",
+        "PMIX_RANK": "0",
+        "SBATCH_OUTPUT": "mine.log",
+        "SBATCH_ACCOUNT": "physics",
+        "SBATCH_PARTITION": "other",
+        "SBATCH_WAIT": "1",
+    }
+    kept = {"HOME": "/home/me", "SLURM_CONF": "/etc/x", "SBATCH_ACCOUNT": "physics"}
+    assert environment(shell, Settings.of("c", {"partition": "gpu"})) == kept
+    assert environment(shell, Settings.of("c", {})) == kept | {"SBATCH_PARTITION": "other"}

@@ -1,0 +1,154 @@
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.library import library_dir
+from paceline.runs import store
+from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, engine
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+from paceline.targets.kinds import kind_class, make_target
+from paceline.targets.slurm import SlurmTarget
+from tests.helpers import make_job, make_run
+from tests.targets.slurm.conftest import FakeSlurm
+
+NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
+
+
+def submitted(tmp_path: Path, slurm: FakeSlurm, **settings: object) -> tuple[SlurmTarget, RunFolder]:
+    """A run that was given to Slurm as job 7."""
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    slurm.say("sbatch", "7\n")
+    target = SlurmTarget("cluster", settings)
+    target.enqueue(make_job(), folder.path)
+    assert target.start_supervisor(folder.path, fd, library_dir(tmp_path / "ws"), "/env/python") == 0
+    os.close(fd)
+    return SlurmTarget("cluster", settings), folder
+
+
+def test_the_kind_is_found_by_its_name():
+    assert kind_class("slurm") is SlurmTarget
+    assert make_target("slurm", "cluster", {"partition": "gpu"}).settings.partition == "gpu"
+
+
+def test_a_submission_writes_down_its_job_and_the_script_names_the_run(tmp_path: Path, slurm: FakeSlurm):
+    _, folder = submitted(tmp_path, slurm, partition="gpu")
+    noted = engine(folder)
+    assert (noted["engine"], noted["job_id"], noted["user"]) == ("slurm", "7", str(os.geteuid()))
+    assert "#SBATCH --partition=gpu\n" in slurm.script
+    assert slurm.script.endswith(f"exec /env/python -m paceline.supervisor {folder.path}\n")
+
+
+def test_the_dry_script_differs_from_the_real_one_in_its_names_alone(tmp_path: Path, slurm: FakeSlurm):
+    target, folder = submitted(tmp_path, slurm)
+    library = library_dir(tmp_path / "ws")
+    dry = target.script(make_job(), python="/env/python")
+    real = slurm.script.replace(str(folder.path), "/RUN_FOLDER").replace(str(library), "/LIBRARY")
+    assert real.replace(folder.run_id, "RUN_ID") == dry
+
+
+def test_a_refusal_comes_before_there_is_a_run(slurm: FakeSlurm):
+    slurm.say("sbatch", err="sbatch: error: invalid partition specified: nope", code=1)
+    with pytest.raises(
+        TargetError, match=r"compute target 'cluster': Slurm refuses the job: invalid partition.*--partition=nope"
+    ):
+        SlurmTarget("cluster", {"partition": "nope"}).check(make_job())
+
+
+def test_a_queued_run_says_what_it_waits_for(tmp_path: Path, slurm: FakeSlurm):
+    target, folder = submitted(tmp_path, slurm)
+    slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
+    look = target.look(folder, store.stored(folder))
+    assert (look.state, look.message) == (QUEUED, "Slurm job 7: jobs with a higher priority are ahead (Priority)")
+
+
+def test_what_the_supervisor_has_written_since_counts_more_than_an_answer_some_seconds_old(
+    tmp_path: Path, slurm: FakeSlurm
+):
+    target, folder = submitted(tmp_path, slurm)
+    slurm.say("squeue", f"7|PENDING|Priority||paceline-{folder.run_id}\n")
+    assert target.look(folder, store.stored(folder)).state == QUEUED
+    os.utime(folder.record, (time.time() + 1, time.time() + 1))
+    assert target.look(folder, store.stored(folder)).state == RUNNING
+    assert slurm.count("squeue") == 1
+
+
+def test_a_job_that_somebody_has_canceled_is_gone_and_who_it_was_is_told(tmp_path: Path, slurm: FakeSlurm):
+    target, folder = submitted(tmp_path, slurm)
+    slurm.say("squeue", f"7|CANCELLED|None|n1|paceline-{folder.run_id}\n")
+    slurm.say("sacct", "7|CANCELLED by 0|0:15|None|n1|x\n")
+    look = target.look(folder, store.stored(folder))
+    assert (look.state, look.cause, look.by) == (GONE, "canceled", "root")
+
+
+def test_a_job_that_slurm_has_forgotten_is_gone(tmp_path: Path, slurm: FakeSlurm):
+    target, folder = submitted(tmp_path, slurm)
+    slurm.say("sacct", err=NO_ACCOUNTING, code=1)
+    look = target.look(folder, store.stored(folder))
+    assert (look.state, look.cause) == (GONE, "engine")
+    assert "knows nothing of job 7 any more" in look.message
+
+
+def test_a_job_whose_number_was_not_written_down_is_found_by_its_name(tmp_path: Path, slurm: FakeSlurm):
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    target = SlurmTarget("cluster")
+    target.enqueue(make_job(), folder.path)
+    slurm.say("squeue", f"9|RUNNING|None|n1|paceline-{folder.run_id}\n")
+    # Its submitter lives: it will say more.
+    assert target.look(folder, store.stored(folder)).state == QUEUED
+    assert slurm.calls == []
+    os.close(fd)
+    assert target.look(folder, store.stored(folder)).state == RUNNING
+    assert engine(folder)["job_id"] == "9"
+
+
+def test_a_submitter_that_was_killed_before_sbatch_leaves_a_run_that_was_not_started(tmp_path: Path, slurm: FakeSlurm):
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    os.close(fd)
+    write_json(folder.engine, {"engine": "slurm", "user": "0", "submitting": time.time() - 1000})
+    look = SlurmTarget("cluster").look(folder, store.stored(folder))
+    assert (look.state, look.cause) == (GONE, "not_started")
+
+
+def test_cancel_ends_a_job_that_waits_and_leaves_one_that_runs_to_its_supervisor(tmp_path: Path, slurm: FakeSlurm):
+    target, folder = submitted(tmp_path, slurm)
+    target.cancel(folder, store.stored(folder))
+    assert slurm.calls[-1] == "scancel --state=PENDING 7"
+
+
+def test_release_takes_a_job_back_but_never_the_one_that_it_is_called_in(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+):
+    target, folder = submitted(tmp_path, slurm)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    target.release(folder.path)
+    assert slurm.count("scancel") == 0
+    monkeypatch.delenv("SLURM_JOB_ID")
+    target.release(folder.path)
+    assert slurm.calls[-1] == "scancel 7"
+
+
+def test_status_is_one_call_for_nodes_and_one_for_the_queue(slurm: FakeSlurm):
+    recorded = Path(__file__).parent / "recorded" / "sinfo-20.11.txt"
+    slurm.say("sinfo", recorded.read_text())
+    slurm.say("squeue", "RUNNING\nPENDING\nPENDING\n")
+    status = SlurmTarget("cluster", {"partition": "gpu"}).status()
+    assert (status.state, status.cores, status.used_cores, status.gpus, status.used_gpus) == ("degraded", 64, 16, 4, 2)
+    assert (status.queued, status.running) == (2, 1)
+    assert status.nodes[1].message == "bad fan"
+    assert [call.split()[:3] for call in slurm.calls] == [["sinfo", "-p", "gpu"], ["squeue", "-h", "-p"]]
+
+
+def test_outside_of_a_job_there_are_no_nodes_to_wait_for(tmp_path: Path):
+    with pytest.raises(TargetError, match="not in a job of Slurm's"):
+        SlurmTarget("cluster").wait_for_nodes(make_job(), tmp_path, lambda text: False)
+
+
+def test_a_preview_has_a_node_for_each(slurm: FakeSlurm):
+    job = make_job(node_count=2, process_count_per_node=2, distributed_backend="gloo")
+    found = SlurmTarget("cluster", {"cpus_per_process": 4}).preview(job)
+    assert [(node.name, node.cores) for node in found.nodes] == [("cluster-0", 8), ("cluster-1", 8)]
+    assert slurm.calls == []

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.ssh import command
+from paceline.targets.ssh.command import Ssh
+from paceline.targets.ssh.hosts import Host
+
+HOST = Host(name="gpu1")
+
+
+@pytest.fixture(autouse=True)
+def sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "sockets_dir", lambda: Path("/run/s"))
+    config = tmp_path / "config"
+    config.write_text("Host shared*\n  ControlPath ~/.ssh/%C\n")
+
+
+def options(words: list[str]) -> dict[str, str]:
+    pairs = [words[index + 1].partition("=") for index, word in enumerate(words) if word == "-o"]
+    return {name: value for name, _, value in pairs}
+
+
+def test_a_links_connection_uses_one_that_is_there_and_leaves_none(tmp_path: Path) -> None:
+    words = Ssh(config=str(tmp_path / "config")).words(HOST, ["true"])
+
+    assert words[-3:] == ["--", "gpu1", "true"]
+    found = options(words)
+    assert (found["ControlMaster"], found["BatchMode"]) == ("no", "yes")
+    assert found["ControlPath"].startswith("/run/s/")
+    assert "ControlPersist" not in found
+
+
+def test_a_look_leaves_its_connection_open_for_a_while_for_those_that_log_in_alike(tmp_path: Path) -> None:
+    ssh, other = Ssh(config=str(tmp_path / "config")), Ssh(config=str(tmp_path / "config"), user="bob")
+    found = options(ssh.words(HOST, ["true"], leave_open=True))
+
+    assert found["ControlMaster"] == "auto"
+    assert 0 < int(found["ControlPersist"]) <= 60
+    assert found["ControlPath"] == options(ssh.words(HOST, ["true"]))["ControlPath"]
+    assert found["ControlPath"] != options(other.words(HOST, ["true"]))["ControlPath"]
+
+
+def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path: Path) -> None:
+    ssh = Ssh(config=str(tmp_path / "config"))
+
+    shared = Host(name="shared1")
+    assert not {"ControlPath", "ControlMaster"} & set(options(ssh.words(shared, ["true"], leave_open=True)))
+    link = options(ssh.words(shared, ["true"]))
+    assert "ControlPath" not in link
+    assert link["ControlMaster"] == "no", "what is shared must not end with a run"
+    assert options(Ssh(options=("ControlPath=/x",)).words(HOST, ["true"]))["ControlPath"] == "/x"
+
+
+def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
+    ssh = Ssh(
+        config=f"{tmp_path}/config", user="al ice", port=2222, identity="/my keys/$id", options=("ProxyJump=a;b",)
+    )
+    words = ssh.words(Host(name="gpu1", user="bob"), [shlex.join(["python3", "-c", "a;b"])])
+
+    assert words[1:7] == ["-F", f"{tmp_path}/config", "-l", "bob", "-p", "2222"]
+    assert options(words)["IdentityFile"] == '"/my keys/$id"'
+    assert options(words)["ProxyJump"] == "a;b"
+    assert words[-1] == "python3 -c 'a;b'"
+
+
+def test_ssh_itself_takes_the_command_line(tmp_path: Path) -> None:
+    words = Ssh(config=str(tmp_path / "config")).words(HOST, [], leave_open=True)
+    done = subprocess.run([words[0], "-G", *words[1:]], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert "batchmode yes" in done.stdout
+
+
+def test_without_ssh_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(TargetError, match="Install OpenSSH's client"):
+        Ssh().words(HOST, ["true"])
+
+
+def test_sockets_lie_in_a_folder_that_nobody_else_can_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(command, "_LONGEST_FOLDER", 1000)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+    folder = command.sockets_dir()
+    assert folder == tmp_path / "paceline-ssh"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)
+    assert command.sockets_dir() != folder

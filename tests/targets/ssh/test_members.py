@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.ssh import members
+from paceline.targets.ssh.command import Ssh
+from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.members import Member, Opening
+
+A, B = Host(name="a"), Host(name="b")
+
+
+class FakeLink(SimpleNamespace):
+    """A link that notes that it was closed."""
+
+    def __init__(self) -> None:
+        super().__init__(lost=None, closed=threading.Event())
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opening]:
+    """An `Opening` whose agents are what `answers` gives for each host, one answer after the other."""
+    monkeypatch.setattr(members, "_AGAIN_S", 0.0)
+    monkeypatch.setattr(Ssh, "at_once", lambda self, host: 2)
+
+    def make(answers: dict[Host, list[Any]]) -> Opening:
+        def open_member(ssh: Ssh, host: Host, **_: Any) -> Member:
+            answer = answers[host].pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(answer, threading.Event):
+                answer.wait(10)
+                answer = answers[host].pop(0)
+            return Member(host=host, link=answer)
+
+        monkeypatch.setattr(members, "open_member", open_member)
+        return Opening(Ssh(), python="python3", library_dir=Path("/lib"), folder="/tmp/x")
+
+    return make
+
+
+def test_hosts_are_opened_at_once_and_failures_kept_with_their_reason(opened: Callable[..., Opening]) -> None:
+    opening = opened({A: [FakeLink()], B: [TargetError("it is down"), FakeLink()]})
+
+    opening.open([A, B])
+    assert opening.wait(10)
+    assert [member.host for member in opening.members([B, A])] == [A]
+    assert opening.failures == {B: "it is down"}
+
+    opening.open([A, B])
+    assert opening.wait(10)
+    assert [member.host for member in opening.members([B, A])] == [B, A]
+    assert opening.failures == {}
+
+
+def test_a_connection_that_was_dropped_is_tried_once_more(opened: Callable[..., Opening]) -> None:
+    dropped = TargetError("it has closed the connection. sshd's log there says why")
+    opening = opened({A: [dropped, FakeLink()], B: [dropped, dropped, FakeLink()]})
+
+    opening.open([A, B])
+    assert opening.wait(10)
+
+    assert [member.host for member in opening.members([A, B])] == [A]
+    assert "closed" in opening.failures[B]
+
+
+def test_a_lost_host_is_no_member_and_may_be_opened_anew(opened: Callable[..., Opening]) -> None:
+    first, second = FakeLink(), FakeLink()
+    opening = opened({A: [first, second]})
+    opening.open([A])
+    assert opening.wait(10)
+
+    first.lost = "a: nothing heard for 15 s"
+    assert opening.members([A]) == []
+    assert opening.failures == {A: "a: nothing heard for 15 s"}
+    opening.open([A])
+    assert opening.wait(10)
+
+    assert [member.link for member in opening.members([A])] == [second]
+
+
+def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callable[..., Opening]) -> None:
+    kept, left, late, gate = FakeLink(), FakeLink(), FakeLink(), threading.Event()
+    slow = Host(name="slow")
+    opening = opened({A: [kept], B: [left], slow: [gate, late]})
+    opening.open([A, B, slow])
+    opening.wait_for_those_alike(10, 0.05)
+    while len(opening.members([A, B])) < 2:
+        opening.wait(0.01)
+
+    assert opening.pending == [slow]
+    opening.close(but=opening.members([A]))
+    gate.set()
+
+    assert late.closed.wait(10)
+    assert left.closed.is_set()
+    assert not kept.closed.is_set()

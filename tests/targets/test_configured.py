@@ -1,0 +1,152 @@
+"""The compute targets of a workspace: kept, found by name, and copied into the folders of their runs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets import configured, kinds
+from paceline.targets.configured import Configured
+from paceline.targets.local import LocalTarget
+from tests.targets.toy import PlainTarget, ToyTarget
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    places = {
+        "toy": "tests.targets.toy:ToyTarget",
+        "plain": "tests.targets.toy:PlainTarget",
+        "gone": "no.such.module:Target",
+        "local": "tests.targets.toy:ToyTarget",
+    }
+    monkeypatch.setattr(kinds, "_installed", lambda: places)
+
+
+def lab(**settings: object) -> Configured:
+    return Configured(name="lab", kind="toy", settings={"label": "x", **settings})
+
+
+def test_a_target_is_kept_found_and_forgotten(tmp_path):
+    target = configured.add(tmp_path, lab(label='a\'b; $(c) "d" ü'))
+    assert target.settings["label"] == 'a\'b; $(c) "d" ü'
+    assert json.loads((tmp_path / "compute/lab.json").read_text()) == {
+        "name": "lab",
+        "kind": "toy",
+        "settings": {"label": 'a\'b; $(c) "d" ü'},
+    }
+    found = configured.find_target("lab", tmp_path)
+    assert isinstance(found, ToyTarget)
+    assert (found.name, found.settings["label"], found.values["nodes"]) == ("lab", 'a\'b; $(c) "d" ü', 2)
+    assert configured.names(tmp_path) == ["local", "lab"]
+    configured.remove(tmp_path, "lab")
+    assert configured.names(tmp_path) == ["local"]
+    with pytest.raises(TargetError, match="there is no compute target 'lab'"):
+        configured.find_target("lab", tmp_path)
+
+
+def test_what_the_kind_wants_to_keep_is_kept(tmp_path):
+    configured.add(tmp_path, lab(label="  x "))
+    assert configured.read(tmp_path, "lab").settings == {"label": "x"}
+
+
+def test_local_and_kinds_that_need_no_settings_are_there_without_being_added(tmp_path):
+    assert isinstance(configured.find_target("local", tmp_path), LocalTarget)
+    assert isinstance(configured.find_target("plain", tmp_path), PlainTarget)
+    with pytest.raises(TargetError, match="there is no compute target 'toy'"):
+        configured.find_target("toy", tmp_path)
+
+
+def test_a_name_that_is_nearly_right_is_offered(tmp_path):
+    configured.add(tmp_path, lab())
+    with pytest.raises(TargetError, match=r"no compute target 'lap'\. Is 'lab' meant\? There are local, lab\."):
+        configured.find_target("lap", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a/b", "../lab", "a b", "a\n", "x" * 65, "ü", None, 3])
+def test_a_name_that_could_lead_elsewhere_is_refused(tmp_path, name):
+    with pytest.raises(TargetError, match="compute target name"):
+        Configured(name=name, kind="toy")
+    with pytest.raises(TargetError, match="there is no compute target"):
+        configured.read(tmp_path, name)
+    with pytest.raises(TargetError, match="there is no compute target"):
+        configured.remove(tmp_path, name)
+
+
+def test_names_that_are_taken_are_refused(tmp_path):
+    with pytest.raises(TargetError, match="'local' is this machine"):
+        configured.add(tmp_path, Configured(name="local", kind="toy", settings={"label": "x"}))
+    with pytest.raises(TargetError, match="the name 'slurm' is that of a kind"):
+        configured.add(tmp_path, Configured(name="slurm", kind="toy", settings={"label": "x"}))
+    configured.add(tmp_path, lab())
+    with pytest.raises(TargetError, match="there is a compute target 'lab' already"):
+        configured.add(tmp_path, lab(nodes=3))
+    assert configured.read(tmp_path, "lab").settings == {"label": "x"}
+    configured.add(tmp_path, lab(nodes=3), replace=True)
+    assert configured.read(tmp_path, "lab").settings == {"label": "x", "nodes": 3}
+
+
+def test_a_target_with_a_wrong_setting_is_not_kept(tmp_path):
+    with pytest.raises(TargetError, match="nodes=0 is less than 1"):
+        configured.add(tmp_path, lab(nodes=0))
+    assert configured.names(tmp_path) == ["local"]
+
+
+def test_of_two_that_add_the_same_name_at_once_one_is_told(tmp_path):
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        told = pool.starmap(_add, [(tmp_path, number) for number in range(8)])
+    assert sorted(told) == ["", *["there is a compute target 'lab' already"] * 7]
+    assert [path.name for path in (tmp_path / "compute").iterdir()] == ["lab.json"]
+
+
+def _add(folder, number):
+    try:
+        configured.add(folder, Configured(name="lab", kind="local"))
+    except TargetError as error:
+        return str(error).split(".")[0]
+    return ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "lab"}', '{"name": "other", "kind": "toy", "settings": {}}'])
+def test_a_file_that_is_no_description_is_named(tmp_path, text):
+    (tmp_path / "compute").mkdir()
+    (tmp_path / "compute/lab.json").write_text(text)
+    with pytest.raises(TargetError, match=r"compute/lab\.json"):
+        configured.find_target("lab", tmp_path)
+    assert configured.names(tmp_path) == ["local", "lab"]
+
+
+def test_a_run_keeps_the_target_as_it_was(tmp_path):
+    run_dir = tmp_path / "runs" / "exp_1_00000000"
+    run_dir.mkdir(parents=True)
+    configured.add(tmp_path, lab(nodes=3))
+    configured.keep_copy(run_dir, configured.read(tmp_path, "lab"))
+    configured.remove(tmp_path, "lab")
+    found = configured.target_of_run(run_dir)
+    assert (found.name, found.values["nodes"]) == ("lab", 3)
+
+
+def test_a_run_of_an_older_version_has_the_target_of_its_record(tmp_path):
+    run_dir = tmp_path / "runs" / "exp_1_00000000"
+    run_dir.mkdir(parents=True)
+    assert isinstance(configured.target_of_run(run_dir), LocalTarget)
+    configured.add(tmp_path, lab())
+    (run_dir / "run.json").write_text('{"target": "lab"}')
+    assert configured.target_of_run(run_dir).name == "lab"
+
+
+def test_a_kind_that_cannot_be_loaded_says_which_package_and_harms_no_other(tmp_path):
+    assert list(kinds.load_errors()) == ["gone"]
+    with pytest.raises(TargetError, match=r"no\.such\.module:Target can't be loaded \(ModuleNotFoundError"):
+        Configured(name="x", kind="gone").make()
+    with pytest.raises(TargetError, match=r"no kind 'tory'.* Is 'toy' meant"):
+        Configured(name="x", kind="tory").make()
+    assert isinstance(lab().make(), ToyTarget)
+
+
+def test_a_kind_without_options_takes_none():
+    assert isinstance(Configured(name="x", kind="plain").make(), PlainTarget)
+    with pytest.raises(TargetError, match="kind 'plain' has no settings; found a"):
+        Configured(name="x", kind="plain", settings={"a": 1}).make()

@@ -1,0 +1,43 @@
+"""`Workspace.compute_targets`."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets import configured, kinds
+from paceline.targets.configured import Configured
+from paceline.targets.named import ComputeTargets
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch):
+    places = {"toy": "tests.targets.toy:ToyTarget", "plain": "tests.targets.toy:PlainTarget"}
+    monkeypatch.setattr(kinds, "_installed", lambda: places)
+
+
+def test_targets_are_found_by_name_and_say_how_they_stand(tmp_path):
+    targets = ComputeTargets(tmp_path)
+    configured.add(tmp_path, Configured(name="lab", kind="toy", settings={"label": "x", "nodes": 3}))
+    assert list(targets) == ["local", "lab"]
+    assert (len(targets), "lab" in targets, "moon" in targets) == (2, True, False)
+    assert (targets["lab"].type, targets["lab"].settings) == ("toy", {"label": "x", "nodes": 3})
+    assert targets["lab"].get_status().cores == 12
+    assert repr(targets) == "ComputeTargets(local, lab)"
+
+
+def test_a_name_that_is_not_there_is_a_key_error_that_lists_the_others(tmp_path):
+    with pytest.raises(KeyError, match=r"no compute target 'moon'\. There are local\."):
+        ComputeTargets(tmp_path)["moon"]
+
+
+def test_a_kind_that_tells_nothing_says_so(tmp_path):
+    with pytest.raises(TargetError, match="kind 'plain', which tells nothing"):
+        ComputeTargets(tmp_path)["plain"].get_status()
+
+
+def test_a_description_that_cannot_be_read_is_no_missing_one(tmp_path):
+    (tmp_path / "compute").mkdir()
+    (tmp_path / "compute/lab.json").write_text("{")
+    with pytest.raises(TargetError, match=r"lab\.json"):
+        ComputeTargets(tmp_path)["lab"]

@@ -1,0 +1,113 @@
+"""Settings of compute targets: from Python and from a command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.options import Option, check_settings, help_lines, parse_words
+
+OPTIONS = (
+    Option("hosts", "file of hosts", type=Path),
+    Option("partition", "where jobs go", is_required=True),
+    Option("time_limit", "minutes", type=int, default=60),
+    Option("share", "part of a node", type=float),
+    Option("extra", "more words", type=list),
+    Option("requeue", "start over", type=bool, default=True),
+    Option("mode", "how", choices=("fast", "slow")),
+)
+
+
+def test_every_option_has_a_value_once_the_settings_are_checked():
+    assert check_settings("toy", OPTIONS, {"partition": "gpu", "extra": ["--a b"], "share": 1}) == {
+        "hosts": None,
+        "partition": "gpu",
+        "time_limit": 60,
+        "share": 1,
+        "extra": ["--a b"],
+        "requeue": True,
+        "mode": None,
+    }
+
+
+def test_a_default_list_is_not_shared_between_targets():
+    options = (Option("extra", "more", type=list, default=["a"]),)
+    check_settings("toy", options, {})["extra"].append("b")
+    assert check_settings("toy", options, {}) == {"extra": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "compute target 'lab' needs partition (--partition TEXT): where jobs go."),
+        ({"partition": "x", "partitoin": 1}, "has no setting 'partitoin'. Is partition meant? There are: hosts, partition"),
+        ({"partition": 3}, "partition=3 is not a text. It is: where jobs go."),
+        ({"partition": "x", "time_limit": "60"}, "time_limit='60' is not a whole number"),
+        ({"partition": "x", "time_limit": True}, "time_limit=True is not a whole number"),
+        ({"partition": "x", "share": "half"}, "share='half' is not a number"),
+        ({"partition": "x", "requeue": 1}, "requeue=1 is not true or false"),
+        ({"partition": "x", "extra": "a"}, "extra='a' is not a list of texts"),
+        ({"partition": "x", "extra": ["a", 1]}, "is not a list of texts"),
+        ({"partition": "x", "mode": "quick"}, "mode='quick' is not one of fast, slow"),
+        ({"partition": "x\n#SBATCH --uid=0"}, "has a line break or control character"),
+        ({"partition": "x", "extra": ["a\x00"]}, "has a line break or control character"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_named_with_the_rule_and_what_there_is(settings, message):
+    with pytest.raises(TargetError) as caught:
+        check_settings("toy", OPTIONS, settings, "lab")
+    assert message in str(caught.value)
+
+
+def test_words_become_settings_and_the_name_stands_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--hosts", "h.txt", "lab", "--partition=gpu,cpu", "--time-limit", "5", "--share", "0.5"]
+    words += ["--extra", "a b; rm -rf $HOME", "--extra=--exclusive", "--no-requeue", "--mode", "fast", "--", "--alone"]
+    assert parse_words("toy", OPTIONS, words) == (
+        {
+            "hosts": str(tmp_path / "h.txt"),
+            "partition": "gpu,cpu",
+            "time_limit": 5,
+            "share": 0.5,
+            "extra": ["a b; rm -rf $HOME", "--exclusive"],
+            "requeue": False,
+            "mode": "fast",
+        },
+        ["lab", "--alone"],
+    )
+
+
+def test_an_option_is_found_with_dashes_and_with_underscores():
+    assert parse_words("toy", OPTIONS, ["--time_limit", "5", "--requeue"])[0] == {"time_limit": 5, "requeue": True}
+    assert parse_words("toy", OPTIONS, ["--requeue=no"])[0] == {"requeue": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--partitoin", "x"], "kind 'toy' has no option --partitoin. Is --partition meant? There are: --hosts,"),
+        (["--no-partition"], "kind 'toy' has no option --no-partition"),
+        (["--partition"], "--partition needs a value (TEXT): where jobs go."),
+        (
+            ["--hosts", "--partition", "x"],
+            "--hosts needs a value (FILE): file of hosts; '--partition' is the next option.",
+        ),
+        (["--time-limit", "soon"], "--time-limit 'soon' is not a whole number. It is: minutes."),
+        (["--share", "half"], "--share 'half' is not a number"),
+        (["--requeue=maybe"], "--requeue='maybe' is neither true nor false"),
+    ],
+)
+def test_wrong_words_are_named_with_what_there_is(words, message):
+    with pytest.raises(TargetError) as caught:
+        parse_words("toy", OPTIONS, words)
+    assert message in str(caught.value)
+
+
+def test_help_has_the_required_options_first_and_says_what_a_value_may_be():
+    assert help_lines(OPTIONS)[0] == ("--partition TEXT", "where jobs go (required)")
+    lines = dict(help_lines(OPTIONS))
+    assert lines["--time-limit N"] == "minutes (default: 60)"
+    assert lines["--extra TEXT"] == "more words (may be repeated)"
+    assert lines["--mode fast|slow"] == "how"

@@ -1,0 +1,38 @@
+"""How a compute target stands."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.targets.status import NodeStatus, Status
+
+
+def node(name: str, **values: object) -> NodeStatus:
+    return NodeStatus(name=name, **values)
+
+
+def test_nodes_that_are_down_do_not_count_among_the_cores():
+    status = Status(
+        nodes=(node("a", cores=8, used_cores=2, gpus=2, used_gpus=1), node("b", cores=8, is_up=False, state="drained"))
+    )
+    assert (status.cores, status.used_cores, status.gpus, status.used_gpus) == (8, 2, 2, 1)
+
+
+def test_what_no_node_tells_is_not_zero():
+    assert Status(nodes=(node("a"),)).cores is None
+
+
+@pytest.mark.parametrize(
+    ("ups", "state"), [((True, True), "up"), ((True, False), "degraded"), ((False, False), "down"), ((), "down")]
+)
+def test_the_state_is_that_of_the_nodes(ups, state):
+    assert Status(nodes=tuple(node(str(index), is_up=up) for index, up in enumerate(ups))).state == state
+
+
+def test_it_goes_through_json():
+    status = Status(nodes=(node("a", cores=2, used_cores=0),), queued=3, running=1)
+    told = json.loads(json.dumps(status.to_json()))
+    assert (told["state"], told["cores"], told["queued"]) == ("up", 2, 3)
+    assert NodeStatus.from_json(told["nodes"][0]) == status.nodes[0]

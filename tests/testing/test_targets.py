@@ -1,0 +1,81 @@
+"""The conformance suite of targets: the documentation's own target passes it, and faults do not."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.testing.under_test import TargetUnderTest
+from tests.docs.pages import blocks, code_words, section, tables
+from tests.testing.conftest import PAGE, SUITE, TARGET
+
+Runner = Callable[..., "subprocess.CompletedProcess[str]"]
+
+#: A faulty kind -> the check that finds it, and what it says.
+FAULTS = {
+    "generous": ("test_a_job_that_can_never_fit_is_refused_at_submission", "DID NOT RAISE"),
+    "deaf": ("test_a_run_is_canceled_while_it_runs[gloo]", "saved.exists()"),
+    "foreign": ("test_the_workers_find_their_environment[single]", "SLURM_PROCID"),
+    "forgetful": ("test_several_runs_at_once_do_not_disturb_each_other", "no process of the run is left"),
+    "namesake": ("test_a_run_goes_through_its_states_in_order[gloo]", "len(set("),
+}
+
+
+def test_the_page_keeps_what_it_promises() -> None:
+    lines = [line for line in TARGET.splitlines() if line.strip()]
+    assert len(lines) <= 60
+
+
+def test_the_page_names_all_that_an_author_may_change() -> None:
+    rows = tables(section(PAGE, "The conformance suite"))[0]
+    written = {word.partition("(")[0] for row in rows for word in code_words(row[0])}
+    real = {name for name in [*vars(TargetUnderTest), *TargetUnderTest.__annotations__] if not name.startswith("_")}
+    # What follows from the others, and the suite's own.
+    assert written == real - {"name", "workspace_dir", "finished"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_the_pages_target_passes_the_suite(run_in_environment: Runner, tmp_path: Path) -> None:
+    (tmp_path / "test_nice.py").write_text(SUITE)
+    done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout=120", ".", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-8000:]
+    # What is skipped: a lost node, with each backend, with and without one to spare.
+    assert re.search(r"\d\d passed, 4 skipped", done.stdout), done.stdout[-2000:]
+
+
+@pytest.mark.slow
+def test_the_pages_commands_work(run_in_environment: Runner, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os\nprint(os.nice(0), os.environ['RANK'])\n")
+    for line in blocks(PAGE, "console")[0].text.splitlines():
+        program, *words = shlex.split(line.removeprefix("$ "))
+        assert program == "paceline"
+        done = run_in_environment("-m", "paceline", *words, cwd=tmp_path)
+        assert done.returncode == 0, f"{line}\n{done.stdout}"
+    # Four workers at the low priority that was asked for, above that of the tests themselves.
+    levels = re.findall(r"(\d+) ([0-3])$", done.stdout, re.MULTILINE)
+    assert sorted(rank for _, rank in levels) == ["0", "1", "2", "3"]
+    assert all(int(level) >= 15 for level, _ in levels)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_suite_finds_faults(run_in_environment: Runner, tmp_path: Path) -> None:
+    suite = SUITE
+    for kind in FAULTS:
+        suite += SUITE.replace("Nice", kind.capitalize()).replace("nice", kind).replace(
+            "under_test(", f"{kind}_under_test("
+        ).replace("    pass\n", f"    @pytest.fixture\n    def under_test(self, {kind}_under_test):\n        return {kind}_under_test\n")
+    (tmp_path / "test_faulty.py").write_text(suite)
+    checks = [f"test_faulty.py::Test{kind.capitalize()}::{check}" for kind, (check, _) in FAULTS.items()]
+    done = run_in_environment("-m", "pytest", "-q", "-p", "no:cacheprovider", *checks, cwd=tmp_path)
+
+    found = re.split(r"\n_+ (?:ERROR at teardown of )?Test(\w+)\.", done.stdout)
+    said = dict(zip(found[1::2], found[2::2], strict=True))
+    for kind, (_, words) in FAULTS.items():
+        assert words in said.get(kind.capitalize(), ""), f"{kind} was not found:\n{done.stdout[-6000:]}"
