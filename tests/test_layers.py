@@ -40,13 +40,15 @@ MAY_IMPORT = {
     "agent": "errors processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
     # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors plugins processes library job plan runs agent data.filesystem",
+    "targets": "errors plugins processes library job plan runs agent data",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": "errors processes library job plan runs launchers targets containers"
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": f"{UP_TO_TARGETS} supervisor snapshot submit",
     "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",
+    # What the author of a target runs; nothing imports it.
+    "testing": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
     "cli": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
     "__main__": "cli",
 }
@@ -63,6 +65,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "data collectives compat parallel"),
     "mpi4py": "collectives compat",
+    "pytest": "testing",
     "cloudpickle": "compat",
     "matplotlib": "parallel",
     "tensorflow": "data compat",

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.runs import lock
-from paceline.targets import local
+from paceline.targets import leases, local
 from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget, core_count
 from tests.helpers import make_job
@@ -178,7 +178,7 @@ def test_ports_that_are_not_to_be_had_are_an_error(target, run, monkeypatch):
     job, path = make_job(), run("first")
     target.enqueue(job, path)
     nodes = target.wait_for_nodes(job, path, pytest.fail)
-    monkeypatch.setattr(local, "free_ports", lambda count, taken: ())
+    monkeypatch.setattr(leases, "free_ports", lambda count, taken: ())
     with pytest.raises(TargetError, match="no 2 ports are free on this machine"):
         nodes.renew_ports()
 

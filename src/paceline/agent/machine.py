@@ -6,15 +6,14 @@ import fcntl
 import os
 import pwd
 import secrets
-import shutil
 import socket
 import struct
-import subprocess
 import sys
 import time
 from typing import Any
 
 from paceline import processes
+from paceline.agent.gpus import devices
 
 #: As `paceline.targets.leases` has them.
 _PORTS = range(20000, 32000)
@@ -30,7 +29,7 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
         "home": os.path.expanduser("~"),
         "python": [sys.executable, list(sys.version_info[:3])],
         "cores": len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1,
-        "gpus": list(gpus()),
+        "gpus": list(devices()),
         "interfaces": interfaces(),
         "env": dict(os.environ),
         "pid": os.getpid(),
@@ -47,29 +46,6 @@ def user() -> str:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
         return str(os.geteuid())
-
-
-def gpus() -> tuple[str, ...]:
-    """The devices that runs may use, as `paceline.targets.gpus.devices` has them."""
-    for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
-        if name in os.environ:
-            return tuple(part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1"))
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ()
-    try:
-        done = subprocess.run(
-            [tool, "--query-gpu=index", "--format=csv,noheader"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    lines = [line.strip() for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return tuple(line for line in lines if line.isdigit())
 
 
 def interfaces() -> dict[str, tuple[str, int]]:

@@ -120,6 +120,11 @@ class RunFolder:
         """Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over."""
         return self.path / "closing"
 
+    def passing(self) -> list[Path]:
+        """What is there while files come from nodes, and may be left by a killed supervisor: files that are not whole
+        yet, and marks by which it is seen whether a node has the same folder."""
+        return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
+
     @property
     def engine(self) -> Path:
         """Which job of which engine the run is, where its supervisor is inside that job."""

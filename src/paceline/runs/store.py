@@ -247,6 +247,8 @@ def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) 
     """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock."""
     if record.scratch_dir:
         shutil.rmtree(record.scratch_dir, ignore_errors=True)
+    for path in folder.passing():
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     now = utc_now()
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from paceline import processes
+from paceline.agent.gpus import devices
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.plan import Node, places, port_count
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.gpus import devices
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
 

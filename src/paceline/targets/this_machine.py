@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline.agent.gpus import devices
 from paceline.runs import lock
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
-from paceline.targets.gpus import devices
 from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget, core_count
 from paceline.targets.options import Option, check_settings

@@ -14,7 +14,13 @@ from paceline.targets.ray.entry import shared_entrypoint
 from tests.helpers import wait_until
 from tests.targets.ray.test_entry import program, run
 
-ECHO = "import os, sys\nfor line in sys.stdin:\n    if line == 'end\\n': break\n    print('heard', line.strip(), os.getpid(), flush=True)\n"
+ECHO = """\
+import os, sys
+for line in sys.stdin:
+    if line == "end\\n":
+        break
+    print("heard", line.strip(), os.getpid(), flush=True)
+"""
 #: In the place of a supervisor.
 SUPERVISOR = """\
 import os, sys

@@ -11,7 +11,7 @@ def settings(**values: object) -> Settings:
 def test_no_setting_is_required_and_each_is_a_field():
     made = settings()
     assert {option.name for option in OPTIONS} == set(made.__dataclass_fields__)
-    assert (made.cpus_per_process, made.mpi_launch, made.folder, made.options) == (1, "mpirun", "~/.paceline", ())
+    assert (made.cpus_per_process, made.folder, made.options) == (1, "~/.paceline", ())
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("ssh_options", "for the login host, as for ssh -o, such as Port=2222", list, ()),
     Option("folder", "with login: a folder there that all nodes see, for runs and snapshots", default="~/.paceline"),
     Option("python", "Python 3.10 or later as the nodes see it; if not set, the submitting one, or with login python3"),
-    Option("mpi_launch", "what starts MPI workers", default="mpirun", choices=("mpirun", "srun")),
     Option("interface", "network interface between the nodes, such as ib0"),
     Option("output", "which form of the engine's answers to read", default="plain", choices=("plain", "json")),
 )
@@ -101,7 +100,6 @@ class Settings:
     ssh_options: tuple[str, ...]
     folder: str
     python: str | None
-    mpi_launch: str
     interface: str | None
     output: str
 

@@ -52,6 +52,11 @@ class SlurmTarget:
     # --- for the submitting program
 
     def check(self, job: Job) -> None:
+        if self.settings.login is not None and job.inputs:
+            raise TargetError(
+                f"{self._title} is reached through a login host, where this workspace's datastores are not known: input "
+                f"{job.inputs[0].name!r} can't be carried there yet. Give the script a path of the cluster's as an argument."
+            )
         submission.test(self._scheduler, self._title, self.script(job), self.settings)
 
     def preview(self, job: Job) -> Preview:

@@ -225,7 +225,7 @@ def boot_id() -> str:
 
 
 def gpus() -> List[str]:
-    """As `paceline.agent.machine.gpus`, which is not there before the library is."""
+    """As `paceline.agent.gpus.devices`, which is not there before the library is."""
     for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return [part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1")]

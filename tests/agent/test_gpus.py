@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from paceline.targets.gpus import GPUS_VARIABLE, devices
+from paceline.agent.gpus import GPUS_VARIABLE, devices
 from tests.helpers import write_program
 
 
