@@ -41,6 +41,8 @@ from tests.docs.pages import (
     section,
     tables,
 )
+from tests.engines import hosts
+from tests.engines.conftest import require_engine
 from tests.helpers import make_job, make_launch, make_record, make_run
 
 if sys.version_info >= (3, 11):
@@ -97,10 +99,38 @@ def test_what_a_page_tells_to_type_into_a_shell_can_be_typed(page: Path) -> None
                 assert not words, f"{line}: a command with its output belongs into a `console` block, where it is run"
 
 
+def is_elsewhere(text: str) -> bool:
+    """Whether a block's command wants the two SSH hosts that the README speaks of."""
+    return bool(re.search(r"\blab\b", text.splitlines()[0]))
+
+
+HERE = [number for number, block in enumerate(blocks(README, "console")) if not is_elsewhere(block.text)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(blocks(README, "console"))))
+@pytest.mark.parametrize("number", HERE)
 def test_the_readmes_commands_print_what_it_says(checkout: Path, number: int) -> None:
-    text = blocks(README, "console")[number].text
+    assert_prints_what_it_says(blocks(README, "console")[number].text)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_the_readmes_commands_on_other_machines_print_what_it_says(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacks = hosts.missing()
+    require_engine(f"hosts ({lacks})" if lacks else "hosts", not lacks)
+    found = [block.text for block in blocks(README, "console") if is_elsewhere(block.text)]
+    assert len(found) >= 3
+    with hosts.Hosts("lab", private=()).up(2) as lab:
+        for name, value in lab.ssh_environment().items():
+            monkeypatch.setenv(name, value)
+        (checkout / "hosts.txt").write_text("".join(f"{name} slots=2\n" for name in lab.names))
+        for text in found:
+            assert_prints_what_it_says(text)
+
+
+def assert_prints_what_it_says(text: str) -> None:
     first, *said = text.splitlines()
     assert first.startswith("$ "), "one command a block"
     done = subprocess.run(

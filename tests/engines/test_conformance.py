@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,22 @@ from typing import Any
 import pytest
 
 from paceline.runs import lock
+from paceline.runs.elsewhere import engine
 from paceline.runs.run import Run
+from paceline.testing.bench import Bench, seen, states_of, text_of
+from paceline.testing.completing import WAYS
 from paceline.testing.targets import TargetConformance, TargetUnderTest
+from paceline.testing.worker_environment import comparable, expected
+from tests.engines import slurm_lab
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
 from tests.engines.hosts import missing as hosts_missing
+from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
+from tests.engines.ray_lab import missing as ray_missing
+from tests.engines.slurm_lab import SlurmLab
+
+#: Variables of a worker that follow from the node's cores and network.
+PLACE = {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 
 
 class Local(TargetUnderTest):
@@ -23,7 +35,7 @@ class Local(TargetUnderTest):
 
     kind = "local"
     never_fits: Mapping[str, Any] = {"use_gpu": True}
-    slack_s = float(os.environ.get("SLACK", "30"))
+    slack_s = 30.0
 
     @property
     def whole(self) -> Mapping[str, Any]:
@@ -44,9 +56,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
 
 class TestLocal(TargetConformance):
     @pytest.fixture
-    def under_test(self, local: Local, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Local]:
+    def under_test(self, local: Local, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Local:
         monkeypatch.setenv("PACELINE_GPUS", "")
-        yield local
+        return local
 
 
 class Ssh(TargetUnderTest):
@@ -54,7 +66,7 @@ class Ssh(TargetUnderTest):
 
     kind = "ssh"
     has_spare_node = True
-    slack_s = float(os.environ.get("SLACK", "30"))
+    slack_s = 30.0
 
     def __init__(self, folder: Path, hosts: Hosts) -> None:
         super().__init__(folder)
@@ -98,7 +110,94 @@ class SshThatIsCutOff(Ssh):
         self.hosts.heal(name)
 
 
-@pytest.fixture(scope="session")
+class Slurm(TargetUnderTest):
+    """Two nodes, and a controller on this machine, whose files they see."""
+
+    kind = "slurm"
+    settings: Mapping[str, Any] = {"time": "10"}
+    # What slurmd's silence may last, and ours after Slurm's notice.
+    node_lost_s = 40.0
+    slack_s = 30.0
+
+    def __init__(self, folder: Path, cluster: SlurmLab) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        return {**super().whole, "process_count_per_node": 4}
+
+    def left(self, run: Run) -> list[str]:
+        job = str(engine(run.folder).get("job_id"))
+        jobs = self.cluster.run("squeue", "-h", "-o", "%i %T %N").splitlines()
+        return [*super().left(run), *(line for line in jobs if line.split()[0] == job)]
+
+    def lose_node(self, name: str) -> None:
+        self.cluster.kill_node(name)
+
+    def bring_back(self, name: str) -> None:
+        self.cluster.boot_node(name)
+        self.cluster.wait_for_nodes("idle")
+
+
+class Ray(TargetUnderTest):
+    """A head and two nodes."""
+
+    kind = "ray"
+    node_lost_s = 40.0
+    slack_s = 30.0
+
+    def __init__(self, folder: Path, cluster: RayLab) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+        self.settings = {"address": cluster.address, "token_env": TOKEN_VARIABLE}
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        return {**super().whole, "node_count": len(self.cluster.hosts.names)}
+
+    def left(self, run: Run) -> list[str]:
+        return [*super().left(run), *(f"{name}: {lines}" for name, lines in self.cluster.left().items())]
+
+
+@pytest.mark.timeout(240)
+class SameAsLocal(TargetConformance):
+    """The suite, and that a run is what it would be on `local`."""
+
+    @WAYS
+    def test_a_run_is_what_it_would_be_on_this_machine(
+        self, bench: Bench, local: Local, backend: str | None, request: pytest.FixtureRequest
+    ) -> None:
+        run, here = bench.plain(backend), Bench(local).plain(backend)
+
+        assert states_of(run) == states_of(here)
+        assert files_of(run) == files_of(here)
+        assert (run.get_metrics(by_rank=True), run.tags) == (here.get_metrics(by_rank=True), here.tags)
+        (mine,), (theirs,) = run.record().attempts, here.record().attempts
+        assert mine.exit_codes == theirs.exit_codes
+        for rank in map(int, mine.exit_codes):
+            assert text_of(run.folder.live_log(rank)) == text_of(here.folder.live_log(rank))
+            found = [seen(one, rank) for one in (run, here)]
+            names = [expected(one, rank, what["environment"]) for one, what in zip((run, here), found, strict=True)]
+            assert set(names[0]) - PLACE == set(names[1]) - PLACE
+            assert comparable(found[0]["environment"], set(names[0]) - PLACE) == comparable(
+                found[1]["environment"], set(names[1]) - PLACE
+            )
+            same = ("argv", "stdin", "tool", "link", "sum", "blob", "python")
+            assert {name: found[0][name] for name in same} == {name: found[1][name] for name in same}
+
+
+def files_of(run: Run) -> dict[str, str]:
+    """Name -> hash, of what the script has left; what each worker saw is compared by itself."""
+    found = {}
+    for top in (run.folder.outputs, run.folder.checkpoints, run.folder.artifacts):
+        for path in top.rglob("*"):
+            if path.is_file() and not path.name.startswith("seen_"):
+                found[str(path.relative_to(run.folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+@pytest.fixture(scope="module")
 def ssh_hosts() -> Iterator[Hosts]:
     why = hosts_missing()
     require_engine(f"hosts in namespaces: {why}", why is None)
@@ -118,13 +217,49 @@ def ssh_that_is_cut_off(ssh_hosts: Hosts) -> Ssh:
     return SshThatIsCutOff(folder, ssh_hosts)
 
 
-class TestSsh(TargetConformance):
+class TestSsh(SameAsLocal):
     @pytest.fixture
     def under_test(self, ssh_that_crashes: Ssh, any_mpirun: str) -> Ssh:
         return ssh_that_crashes
 
 
-class TestSshWithASharedFolder(TargetConformance):
+class TestSshWithASharedFolder(SameAsLocal):
     @pytest.fixture
     def under_test(self, ssh_that_is_cut_off: Ssh, any_mpirun: str) -> Ssh:
         return ssh_that_is_cut_off
+
+
+@pytest.fixture(scope="class")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    lacks = slurm_lab.missing()
+    require_engine(f"Slurm ({lacks})" if lacks else "Slurm", not lacks)
+    with slurm_lab.cluster("pf") as cluster:
+        yield Slurm(tmp_path_factory.mktemp("slurm"), cluster)
+
+
+class TestSlurm(SameAsLocal):
+    @pytest.fixture
+    def under_test(self, slurm: Slurm, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+        for name, value in slurm.cluster.environment.items():
+            monkeypatch.setenv(name, value)
+        return slurm
+
+
+@pytest.fixture(scope="class")
+def ray() -> Iterator[Ray]:
+    lacks = ray_missing()
+    require_engine(f"a Ray cluster, and for that {lacks}", lacks is None)
+    cluster = RayLab().up()
+    try:
+        folder = cluster.folder / "conformance"
+        folder.mkdir()
+        yield Ray(folder, cluster)
+    finally:
+        cluster.down()
+
+
+class TestRay(SameAsLocal):
+    @pytest.fixture
+    def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        return ray

@@ -101,7 +101,10 @@ def begin(lab: Lab, *, ranks: int = 2, **values: Any) -> pl.Run:
 def begun(run: pl.Run, attempt: int, ranks: int = 2) -> list[str]:
     """The hosts that an attempt's workers are on, once they have begun."""
     files = [run.folder.outputs / f"begun_{rank}_{attempt}" for rank in range(ranks)]
-    wait_until(lambda: all(file.exists() for file in files), f"attempt {attempt} has begun", 60)
+    try:
+        wait_until(lambda: all(file.exists() for file in files), f"attempt {attempt} has begun", 90)
+    except AssertionError as error:
+        pytest.fail(f"{error}\n{run.record()}\n{run.folder.driver_log.read_text()}")
     return [wait_for_file(file) for file in files]
 
 

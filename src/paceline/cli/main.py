@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -53,6 +54,8 @@ def main() -> None:
     """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
     # When whoever reads our output has gone; click would exit with 1.
     end_with_the_reader()
+    logging.basicConfig(format="paceline: %(levelname)s: %(message)s")
+    logging.addLevelName(logging.WARNING, "warning")
     sys.exit(_exit_code())
 
 

@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from paceline import processes
-from paceline.runs import states, work_dir
+from paceline.runs import elsewhere, states, work_dir
 from paceline.runs.failure import (
     EXIT_CANCELED,
     EXIT_TIME_LIMIT,
@@ -96,6 +96,8 @@ def fail_internally(run: Supervision, error: BaseException) -> None:
 def _canceled_by(run: Supervision) -> str:
     if run.folder.cancel_request.exists():
         return str((read_json(run.folder.cancel_request) or {}).get("by", "unknown"))
+    if by := elsewhere.engine(run.folder).get("by"):
+        return str(by)
     return signal_name(run.wake.stopped_by or 0)
 
 

@@ -73,9 +73,13 @@ def give_nodes_back(run: Supervision) -> None:
 
 
 def _prepare(run: Supervision, nodes: Nodes, seen: Seen) -> tuple[Done, tuple[Prepared, ...]]:
-    """Environment and data, on each node; nothing is started on this machine where the job needs neither."""
+    """Environment and data, on each node; nothing is started where the job needs neither.
+
+    On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
+    """
     job, is_here = run.job, nodes.shell(0) is None
-    if is_here and not (job.environment.needs_build or job.environment.docker_image or job.inputs):
+    needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
+    if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
         return Done(), (Prepared(python=job.environment.python or seen.python),) * job.node_count
     try:
         # From here on the views of the run's data are somebody's.

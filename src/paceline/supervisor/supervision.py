@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Launch, Prepared
-from paceline.runs import states, store
+from paceline.runs import elsewhere, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.supervisor.attempt import Outcome
@@ -96,7 +96,9 @@ class Supervision:
             return None
         if number == signal.SIGUSR2:
             return "time_limit"
-        return "interrupted" if self.folder.engine.exists() else "cancel"
+        # An engine may start the job again, unless it has said that it never does.
+        may_return = self.folder.engine.exists() and elsewhere.engine(self.folder).get("sigterm") != "cancel"
+        return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:
         """Why the run is to end: "cancel", "time_limit" or "interrupted"; None where it is to go on."""

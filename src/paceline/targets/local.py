@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import functools
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from paceline import processes
 from paceline.agent.gpus import devices
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.plan import Node, places, port_count
+from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
@@ -25,10 +24,6 @@ from paceline.targets.local_nodes import LocalNodes
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 0.5
-
-
-#: Supervisors that this process has started and that may still run.
-_supervisors: list[subprocess.Popen[bytes]] = []
 
 
 class LocalTarget:
@@ -73,34 +68,7 @@ class LocalTarget:
             pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        environment = {
-            # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
-            **{
-                name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")
-            },
-            "PYTHONPATH": str(library_dir),
-            processes.SUPERVISOR_VARIABLE: run_dir.name,
-            # What the workers' PYTHONPATH was, which ours stands in for.
-            "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-        }
-        log = os.open(run_dir / "logs" / "driver.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-        try:
-            process = subprocess.Popen(
-                [python, "-m", "paceline.supervisor", str(run_dir), str(lock_fd)],
-                cwd=run_dir,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(lock_fd,),
-                start_new_session=True,
-            )
-        finally:
-            os.close(log)
-        # It outlives this program by design; if it ends before, the next submission takes its exit code off the system.
-        _supervisors[:] = [earlier for earlier in _supervisors if earlier.poll() is None]
-        _supervisors.append(process)
-        return process.pid
+        return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     def release(self, run_dir: Path) -> None:
         Queue(leases_dir(), self._cores, ()).release(run_dir)

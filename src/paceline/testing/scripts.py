@@ -97,7 +97,7 @@ for number in range(2000):
 '''
 
 #: Runs until it is ended. On SIGTERM a worker takes half a second to save a checkpoint; the last of several is deaf.
-HOLD = '''\
+HOLD = """\
 import os, signal, sys, time
 
 import paceline
@@ -122,7 +122,7 @@ run.log("alive", RANK)
 print(f"rank {RANK} holds", flush=True)
 while True:
     time.sleep(600)
-'''
+"""
 
 #: Runs until it is ended, as plainly as can be.
 WAIT = """\

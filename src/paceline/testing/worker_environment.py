@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paceline.launchers import environment
@@ -56,7 +56,7 @@ def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
     return sorted(name for name in rest if not ("OMPI_COMM_WORLD_RANK" in found and name.startswith(_MPIRUNS)))
 
 
-def comparable(found: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
+def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """The worker's variables of these names with addresses, ports, folders and the run's id made the same for all."""
     places = {
         found["PACELINE_RUN_DIR"]: "<run folder>",

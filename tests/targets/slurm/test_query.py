@@ -6,6 +6,7 @@ import pytest
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.states import JobState
 from tests.helpers import run_python
 from tests.targets.slurm.conftest import FakeSlurm
 
@@ -136,6 +137,24 @@ def test_a_controller_that_is_away_is_asked_again_after_5_s_and_nothing_is_forgo
     job = query.job("1", 0)
     assert job is not None
     assert job.state == "RUNNING"
+
+
+def test_an_answer_that_took_longer_than_it_stays_fresh_still_serves_everybody(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+):
+    # Of a controller that is away, squeue itself makes sure for a long time.
+    slurm.say("squeue", err="Unable to contact slurm controller (connect failure)", code=1)
+    ask = Query._squeue
+
+    def slowly(query: Query) -> list[JobState]:
+        clock.now += 30
+        return ask(query)
+
+    monkeypatch.setattr(Query, "_squeue", slowly)
+    for job_id in ("1", "2", "3"):
+        with pytest.raises(AwayError):
+            make(tmp_path, clock).job(job_id, 0)
+    assert slurm.count("squeue") == 1
 
 
 def test_a_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clock):

@@ -20,15 +20,14 @@ Ask = Callable[..., dict[str, Any]]
 @pytest.fixture
 def ask(tmp_path: Path) -> Ask:
     """Asks the program, with the books in `tmp_path`."""
-    text = program().replace(b'"/tmp/paceline-leases"', repr(str(tmp_path / "leases")).encode())
 
     def run(verb: str, environment: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-W", "error", "-", verb, json.dumps(given)],
-            input=b"\n" + text,
+            input=program(),
             capture_output=True,
             check=True,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, "PACELINE_LEASES": str(tmp_path / "leases"), **(environment or {})},
         )
         answer = answer_in(b"welcome!\n" + done.stdout + b"bye\n")
         assert answer is not None

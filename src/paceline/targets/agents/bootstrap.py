@@ -21,10 +21,6 @@ from paceline.targets.agents.link_error import LinkError
 
 #: What is kept of what a node's shell and the program that reaches it say.
 _SAID_BYTES = 1 << 14
-#: For how long the library's hash is not computed anew.
-_FRESH_S = 2.0
-
-_digests: dict[Path, tuple[float, str]] = {}
 
 
 @dataclass
@@ -94,13 +90,12 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     return talk.heard
 
 
+@functools.cache
 def library_digest(package: Path) -> str:
-    """The hash of the library as it is now, or was a moment ago: links to many nodes are opened at once."""
-    looked, found = _digests.get(package, (0.0, ""))
-    if not found or time.monotonic() - looked > _FRESH_S:
-        found = boot.digest(str(package)) or ""
-        assert found, f"no library in {package}"
-        _digests[package] = (time.monotonic(), found)
+    """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
+    version may be installed here while it runs."""
+    found = boot.digest(str(package))
+    assert found, f"no library in {package}"
     return found
 
 

@@ -8,6 +8,7 @@ import errno
 import ipaddress
 import os
 import secrets
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ class AgentNodes:
             library_dir=Path(library),
             python=python,
             is_shared=self._is_shared,
-            remote_shell=(python, f"{library}/paceline/agent/rsh.py"),
+            remote_shell=self._make_remote_shell(scratch, python, library),
         )
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
@@ -211,6 +212,13 @@ class AgentNodes:
 
     def _living(self) -> list[Link]:
         return [link for link in self._links if link.lost is None]
+
+    def _make_remote_shell(self, scratch: str, python: str, library: str) -> tuple[str, ...]:
+        """A program on the first node, without a space in its command line: PRRTE knows no quotes."""
+        path = f"{scratch}/rsh"
+        command = shlex.join([python, f"{library}/paceline/agent/rsh.py"])
+        self._links[0].put_file(path, f'#!/bin/sh\nexec {command} "$@"\n'.encode(), 0o700)
+        return ("/bin/sh", path)
 
     def _make_scratch(self) -> str:
         """A folder with a short path, the same on all nodes; in memory where each has such a file system."""

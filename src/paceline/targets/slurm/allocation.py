@@ -29,7 +29,9 @@ from paceline.targets.slurm.settings import Settings
 from paceline.targets.slurm.states import counts, expand
 
 #: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
-_OPEN_S = 60.0
+OPEN_S = 60.0
+#: For a step to begin on a node that had one already.
+AGAIN_S = 8.0
 
 #: Of the batch step's environment: would be taken by srun for options of the step.
 _FOR_SRUN = (
@@ -117,7 +119,13 @@ class Allocation:
 
 
 def open_nodes(
-    allocation: Allocation, job: Job, settings: Settings, library_dir: Path, waiting: Waiting
+    allocation: Allocation,
+    job: Job,
+    settings: Settings,
+    library_dir: Path,
+    waiting: Waiting,
+    *,
+    limit_s: float = OPEN_S,
 ) -> AgentNodes | None:
     """The allocation's nodes, an agent on each; None once `waiting` has said to give up.
 
@@ -127,7 +135,11 @@ def open_nodes(
     """
     names = allocation.nodes[: job.node_count]
     links = _open_all(
-        {name: link_words(allocation, name) for name in names}, step_environment(os.environ), library_dir, waiting
+        {name: link_words(allocation, name) for name in names},
+        step_environment(os.environ),
+        library_dir,
+        waiting,
+        limit_s,
     )
     if links is None:
         return None
@@ -175,7 +187,11 @@ def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _open_all(
-    commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], library_dir: Path, waiting: Waiting
+    commands: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    library_dir: Path,
+    waiting: Waiting,
+    limit_s: float,
 ) -> list[Link] | None:
     """A link to each node, opened at once; None if told to give up, and then none is left open."""
     found: dict[str, Link] = {}
@@ -190,7 +206,7 @@ def _open_all(
                 folder=f"/tmp/paceline-{_user()}",
                 shared_library=True,
                 env=environment,
-                timeout_s=_OPEN_S,
+                timeout_s=limit_s,
             )
         except PacelineError as error:
             errors[name] = error
@@ -292,4 +308,14 @@ def _user() -> str:
         return str(os.getuid())
 
 
-__all__ = ["Allocation", "LinkError", "common_addresses", "link_words", "open_nodes", "srun_words", "step_environment"]
+__all__ = [
+    "AGAIN_S",
+    "OPEN_S",
+    "Allocation",
+    "LinkError",
+    "common_addresses",
+    "link_words",
+    "open_nodes",
+    "srun_words",
+    "step_environment",
+]

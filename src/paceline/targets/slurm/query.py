@@ -84,7 +84,7 @@ class Query:
         """Let the next look ask anew: something was done to a job."""
         with self._locked():
             data = self._read()
-            data["time"] = 0.0
+            data["told"] = 0.0
             self._write(data)
 
     def _data(self, answers: Callable[[dict[str, Any]], bool], job_id: str | None) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Query:
 
     def _is_fresh(self, data: dict[str, Any]) -> bool:
         # Clocks of machines that share the folder may differ.
-        return abs(self._clock() - float(data["time"])) < FRESH_S
+        return abs(self._clock() - float(data["told"])) < FRESH_S
 
     # --- asking
 
@@ -127,9 +127,11 @@ class Query:
             # A job that is listed as living has been requeued since.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
         except AwayError as error:
-            return {**data, "time": now, "error": str(error)}
+            return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
+            # An answer says how things were when it was asked for, and is as fresh as its end: some take longer than `FRESH_S`.
             "time": now,
+            "told": self._clock(),
             "error": None,
             "accounting": accounting,
             "jobs": {key: job.to_json() for key, job in jobs.items() if key not in ended},
@@ -169,7 +171,15 @@ class Query:
     # --- the file
 
     def _read(self) -> dict[str, Any]:
-        empty: dict[str, Any] = {"time": 0.0, "error": None, "accounting": True, "jobs": {}, "ended": {}, "known": []}
+        empty: dict[str, Any] = {
+            "time": 0.0,
+            "told": 0.0,
+            "error": None,
+            "accounting": True,
+            "jobs": {},
+            "ended": {},
+            "known": [],
+        }
         data = read_json(self._path)
         return {**empty, **data} if isinstance(data, dict) else empty
 

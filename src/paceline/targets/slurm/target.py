@@ -48,6 +48,7 @@ class SlurmTarget:
         self.settings = Settings.of(name, settings or {})
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
+        self._had_nodes = False
 
     # --- for the submitting program
 
@@ -164,7 +165,7 @@ class SlurmTarget:
     # --- for the supervisor, inside the job
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        from paceline.targets.slurm.allocation import Allocation, LinkError, open_nodes
+        from paceline.targets.slurm.allocation import AGAIN_S, OPEN_S, Allocation, LinkError, open_nodes
 
         allocation = Allocation.of(os.environ)
         # In the cluster there is no login host to go through.
@@ -174,7 +175,11 @@ class SlurmTarget:
             self._note(folder, job_id=allocation.job_id, submitted=time.time())
         workspace = run_dir.parent.parent
         try:
-            return open_nodes(allocation, job, self.settings, library_dir_of(workspace), waiting)
+            # One that was lost is given a chance, a short one: it may be its agent alone that was killed.
+            limit_s = AGAIN_S if self._had_nodes else OPEN_S
+            nodes = open_nodes(allocation, job, self.settings, library_dir_of(workspace), waiting, limit_s=limit_s)
+            self._had_nodes = True
+            return nodes
         except LinkError as error:
             if not job.max_restarts:
                 raise

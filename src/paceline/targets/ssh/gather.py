@@ -22,7 +22,7 @@ from paceline.targets.ssh.members import Member, Opening
 
 #: How long hosts have to answer after the first of them before others are tried, or those count that have; at most.
 _TOGETHER_S = 1.5
-_LONGEST_S = 10.0
+_LONGEST_S = 4.0
 _POLL_S = 0.1
 _SLOWEST_POLL_S = 1.0
 #: How often a waiting run looks for other hosts, and tries those again that were down.

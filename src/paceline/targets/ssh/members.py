@@ -86,6 +86,8 @@ class Opening:
         self.failures: dict[Host, str] = {}
         self._closed = False
         self._slots: threading.Semaphore | None = None
+        self._began = time.monotonic()
+        self._first_s: float | None = None
 
     def open(self, hosts: Iterable[Host]) -> None:
         """Start agents on those hosts on which there is none; returns at once."""
@@ -104,13 +106,11 @@ class Opening:
             return self._changed.wait_for(lambda: not any(self._asked.values()), timeout_s)
 
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
-        """Return once those that were asked for had as long again as the first of them took, and `more_s` at least."""
-        began = time.monotonic()
+        """Return once those that were asked for had as long again as the first of all took, and `more_s` at least."""
         with self._changed:
-            count = sum(self._asked.values())
-            self._changed.wait_for(lambda: sum(self._asked.values()) < count or not count, longest_s)
-        took_s = time.monotonic() - began
-        self.wait(min(max(took_s, more_s), longest_s))
+            self._changed.wait_for(lambda: self._first_s is not None, longest_s)
+            first_s = self._first_s if self._first_s is not None else longest_s
+        self.wait(min(max(first_s, more_s), longest_s))
 
     @property
     def pending(self) -> list[Host]:
@@ -147,6 +147,7 @@ class Opening:
                 member, why = self._try(host)
         with self._changed:
             self._asked[host] = False
+            self._first_s = self._first_s or time.monotonic() - self._began
             if member is not None and not self._closed:
                 self._members[host] = member
                 self.failures.pop(host, None)

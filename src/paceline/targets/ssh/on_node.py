@@ -1,6 +1,6 @@
 """Runs on a node, as `python - VERB JSON` with this file as its input: what there is, and who holds how much of it.
 
-    /tmp/paceline-leases/<hostname>/        of everybody on the machine
+    /tmp/paceline-leases/<hostname>/        of everybody on the machine; or in PACELINE_LEASES of its environment
         guard                               locked by whoever reads or changes
         2026-11-21T...Z_<run id>.ticket     a run's place in the queue: what it asks for, and what it holds once it is
                                             granted. It counts as long as the run's agent on this machine lives, which
@@ -162,7 +162,7 @@ def read(path: str) -> Optional[Dict[str, Any]]:
 
 def leases_dir() -> str:
     # Several machines may share a /tmp, as hosts that boot without a disk do.
-    return os.path.join(_TOP, socket.gethostname())
+    return os.path.join(os.environ.get("PACELINE_LEASES") or _TOP, socket.gethostname())
 
 
 def ticket_path(ticket: Dict[str, Any]) -> str:
@@ -174,7 +174,7 @@ def locked() -> Iterator[None]:
     folder = leases_dir()
     guard = os.path.join(folder, "guard")
     if not os.path.exists(guard):
-        for path in (_TOP, folder):
+        for path in (os.path.dirname(folder), folder):
             make_folder(path)
         make_guard(guard)
     # Reading is enough for a lock, and all that another user's file in such a folder is good for.

@@ -28,7 +28,11 @@ OPTIONS = (
     Option("identity", "private key to log in with, and no other", Path),
     Option("ssh_config", "configuration of ssh in place of ~/.ssh/config", Path),
     Option("ssh_option", "as for `ssh -o`, such as 'ProxyJump=gate'", list),
-    Option("python", "Python 3.10 or later on the hosts, by name or path", default="python3"),
+    Option(
+        "python",
+        "Python 3.10 or later on the hosts, by name or path; default: the submitting one for scripts, where "
+        "all hosts have it at the same place, else python3",
+    ),
     Option("folder", "on the hosts, for runs, snapshots and the library; default: /tmp/paceline-USER"),
     Option("interface", "network interface over which nodes talk to each other, such as ib0; default: as ssh arrives"),
 )
@@ -37,15 +41,20 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one target, checked. folder: on the nodes, absolute, the same on each."""
+    """The settings of one target, checked. folder: on the nodes, absolute, the same on each. python: as it was set."""
 
     hosts: tuple[Host, ...]
     ssh: Ssh
-    python: str
+    python: str | None
     folder: str
     interface: str | None
     #: As they are kept: a list of hosts in place of the file that it was in.
     plain: dict[str, Any]
+
+    @property
+    def own_python(self) -> str:
+        """The interpreter of what is Paceline's own on the hosts."""
+        return self.python or "python3"
 
 
 def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
@@ -70,7 +79,7 @@ def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
             raise TargetError(f"{title}: {key}={values[key]!r} can't be read. Give the path of a file that is there.")
     if "${" in (values["identity"] or ""):
         raise TargetError(f"{title}: identity={values['identity']!r} has '${{', which ssh takes for a variable.")
-    if not values["python"] or values["python"].startswith("-"):
+    if values["python"] is not None and (not values["python"] or values["python"].startswith("-")):
         raise TargetError(f"{title}: python={values['python']!r} is neither a name nor a path of a program.")
     ssh = Ssh(
         config=values["ssh_config"],

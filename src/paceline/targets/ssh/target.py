@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from paceline.job import Job
 from paceline.library import library_dir
 from paceline.plan import Node, places, port_count
 from paceline.runs.files import read_json
+from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.ssh.addresses import Machine, choose
@@ -101,9 +103,7 @@ class SshTarget:
         """Nothing: the place in the queues of the hosts is that of the time of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        from paceline.targets.local import LocalTarget
-
-        return LocalTarget().start_supervisor(run_dir, lock_fd, library_dir, python)
+        return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     # --- for the supervisor
 
@@ -123,7 +123,7 @@ class SshTarget:
         )
         opening = Opening(
             self._set.ssh,
-            python=self._set.python,
+            python=self._set.own_python,
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
@@ -146,9 +146,15 @@ class SshTarget:
             raise
         finally:
             opening.close(but=[item.member for item in held or ()])
-        return AgentNodes(
-            [item.member.link for item in held], nodes, ports, folder=self._set.folder, python=self._set.python
-        )
+        links = [item.member.link for item in held]
+        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self._script_python(links))
+
+    def _script_python(self, links: Sequence[Any]) -> str | None:
+        """The interpreter of scripts that name none: as it is set; else the submitting one, where all have it; else the
+        agents'."""
+        if self._set.python is not None:
+            return self._set.python
+        return sys.executable if all(link.exists(sys.executable) for link in links) else None
 
     def release(self, run_dir: Path) -> None:
         """Nothing: what a run holds on a host goes with its agent there, which goes with the supervisor."""
@@ -210,7 +216,7 @@ class SshTarget:
         from paceline.targets.ssh.members import Opening
 
         library = Path(paceline.__file__).resolve().parents[1]
-        opening = Opening(self._set.ssh, python=self._set.python, library_dir=library, folder=self._set.folder)
+        opening = Opening(self._set.ssh, python=self._set.own_python, library_dir=library, folder=self._set.folder)
         try:
             opening.open(self._set.hosts)
             opening.wait(40.0)
@@ -240,7 +246,7 @@ class SshTarget:
                 print(f"{look.host.name}: {look.failure}")
 
     def _look(self, *, with_gpus: bool, enough: int | None = None) -> list[Look]:
-        return look_at(self._set.ssh, self._set.hosts, python=self._set.python, with_gpus=with_gpus, enough=enough)
+        return look_at(self._set.ssh, self._set.hosts, python=self._set.own_python, with_gpus=with_gpus, enough=enough)
 
 
 def sizes(job: Job) -> list[int]:
