@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +144,8 @@ class Ray(TargetUnderTest):
     """A head and two nodes."""
 
     kind = "ray"
+    has_spare_node = True
+    # What Ray itself needs to notice, and ours after that.
     node_lost_s = 40.0
     slack_s = 30.0
 
@@ -158,6 +160,16 @@ class Ray(TargetUnderTest):
 
     def left(self, run: Run) -> list[str]:
         return [*super().left(run), *(f"{name}: {lines}" for name, lines in self.cluster.left().items())]
+
+    def node_to_lose(self, names: Sequence[str]) -> str:
+        """Not the head, with which the cluster would go."""
+        return next(name for name in reversed(names) if name != self.cluster.head)
+
+    def lose_node(self, name: str) -> None:
+        self.cluster.hosts.kill(name)
+
+    def bring_back(self, name: str) -> None:
+        self.cluster.revive(name)
 
 
 @pytest.mark.timeout(240)

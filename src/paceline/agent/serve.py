@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import select
 import shutil
 import signal
@@ -140,8 +141,6 @@ class Agent:
     def _op_start(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         env = {} if header["exact"] else dict(os.environ)
         env = {**header["defaults"], **env, **header["env"]}
-        if self._relay.path:
-            env["PACELINE_AGENT_SOCKET"] = self._relay.path
         pid = self._commands.start(
             header["argv"], env=env, cwd=header["cwd"] or None, log=header["log"], tag=header["tag"]
         )
@@ -203,8 +202,9 @@ class Agent:
             os.mkdir(path, 0o700)
         if os.stat(path).st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, "belongs to another user", path)
-        self._relay.listen(os.path.join(path, f"agent-{os.getpid()}"))
-        return {}
+        # Not by its pid: hosts that share a folder may give two agents the same.
+        self._relay.listen(os.path.join(path, f"agent-{secrets.token_hex(4)}"))
+        return {"socket": self._relay.path}
 
     def _op_rsh_done(self, header: dict[str, Any], data: bytes) -> None:
         self._relay.answer(header["number"], header["code"], header["text"])

@@ -7,7 +7,7 @@ import pytest
 from paceline.runs import states
 from paceline.runs.run import Run
 from paceline.testing import scripts
-from paceline.testing.bench import Bench, node_of
+from paceline.testing.bench import Bench
 from paceline.testing.ending import HOLDS
 
 _BACKENDS = pytest.mark.parametrize("backend", ["gloo", "mpi"])
@@ -18,7 +18,7 @@ class LosingChecks:
 
     @_BACKENDS
     def test_a_lost_node_ends_the_run_everywhere(self, bench: Bench, backend: str) -> None:
-        run, name = _lose_the_last_node(bench, scripts.HOLD, HOLDS, backend)
+        run, name = _lose_a_node(bench, scripts.HOLD, HOLDS, backend)
         try:
             assert bench.wait_for_end(run, bench.target.node_lost_s + 5) == states.FAILED
             report = run.failure
@@ -37,7 +37,7 @@ class LosingChecks:
         if not bench.target.has_spare_node:
             pytest.skip(f"target {bench.target.kind!r} has no spare node")
         line = "attempt 1 of rank {rank}"
-        run, name = _lose_the_last_node(bench, scripts.LOST_ONCE, line, backend, max_restarts=1)
+        run, name = _lose_a_node(bench, scripts.LOST_ONCE, line, backend, max_restarts=1)
         try:
             bench.wait_until(
                 lambda: run.record().attempts[0].ended_utc, "the first attempt has ended", bench.target.node_lost_s
@@ -50,13 +50,11 @@ class LosingChecks:
         assert name not in second.nodes
 
 
-def _lose_the_last_node(bench: Bench, script: str, line: str, backend: str, **values: int) -> tuple[Run, str]:
+def _lose_a_node(bench: Bench, script: str, line: str, backend: str, **values: int) -> tuple[Run, str]:
     if bench.target.lose_node is None:
         pytest.skip(f"target {bench.target.kind!r} can't be told to lose a node")
     run = bench.submit(script, backend, **values)
     bench.wait_for_line(run, line)
-    job = run.record().job
-    assert job is not None
-    name = node_of(run, job.world_size - 1)
+    name = bench.target.node_to_lose(run.record().attempts[0].nodes)
     bench.target.lose_node(name)
     return run, name

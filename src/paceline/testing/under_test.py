@@ -120,6 +120,10 @@ class TargetUnderTest:
             if with_guardian or len(pids) == 1 or _parent(pid) in pids:
                 processes.send(pid, 9)
 
+    def node_to_lose(self, names: Sequence[str]) -> str:
+        """Which of a run's nodes is to be lost. Here: the last."""
+        return names[-1]
+
     #: Set to methods where the target can be told to lose a node: `lose_node(name)` lets the node of that name
     #: crash or cuts it off; `bring_back(name)` undoes it.
     lose_node: Any = None

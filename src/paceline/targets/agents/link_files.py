@@ -63,9 +63,11 @@ class LinkFiles:
         """Make a symbolic link, in the place of one that is there."""
         self._talk.ask("link", timeout_s=20.0, path=path, target=target)
 
-    def make_scratch(self, path: str) -> None:
-        """Make a folder for sockets and shared memory, which goes when the agent does."""
-        self._talk.ask("scratch", timeout_s=20.0, path=path)
+    def make_scratch(self, path: str) -> str:
+        """Make a folder for sockets and shared memory, which goes when the agent does; the socket at which the agent hears
+        what asks for the remote shell."""
+        header, _ = self._talk.ask("scratch", timeout_s=20.0, path=path)
+        return str(header["socket"])
 
     def remove(self, path: str) -> None:
         """Remove a tree; what is mirrored from it is so no longer."""

@@ -8,7 +8,6 @@ import errno
 import ipaddress
 import os
 import secrets
-import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from paceline.runs.folder import RunFolder
 from paceline.targets.agents.copies import Copies
 from paceline.targets.agents.link import Link
 from paceline.targets.agents.link_error import LinkError
-from paceline.targets.agents.rsh_calls import RshCalls
+from paceline.targets.agents.rsh_calls import RshCalls, make_remote_shell
 from paceline.targets.agents.sending import all_or_error, on_each, see_same
 from paceline.targets.base import Ended, Seen, Started
 
@@ -82,7 +81,7 @@ class AgentNodes:
             self._run_dir = self._copies.path
             self._copies.send()
             self._copies.follow(self._attempt)
-        scratch = self._make_scratch()
+        scratch, socket = self._make_scratch()
         environment = {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": self._run_dir}
         RshCalls(links, self.nodes, environment, f"{self._run_dir}/logs/driver.log")
         library = links[0].hello.library
@@ -99,7 +98,7 @@ class AgentNodes:
             library_dir=Path(library),
             python=python,
             is_shared=self._is_shared,
-            remote_shell=self._make_remote_shell(scratch, python, library),
+            remote_shell=make_remote_shell(links[0], scratch, socket, python),
         )
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
@@ -213,27 +212,20 @@ class AgentNodes:
     def _living(self) -> list[Link]:
         return [link for link in self._links if link.lost is None]
 
-    def _make_remote_shell(self, scratch: str, python: str, library: str) -> tuple[str, ...]:
-        """A program on the first node, without a space in its command line: PRRTE knows no quotes."""
-        path = f"{scratch}/rsh"
-        command = shlex.join([python, f"{library}/paceline/agent/rsh.py"])
-        self._links[0].put_file(path, f'#!/bin/sh\nexec {command} "$@"\n'.encode(), 0o700)
-        return ("/bin/sh", path)
-
-    def _make_scratch(self) -> str:
-        """A folder with a short path, the same on all nodes; in memory where each has such a file system."""
+    def _make_scratch(self) -> tuple[str, str]:
+        """A folder with a short path, the same on all nodes, in memory where each has such a file system; and where the
+        first node's agent hears what asks for the remote shell."""
         name = f"paceline-{secrets.token_hex(4)}"
         path = f"/dev/shm/{name}"
         found = on_each(self._links, lambda link: link.make_scratch(path))
         if any(isinstance(one, OSError) for one in found):
             for link, one in zip(self._links, found, strict=True):
-                if one is None:
+                if isinstance(one, str):
                     with contextlib.suppress(OSError, LinkError):
                         link.remove(path)
             path = f"/tmp/{name}"
             found = on_each(self._links, lambda link: link.make_scratch(path))
-        all_or_error(self._links, found, f"{path} can't be made")
-        return path
+        return path, all_or_error(self._links, found, f"{path} can't be made")[0]
 
 
 def _with_network(node: Node, link: Link) -> Node:

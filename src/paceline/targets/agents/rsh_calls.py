@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.agent.rsh import SOCKET_VARIABLE
 from paceline.errors import TargetError
 from paceline.plan import Node
 from paceline.targets.agents.link import Link
+
+
+def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tuple[str, ...]:
+    """Put a program on a node that takes `HOST COMMAND...`, and give what starts it: PRRTE knows no quotes, so there is no
+    space in its path. socket: where the node's agent hears it."""
+    path = f"{scratch}/rsh"
+    command = shlex.join([python, f"{link.hello.library}/paceline/agent/rsh.py"])
+    text = f'#!/bin/sh\n{SOCKET_VARIABLE}={shlex.quote(socket)}\nexport {SOCKET_VARIABLE}\nexec {command} "$@"\n'
+    link.put_file(path, text.encode(), 0o700)
+    return ("/bin/sh", path)
 
 
 class RshCalls:

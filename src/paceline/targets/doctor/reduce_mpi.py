@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.plan import Node
-from paceline.targets.agents.rsh_calls import RshCalls
+from paceline.targets.agents.rsh_calls import RshCalls, make_remote_shell
 from paceline.targets.doctor.asking import NoAnswerError, Patient, answer_in
 from paceline.targets.doctor.environment import has_module
 from paceline.targets.doctor.examination import Examination, skipped
@@ -46,9 +46,9 @@ def check_mpi(examination: Examination) -> Iterator[Finding]:
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
     source = Path(__file__).with_name("reduce_on_node.py").read_bytes()
     try:
-        for patient in patients:
-            _prepare(patient, scratch, source)
-        answer = _reduced(examination, patients, places, mpirun, scratch)
+        sockets = [_prepare(patient, scratch, source) for patient in patients]
+        shell = make_remote_shell(patients[0].link, scratch, sockets[0], patients[0].python)
+        answer = _reduced(examination, patients, places, mpirun, scratch, shell)
     except NoAnswerError as error:
         yield Finding(check=_CHECK, level=FAIL, seen=f"{mpirun[0]}: {error}", advice=_ADVICE)
         return
@@ -71,10 +71,12 @@ def _mpirun(examination: Examination) -> tuple[str, int] | None:
     return found.pop() if len(found) == 1 and has_all else None
 
 
-def _prepare(patient: Patient, scratch: str, source: bytes) -> None:
+def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
+    """The socket of the node's remote shell."""
     # The agent removes the folder when it goes, whatever becomes of us.
-    patient.call(lambda: patient.link.make_scratch(scratch))
+    socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
     patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
+    return socket
 
 
 def _reduced(
@@ -83,6 +85,7 @@ def _reduced(
     places: Mapping[str, Place],
     mpirun: tuple[str, int],
     scratch: str,
+    shell: Sequence[str],
 ) -> dict[str, Any]:
     """What rank 0 has measured.
 
@@ -95,7 +98,6 @@ def _reduced(
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
     RshCalls([patient.link for patient in patients], nodes, {}, log)
-    shell = [first.python, f"{first.link.hello.library}/paceline/agent/rsh.py"]
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py", "mpi", json.dumps({"elements": ELEMENTS})]
     environment = {

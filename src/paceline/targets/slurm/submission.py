@@ -18,6 +18,7 @@ _NOT_NOW = re.compile(
     r"Required node not available|not available now|nodes are busy|is down|currently unavailable|Job violates accounting",
     re.IGNORECASE,
 )
+_UNAVAILABLE = "Requested node configuration is not available"
 #: Longer than any answer takes that did not have to wait for the controller.
 _SLOW_S = 3.0
 #: Of the shell that submits: would be taken for options of this job, but the script says what it wants.
@@ -49,8 +50,18 @@ class Submission:
     user: str
 
 
-def test(scheduler: Scheduler, title: str, script: str, settings: Settings) -> None:
+def try_out(
+    scheduler: Scheduler,
+    title: str,
+    script: str,
+    settings: Settings,
+    *,
+    lacks_nodes: Callable[[], bool] = lambda: False,
+) -> None:
     """Have Slurm look at a script without taking it.
+
+    lacks_nodes: whether some are down just now; then Slurm says of a job that needs them what it says of one for which
+        there are none at all.
 
     Raises:
         TargetError: it would refuse it; with its own words and what was asked for.
@@ -62,7 +73,9 @@ def test(scheduler: Scheduler, title: str, script: str, settings: Settings) -> N
         return  # the submission will wait for it
     # A controller that was waited for has not heard of its nodes yet, and takes them for missing.
     was_away = time.monotonic() - begun > _SLOW_S
-    if done.returncode != 0 and not was_away and not _NOT_NOW.search(done.stderr):
+    if done.returncode == 0 or was_away or _NOT_NOW.search(done.stderr):
+        return
+    if not (_UNAVAILABLE in done.stderr and lacks_nodes()):
         raise TargetError(_refusal(title, done, script))
 
 

@@ -58,7 +58,13 @@ class SlurmTarget:
                 f"{self._title} is reached through a login host, where this workspace's datastores are not known: input "
                 f"{job.inputs[0].name!r} can't be carried there yet. Give the script a path of the cluster's as an argument."
             )
-        submission.test(self._scheduler, self._title, self.script(job), self.settings)
+        submission.try_out(
+            self._scheduler,
+            self._title,
+            self.script(job),
+            self.settings,
+            lacks_nodes=lambda: self.status().state != "up",
+        )
 
     def preview(self, job: Job) -> Preview:
         nodes = tuple(
