@@ -56,7 +56,9 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         ({"errors": {0: RESET}, "is_here": True}, False),
         ({"errors": {0: RESET}, "lost": {1: "gone"}}, False),
         ({"exit_codes": {0: 143}, "has_launcher": False, "launcher_code": None}, False),
-        ({"exit_codes": {0: 0}}, False),
+        ({"exit_codes": {0: 0, 1: 0}}, False),
+        ({"exit_codes": {0: 0}}, True),
+        ({"exit_codes": {0: 0}, "launcher_code": None}, False),
     ],
     ids=[
         "a peer lost its connection",
@@ -70,6 +72,8 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         "it is known already",
         "killed by somebody",
         "all went well",
+        "mpirun ended well before a rank was heard of",
+        "a rank has ended and the other runs",
     ],
 )
 def test_a_node_may_be_lost_where_nothing_else_says_what_went_wrong(found, values, may):

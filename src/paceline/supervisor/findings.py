@@ -122,7 +122,8 @@ def may_have_lost_a_node(found: Findings) -> bool:
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
-    if not failed and not found.launcher_code:
+    # Open MPI 5 ends with 0 when it has lost a host.
+    if not failed and found.launcher_code is None:
         return False
     return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)
 
