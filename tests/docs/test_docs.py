@@ -192,7 +192,7 @@ def as_pattern(line: str) -> str:
 
 # --- the worker's environment
 
-LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8),)
+LOOPBACK = (Node(node_rank=0, name="local-0", address="127.0.0.1", cores=8, interface="lo"),)
 
 LAUNCHES = {
     "one process": make_launch(make_job()),

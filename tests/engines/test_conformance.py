@@ -16,6 +16,7 @@ from paceline.runs.elsewhere import engine
 from paceline.runs.run import Run
 from paceline.testing.bench import Bench, seen, states_of, text_of
 from paceline.testing.completing import WAYS
+from paceline.testing.losing import LosingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.testing.worker_environment import comparable, expected
 from tests.engines import slurm_lab
@@ -235,7 +236,11 @@ class TestSsh(SameAsLocal):
         return ssh_that_crashes
 
 
-class TestSshWithASharedFolder(SameAsLocal):
+class TestSshWithASharedFolder(LosingChecks):
+    """What differs from folders of the hosts' own."""
+
+    bench = TargetConformance.bench
+
     @pytest.fixture
     def under_test(self, ssh_that_is_cut_off: Ssh, any_mpirun: str) -> Ssh:
         return ssh_that_is_cut_off

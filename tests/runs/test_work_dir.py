@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runs.folder import RunFolder
 from paceline.runs import work_dir
+from paceline.runs.folder import RunFolder
 from tests.helpers import write_tree
 
 

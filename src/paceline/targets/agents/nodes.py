@@ -201,6 +201,8 @@ class AgentNodes:
         try:
             self.kill_all()
             if self._copies is not None:
+                with contextlib.suppress(TargetError):  # what can't be had stays where it is
+                    self.fetch()  # nobody has, where no attempt was made
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
             if self._copies is not None:
