@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from common import in_turn, median, report
-from ranks import figures, is_rank, tell
+from ranks import figures, is_rank, tell, timed
 
 #: Bytes, calls in a block, rounds.
 SIZES = ((16 << 20, 4, 15), (64 << 20, 2, 10))
@@ -83,7 +83,7 @@ def _alone(engine: Any, comm: Any) -> dict[str, Any]:
             lambda array=array: comm.Allreduce(MPI.IN_PLACE, array),
             lambda array=array: engine.allreduce("t", array, out=array).wait(),
         ]
-        blocks = [lambda call=call, calls=calls: _timed(comm, call, calls) for call in sides]
+        blocks = [lambda call=call, calls=calls: timed(comm.Barrier, call, calls) for call in sides]
         found[str(size)] = [median(times) for times in in_turn(rounds, *blocks)]
     comm.Barrier()
     time.sleep(0.5)
@@ -107,17 +107,9 @@ def _negotiation(engine: Any, comm: Any) -> dict[str, Any]:
     steps_s, cpus_s = [], []
     for _ in range(12):
         cpu_s = time.process_time()
-        steps_s.append(_timed(comm, step, 10))
+        steps_s.append(timed(comm.Barrier, step, 10))
         cpus_s.append((time.process_time() - cpu_s) / 10)
     return {"step_s": statistics.median(steps_s), "cpu_s": comm.allreduce(statistics.median(cpus_s))}
-
-
-def _timed(comm: Any, call: Callable[[], object], calls: int) -> float:
-    comm.Barrier()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begin) / calls
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def on_a_rank() -> None:
         def block(call: Callable[[Any], object], tensor: Any = tensor, calls: int = calls) -> Callable[[], float]:
             def run() -> float:
                 tensor.fill_(1.0)
-                return timed(hvd, lambda: call(tensor), calls)
+                return timed(hvd.barrier, lambda: call(tensor), calls)
 
             return run
 

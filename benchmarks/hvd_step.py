@@ -55,7 +55,7 @@ def on_a_rank() -> None:
     found = {}
     for name, (make, steps, rounds) in MODELS.items():
         sides = [_ddp(make), _hvd(hvd, make), _alone(make)]
-        blocks = [lambda step=step, steps=steps: timed(hvd, step, steps) for step in sides]
+        blocks = [lambda step=step, steps=steps: timed(hvd.barrier, step, steps) for step in sides]
         found[name] = [median(times) for times in in_turn(rounds, *blocks)]
     if hvd.rank() == 0:
         tell(found)

@@ -52,7 +52,7 @@ def on_a_rank() -> None:
             for tensor, mean in zip(bucket, whole.div_(2).split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(mean)
 
-    found = in_turn(ROUNDS, lambda: timed(hvd, gloo, STEPS), lambda: timed(hvd, ours, STEPS))
+    found = in_turn(ROUNDS, lambda: timed(hvd.barrier, gloo, STEPS), lambda: timed(hvd.barrier, ours, STEPS))
     if hvd.rank() == 0:
         tell({"tensors": [median(times) for times in found]})
     dist.destroy_process_group()

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from common import in_turn, median, report
-from ranks import figures, is_rank, tell
+from ranks import figures, folder, is_rank, tell, timed
 
 WIDTH, DEPTH, WORDS, LENGTH, ROWS, MICROBATCHES = 192, 8, 256, 64, 16, 4
 STEPS, ROUNDS = 3, 12
@@ -75,7 +73,7 @@ def _world(backend: str) -> Iterator[None]:
     import torch.distributed as dist
 
     if backend == "gloo":
-        meeting = f"file://{sys.argv[-1]}/meeting_{next(_MEETINGS)}"
+        meeting = f"file://{folder()}/meeting_{next(_MEETINGS)}"
         dist.init_process_group(
             backend, init_method=meeting, rank=int(os.environ["OMPI_COMM_WORLD_RANK"]), world_size=2
         )
@@ -92,11 +90,7 @@ _MEETINGS = itertools.count()
 def _block(step: Callable[[], Any]) -> float:
     import torch.distributed as dist
 
-    dist.barrier()
-    begin = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    return (time.perf_counter() - begin) / STEPS
+    return timed(dist.barrier, step, STEPS)
 
 
 def _model() -> Any:

@@ -18,7 +18,7 @@ MARK = "--rank"
 
 def figures(ranks: int, *options: str) -> dict[str, Any]:
     """What rank 0 of the calling script, started on so many processes, has given to `tell`."""
-    with scratch() as folder:
+    with scratch() as shared:
         environment = {
             **os.environ,
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -29,8 +29,8 @@ def figures(ranks: int, *options: str) -> dict[str, Any]:
         }
         mpirun = [program("mpirun"), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks)]
         script = str(Path(sys.argv[0]).resolve())
-        subprocess.run([*mpirun, sys.executable, script, *options, MARK, str(folder)], env=environment, check=True)
-        found = json.loads((folder / "figures.json").read_text())
+        subprocess.run([*mpirun, sys.executable, script, *options, MARK, str(shared)], env=environment, check=True)
+        found = json.loads((shared / "figures.json").read_text())
         assert isinstance(found, dict)
         return found
 
@@ -42,7 +42,7 @@ def is_rank() -> bool:
 
 def tell(found: dict[str, Any]) -> None:
     """Leave the figures for the process that has started the ranks. Called by rank 0."""
-    (_folder() / "figures.json").write_text(json.dumps(found))
+    (folder() / "figures.json").write_text(json.dumps(found))
 
 
 def with_gloo() -> Any:
@@ -57,18 +57,19 @@ def with_gloo() -> Any:
 
     torch.set_num_threads(1)
     hvd.init()
-    dist.init_process_group("gloo", init_method=f"file://{_folder()}/meeting", rank=hvd.rank(), world_size=hvd.size())
+    dist.init_process_group("gloo", init_method=f"file://{folder()}/meeting", rank=hvd.rank(), world_size=hvd.size())
     return hvd
 
 
-def timed(hvd: Any, call: Callable[[], object], calls: int) -> float:
+def timed(barrier: Callable[[], object], call: Callable[[], object], calls: int) -> float:
     """Seconds that one of so many calls takes, begun by all ranks together."""
-    hvd.barrier()
+    barrier()
     begin = time.perf_counter()
     for _ in range(calls):
         call()
     return (time.perf_counter() - begin) / calls
 
 
-def _folder() -> Path:
+def folder() -> Path:
+    """The folder of these ranks, in which they can meet."""
     return Path(sys.argv[sys.argv.index(MARK) + 1])

@@ -9,16 +9,12 @@ right after its call has returned.
 from __future__ import annotations
 
 import functools
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from common import in_turn, median, program, report, scratch
+from common import in_turn, median, report
+from ranks import figures, folder, is_rank, tell, timed
 
 RANKS = 2
 #: Bytes, calls in a block, rounds, how many times as fast as Gloo it has to be.
@@ -29,23 +25,9 @@ BATCHES = (8, 4, 2)
 
 
 def main() -> None:
-    with scratch() as folder:
-        environment = {
-            **os.environ,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "PYTHONPATH": str(Path(__file__).parents[1] / "src"),
-            # What a worker of a run over MPI finds, on both sides.
-            "THP_MEM_ALLOC_ENABLE": "1",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "0",
-        }
-        options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(RANKS)]
-        command = [program("mpirun"), *options, sys.executable, __file__, "--rank", str(folder)]
-        subprocess.run(command, env=environment, check=True)
-        figures = json.loads((folder / "figures.json").read_text())
+    found = figures(RANKS)
     for size, _, _, target in SIZES:
-        gloo, ours = figures[f"all_reduce_{size}"]
+        gloo, ours = found[f"all_reduce_{size}"]
         name = f"{size >> 10} KiB" if size < 1 << 20 else f"{size >> 20} MiB"
         _report(
             f"torch_mpi_all_reduce_{size >> 10}k",
@@ -55,12 +37,12 @@ def main() -> None:
             ours,
         )
     for model in ("transformer", "cnn"):
-        gloo, ours = figures[model]
-        alone = figures[f"{model}_no_sync"][0]
+        gloo, ours = found[model]
+        alone = found[f"{model}_no_sync"][0]
         measure = f"training step with DDP, {model}, 2 processes, mpi against gloo"
         smaller = {}
         for batch in BATCHES[1:] if model == "transformer" else ():
-            its_gloo, its_ours = figures[f"{model}_{batch}"]
+            its_gloo, its_ours = found[f"{model}_{batch}"]
             smaller[f"times_with_{batch}_sequences"] = its_gloo / its_ours
         _report(
             f"torch_mpi_step_{model}",
@@ -82,7 +64,7 @@ def _report(name: str, measure: str, target: float, gloo_s: float, ours_s: float
     report(name, measure, text, times >= target, ours_ms=ours_s * 1e3, gloo_ms=gloo_s * 1e3, times=times, **more)
 
 
-def on_a_rank(folder: Path) -> None:
+def on_a_rank() -> None:
     from paceline.collectives import torch_mpi
 
     torch_mpi.install()
@@ -91,43 +73,36 @@ def on_a_rank(folder: Path) -> None:
 
     torch.set_num_threads(1)
     rank = int(os.environ["OMPI_COMM_WORLD_RANK"])
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    dist.init_process_group("gloo", init_method=f"file://{folder()}/meeting", rank=rank, world_size=RANKS)
     groups = [dist.group.WORLD, dist.new_group(backend="mpi")]
-    figures: dict[str, list[float]] = {}
+    barrier = functools.partial(dist.barrier, groups[1])
+    found: dict[str, list[float]] = {}
     for size, calls, rounds, _ in SIZES:
         tensor = torch.ones(size // 4)
 
         def block(group: Any, tensor: Any = tensor, calls: int = calls) -> Callable[[], float]:
             def run() -> float:
                 tensor.fill_(1.0)
-                return _timed(lambda: dist.all_reduce(tensor, group=group), calls, groups[1])
+                return timed(barrier, lambda: dist.all_reduce(tensor, group=group), calls)
 
             return run
 
-        figures[f"all_reduce_{size}"] = [median(times) for times in in_turn(rounds, *map(block, groups))]
+        found[f"all_reduce_{size}"] = [median(times) for times in in_turn(rounds, *map(block, groups))]
     for batch in BATCHES:
         name = "transformer" if batch == BATCHES[0] else f"transformer_{batch}"
-        figures |= _train(name, functools.partial(_transformer, batch), groups)
-    figures |= _train("cnn", _cnn, groups)
+        found |= _train(name, functools.partial(_transformer, batch), groups)
+    found |= _train("cnn", _cnn, groups)
     if rank == 0:
-        (folder / "figures.json").write_text(json.dumps(figures))
+        tell(found)
     dist.destroy_process_group()
-
-
-def _timed(call: Callable[[], Any], calls: int, group: Any) -> float:
-    import torch.distributed as dist
-
-    dist.barrier(group)
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begin) / calls
 
 
 def _train(name: str, make: Callable[[], Any], groups: list[Any]) -> dict[str, list[float]]:
     import torch
+    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
+    barrier = functools.partial(dist.barrier, groups[1])
     sides, quiet = [], None
     for group in groups:
         torch.manual_seed(0)
@@ -140,7 +115,7 @@ def _train(name: str, make: Callable[[], Any], groups: list[Any]) -> dict[str, l
             loss(model).backward()
             optimizer.step()
 
-        sides.append(lambda step=step: _timed(step, STEPS, groups[1]))
+        sides.append(lambda step=step: timed(barrier, step, STEPS))
         if quiet is None:
 
             def alone(step: Any = step, model: Any = wrapped) -> None:
@@ -149,7 +124,7 @@ def _train(name: str, make: Callable[[], Any], groups: list[Any]) -> dict[str, l
 
             quiet = alone
     assert quiet is not None
-    gloo, ours, without = in_turn(ROUNDS, *sides, lambda: _timed(quiet, STEPS, groups[1]))
+    gloo, ours, without = in_turn(ROUNDS, *sides, lambda: timed(barrier, quiet, STEPS))
     return {name: [median(gloo), median(ours)], f"{name}_no_sync": [median(without)]}
 
 
@@ -187,7 +162,4 @@ def _cnn() -> tuple[Any, Callable[[Any], Any]]:
 
 
 if __name__ == "__main__":
-    if "--rank" in sys.argv:
-        on_a_rank(Path(sys.argv[-1]))
-    else:
-        main()
+    on_a_rank() if is_rank() else main()

@@ -19,6 +19,14 @@ import pytest
 #: What a launcher above the tests may have set.
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")
 
+#: What mpirun of Open MPI and its ranks need where several share a core.
+MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
 
 def clean_environment() -> dict[str, str]:
     """This process's environment without what says that it is a rank itself; for ranks, which have a thread each."""

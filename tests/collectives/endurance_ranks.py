@@ -2,8 +2,8 @@
 
     mpirun -n 2 python endurance_ranks.py <steps> <folder for the reports>
 
-A step reduces 20 tensors under the same names as always, one under a name of its own, gathers one of another length
-each time, and now and then asks for what the ranks disagree about. HOROVOD_CACHE_CAPACITY=16 makes numbers void often.
+A step reduces 8 tensors under the same names as always, one under a name of its own, gathers one of another length
+each time, and now and then asks for what the ranks disagree about. HOROVOD_CACHE_CAPACITY=8 makes numbers void often.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy
 
 from paceline import collectives
 
-NAMES = 20
+NAMES = 8
 LOOKS = 20
 LEAK = os.environ.get("PACELINE_TEST_LEAK") == "1"
 

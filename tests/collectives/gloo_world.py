@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 from tests.engines.conftest import require_engine
+from tests.ranks import launcherless_environment
 
 ROOT = Path(__file__).parents[2]
-_LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_", "SLURM_")
 
 
 class Ranks:
@@ -21,23 +21,16 @@ class Ranks:
 
     def __init__(self, number: int, *command: object, cwd: Path, **variables: str) -> None:
         require_engine("torch", importlib.util.find_spec("torch"))
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self.port = free_port()
-        common = clean | {
-            "WORLD_SIZE": str(number),
-            "LOCAL_WORLD_SIZE": str(number),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(self.port),
+        common = {
             "HOROVOD_GLOO_TIMEOUT_SECONDS": "60",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
         }
         self.processes = [
             subprocess.Popen(
                 [sys.executable, *map(str, command)],
                 cwd=cwd,
-                env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} | variables,
+                env=launcherless_environment(rank, number, self.port) | common | variables,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

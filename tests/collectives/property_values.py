@@ -148,7 +148,9 @@ def _reduced(operation: Operation, given: Sequence[Array], dtype: str) -> tuple[
     if op == "adasum":
         # Its weights come from sums over the whole array.
         room = room + (size_of.max() if size_of.size else 0.0)
-    return whole, (room * abs(post) / divisor + numpy.abs(whole)) * 4 * epsilon
+    # Numbers this close to 0 are a fixed distance apart.
+    least = 2.0**-24 if dtype == "float16" else 0.0
+    return whole, (room * abs(post) / divisor + numpy.abs(whole)) * 4 * epsilon + least
 
 
 def _of_integers(given: Sequence[Array], op: str, pre: float, post: float, divisor: int) -> Array:

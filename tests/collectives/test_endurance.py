@@ -42,7 +42,7 @@ assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
 @pytest.mark.timeout(300)
 def test_ten_thousand_steps_take_no_more_memory_than_five_thousand(tmp_path, monkeypatch):
     need_mpi()
-    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "16")
+    monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
     growth = _growth(tmp_path, STEPS)
     assert all(traced < MOST_TRACED_BYTES and resident < MOST_RESIDENT_BYTES for traced, resident in growth), growth
 

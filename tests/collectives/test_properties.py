@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.collectives.test_torch_world import MPIRUN, ROOT, need_mpi
+from tests.ranks import MPI
 
 PLANS = int(os.environ.get("PACELINE_PLANS", "0"))
 LIMIT_S = 100
@@ -172,10 +173,7 @@ class World:
         path.unlink(missing_ok=True)
         environment = {
             **os.environ,
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMPI_MCA_mpi_yield_when_idle": "1",
-            "OMP_NUM_THREADS": "1",
+            **MPI,
             "OPENBLAS_NUM_THREADS": "1",
             "PYTHONPATH": f"{ROOT / 'src'}",
         }
@@ -212,7 +210,7 @@ def test_any_operations_in_any_order_give_what_numpy_gives(world: tuple[int, Wor
     size, processes = world
 
     @settings(
-        max_examples=PLANS or (300 if size < 3 else 200),
+        max_examples=PLANS or (150 if size < 3 else 120),
         derandomize=not PLANS,
         database=None,
         deadline=None,

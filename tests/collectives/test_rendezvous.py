@@ -105,6 +105,6 @@ def test_a_missing_variable_is_named_with_those_that_are_there():
 
 
 def test_every_operation_gives_what_numpy_gives_over_gloo(tmp_path):
-    for ranks in (2, 3):
-        world = Ranks(ranks, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
-        assert world.codes == [0] * ranks, world.told()
+    # Two ranks over Gloo carry out Horovod's checks (tests/compat/horovod/test_on_gloo.py).
+    world = Ranks(3, Path(__file__).with_name("engine_checks.py"), cwd=tmp_path).wait()
+    assert world.codes == [0] * 3, world.told()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engines.conftest import require_engine
+from tests.ranks import MPI
 
 ROOT = Path(__file__).parents[2]
 MPIRUN = Path(sys.executable).parent / "mpirun"
@@ -32,10 +33,7 @@ def mpirun(ranks: int, *command: object, cwd: Path, timeout_s: float = 90) -> su
     """What this Python, started on so many ranks, has printed and returned."""
     environment = {
         **os.environ,
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
-        "OMP_NUM_THREADS": "1",
+        **MPI,
         "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
     }
     options = ("--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -47,26 +47,33 @@ def batches(case: Case, dtype: torch.dtype, rows: Sequence[int], seed: int = 7) 
     ]
 
 
-def alone(
-    case: Case,
-    *,
-    dtype: torch.dtype = torch.float64,
-    microbatches: int = 1,
-    rows: Sequence[int] = (8,) * 5,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
-    clip_norm: float | None = None,
-    model: nn.Module | None = None,
-) -> Outcome:
-    """A plain loop in this process that accumulates over the microbatches; no code of ours."""
-    model = made(case, dtype) if model is None else model
-    opt = optimizer(model)
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What is trained, on one process or on many. model: the case's own where it is None."""
+
+    dtype: torch.dtype = torch.float64
+    microbatches: int = 1
+    rows: Sequence[int] = (8,) * 5
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+    clip_norm: float | None = None
+    model: nn.Module | None = None
+
+    def model_of(self, case: Case) -> nn.Module:
+        return made(case, self.dtype) if self.model is None else self.model
+
+
+def alone(case: Case, **options: Any) -> Outcome:
+    """A plain loop in this process that accumulates over the microbatches; no code of ours. options: those of `Steps`."""
+    steps = Steps(**options)
+    model = steps.model_of(case)
+    opt = steps.optimizer(model)
     outcome = Outcome()
-    for x, y in batches(case, dtype, rows):
+    for x, y in batches(case, steps.dtype, steps.rows):
         opt.zero_grad()
         weigh = case.loss_weight or len
         whole = float(weigh(y))
         loss_sum = 0.0
-        for x_part, y_part in zip(x.tensor_split(microbatches), y.tensor_split(microbatches), strict=True):
+        for x_part, y_part in zip(x.tensor_split(steps.microbatches), y.tensor_split(steps.microbatches), strict=True):
             share = float(weigh(y_part)) / whole if len(y_part) else 0.0
             if len(y_part) == 0:
                 continue
@@ -75,8 +82,8 @@ def alone(
                 continue
             loss.backward()
             loss_sum += float(loss.detach())
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+        if steps.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), steps.clip_norm)
         opt.step()
         outcome.losses.append(loss_sum)
     outcome.gradients = {name: param.grad for name, param in model.named_parameters() if param.grad is not None}
@@ -85,31 +92,22 @@ def alone(
     return outcome
 
 
-def together(
-    case: Case,
-    strategy: Any,
-    *,
-    dtype: torch.dtype = torch.float64,
-    microbatches: int = 1,
-    rows: Sequence[int] = (8,) * 5,
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
-    clip_norm: float | None = None,
-    model: nn.Module | None = None,
-    **options: Any,
-) -> Outcome:
-    """The same with Paceline, on the ranks of this world."""
-    model = made(case, dtype) if model is None else model
-    given = batches(case, dtype, rows)
+def together(case: Case, strategy: Any, **options: Any) -> Outcome:
+    """The same with Paceline, on the ranks of this world. options: those of `Steps`, the others of `parallelize`."""
+    own = {one.name for one in fields(Steps)}
+    steps = Steps(**{name: value for name, value in options.items() if name in own})
+    model = steps.model_of(case)
+    given = batches(case, steps.dtype, steps.rows)
     par = paceline.parallelize(
         model,
-        optimizer(model),
+        steps.optimizer(model),
         given,
         loss=case.loss,
         loss_weight=case.loss_weight,
         strategy=strategy,
-        microbatches=microbatches,
-        clip_norm=clip_norm,
-        **options,
+        microbatches=steps.microbatches,
+        clip_norm=steps.clip_norm,
+        **{name: value for name, value in options.items() if name not in own},
     )
     outcome = Outcome()
     for batch in given:

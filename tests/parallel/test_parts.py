@@ -8,10 +8,10 @@ from torch import nn
 
 from paceline.parallel.auto import Needs, available_bytes, decide
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.failure import is_communication
+from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.randomness import Streams, derive
+from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.same_model import first_difference
-from paceline.parallel.shard import find_units
 from paceline.parallel.strategy import Data, FullyShard, Pipeline
 from paceline.parallel.ties import find
 from tests.parallel.models import Cnn, Transformer

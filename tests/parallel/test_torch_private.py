@@ -12,7 +12,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.overrides import TorchFunctionMode
 
 from paceline.parallel import torch_private
-from paceline.parallel.stages import ReplayStage
+from paceline.parallel.pipeline.stages import ReplayStage
 
 
 @pytest.mark.parametrize("name", torch_private.__all__)

@@ -1,21 +1,20 @@
 """A program that runs checks on every rank of a world, one after the other, and writes down what came of each.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python world.py <folder for the reports> <module of checks>
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=... MASTER_PORT=... python world.py <folder for the reports> <module of checks>...
 
 A check is a function `check_*(ranks)` in `checks/<module>.py`; `sizes=(4,)` among its parameters says in which worlds it
-runs, else the module's SIZES. One that fails on any rank ends the world: the others can't be told to skip it.
+runs, else the module's SIZES.
 """
 
 from __future__ import annotations
 
 import ast
 import importlib
-import json
-import os
 import sys
-import traceback
 import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -49,10 +48,12 @@ def checks_of(module: str) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def main(folder: str, module: str) -> None:
+def main(folder: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("error")
     import torch
+
+    from tests.ranks import run_checks
 
     torch.set_num_threads(1)
     # DDP's own doing: it registers hooks under a name that torch itself deprecates.
@@ -60,26 +61,23 @@ def main(folder: str, module: str) -> None:
     from paceline.parallel import mesh
 
     place = mesh.start()
-    checks = importlib.import_module(f"tests.parallel.checks.{module}")
-    report = Path(folder) / f"rank_{place.rank}.jsonl"
-    for check, sizes in checks_of(module).items():
-        if place.size not in sizes:
-            continue
+
+    def run(check: Callable[[Ranks], object], own: Path) -> None:
         torch.manual_seed(1)
-        failed = ""
-        own = Path(folder) / check
-        own.mkdir(exist_ok=True)
-        try:
-            getattr(checks, check)(Ranks(place.rank, place.size, own))
-            if place.size > 1:
-                torch.distributed.barrier()
-        except BaseException:
-            failed = traceback.format_exc()
-        with report.open("a") as file:
-            file.write(json.dumps({"check": f"{module}.{check}", "failed": failed}) + "\n")
-        if failed:
-            # At once: the other ranks may be waiting for this one.
-            os._exit(3)
+        check(Ranks(place.rank, place.size, own))
+        if place.size > 1:
+            torch.distributed.barrier()
+
+    def checks() -> Iterator[tuple[str, Callable[[], object]]]:
+        for name in names:
+            module = importlib.import_module(f"tests.parallel.checks.{name}")
+            for check, sizes in checks_of(name).items():
+                if place.size in sizes:
+                    own = Path(folder) / f"{name}.{check}"
+                    own.mkdir(exist_ok=True)
+                    yield f"{name}.{check}", partial(run, getattr(module, check), own)
+
+    run_checks(Path(folder), place.rank, checks())
 
 
 if __name__ == "__main__":

@@ -151,6 +151,11 @@ class Channel:
                 self._wake.notify()
         return task.handle
 
+    def retune(self, settings: Settings) -> None:
+        """Go on with these. In the thread that performs, between two operations."""
+        self._settings = settings
+        self._performer.retune(settings.fusion_bytes)
+
     def leave(self) -> None:
         """Tell the others that this rank shuts down; `join` waits until they have heard."""
         with self._wake:

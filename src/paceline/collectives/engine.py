@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.collectives import world
@@ -286,6 +287,14 @@ class Engine:
                 channel.note_arrivals()
         else:
             self._observers.append(callback)
+
+    def retune(self, *, fusion_bytes: int, cycle_s: float) -> None:
+        """Let the world go on with these settings. To be called in its own thread, between two operations, on all ranks.
+
+        A process set keeps those with which it was made.
+        """
+        self.settings = replace(self.settings, fusion_bytes=fusion_bytes, cycle_s=cycle_s)
+        self._channels[0].retune(self.settings)
 
     def ignore(self, callback: Callable[..., object]) -> None:
         """Call it no more; nothing if it isn't called."""

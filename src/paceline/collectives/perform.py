@@ -35,6 +35,10 @@ class Performer:
         self._rank = 0 if transport is None else transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
 
+    def retune(self, fusion_bytes: int) -> None:
+        """Fuse up to so many bytes from now on."""
+        self._reducer.retune(fusion_bytes)
+
     def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
         """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
         # op and type -> all that can be reduced together, in the order in which the coordinator named them.

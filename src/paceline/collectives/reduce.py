@@ -42,6 +42,12 @@ class Reducer:
         self._fusion_bytes = min(fusion_bytes, PIECE_BYTES)
         self._buffers: dict[str, Any] = {}
 
+    def retune(self, fusion_bytes: int) -> None:
+        """Share buffers of so many bytes from now on, more than PIECE_BYTES too: whoever asks has measured it."""
+        self._fusion_bytes = fusion_bytes
+        # They have the size of the old setting.
+        self._buffers.clear()
+
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
         small = []

@@ -12,9 +12,7 @@ backward pass for as long as the slowest rank needs. Because nothing waits insid
 
 from __future__ import annotations
 
-import os
 import threading
-import time
 import zlib
 from array import array
 from collections.abc import Callable
@@ -24,13 +22,12 @@ from typing import Any
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import CollectivesError, MismatchError
+from paceline.collectives.torch_waiting import wait_until
 
 #: How often a thread looks for the other ranks before it sleeps between two looks: a caller that can do nothing else
-#: looks longer than the thread beside a backward pass. Both are guesses, as are the sleeps.
+#: looks longer than the thread beside a backward pass. Both are guesses.
 _LOOKS_INLINE = 2000
 _LOOKS_ASIDE = 100
-_SHORTEST_SLEEP_S = 20e-6
-_LONGEST_SLEEP_S = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +143,13 @@ class Lane:
         extremes = array("q", (code, -code))
         request = self.comm.Iallreduce(MPI.IN_PLACE, [extremes, 2, MPI.INT64_T], op=MPI.MAX)
         try:
-            self._await(request, text, timeout_s, looks)
+            wait_until(
+                request.Test,
+                timeout_s,
+                f"for the other ranks in {text}. A rank has not called it, or is still busy. "
+                "Look at the other ranks' logs, or give init_process_group a longer timeout.",
+                looks=looks,
+            )
         except BaseException:
             # The request stays open, so the ranks no longer agree on what comes next.
             self.break_off(f"this process group can't be used any more: a rank stopped waiting in {text}.")
@@ -159,22 +162,6 @@ class Lane:
                 f"the ranks have called different collectives, or with different tensors:\n{said}\n"
                 "Every rank has to make the same calls in the same order."
             )
-
-    def _await(self, request: Any, text: str, timeout_s: float, looks: int) -> None:
-        for _ in range(looks):
-            if request.Test():
-                return
-            os.sched_yield()
-        end = time.monotonic() + timeout_s
-        sleep_s = _SHORTEST_SLEEP_S
-        while not request.Test():
-            if time.monotonic() > end:
-                raise CollectivesError(
-                    f"waited {timeout_s:g} s for the other ranks in {text}. A rank has not called it, or is still busy. "
-                    "Look at the other ranks' logs, or give init_process_group a longer timeout."
-                )
-            time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.05, _LONGEST_SLEEP_S)
 
 
 #: Requests that nobody waits for any more: MPI may still write to their memory.

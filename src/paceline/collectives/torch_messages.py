@@ -7,7 +7,6 @@ way: MPI moves a long message only while somebody looks. Loaded on use: it impor
 from __future__ import annotations
 
 import concurrent.futures
-import os
 import threading
 import time
 from typing import Any
@@ -18,11 +17,10 @@ from mpi4py import MPI
 from paceline.collectives import torch_buffers as buffers
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.torch_lane import Lane
+from paceline.collectives.torch_waiting import LONGEST_SLEEP_S, SHORTEST_SLEEP_S, wait_until
 from paceline.collectives.torch_work import MpiWork
 
 _LOOKS = 2000
-_SHORTEST_SLEEP_S = 20e-6
-_LONGEST_SLEEP_S = 1e-3
 
 
 class Messages:
@@ -82,7 +80,7 @@ class Messages:
         return work
 
     def _look(self) -> None:
-        sleep_s = _SHORTEST_SLEEP_S
+        sleep_s = SHORTEST_SLEEP_S
         while True:
             with self._lock:
                 works = list(self._open)
@@ -92,7 +90,7 @@ class Messages:
                 if not self._open:
                     self._thread = None
                     return
-            sleep_s = _SHORTEST_SLEEP_S if finished else min(sleep_s * 1.1, _LONGEST_SLEEP_S)
+            sleep_s = SHORTEST_SLEEP_S if finished else min(sleep_s * 1.1, LONGEST_SLEEP_S)
             time.sleep(sleep_s)
 
 
@@ -126,25 +124,14 @@ class MessageWork(MpiWork):
 
     def _wait(self, timeout_s: float | None) -> None:
         if not self._future.done():
-            self._await(timeout_s)
+            wait_until(
+                self._look,
+                self._lane.timeout_s if timeout_s is None else timeout_s,
+                f"in {self._text}: the other rank has not made the call that belongs to it. "
+                "Compare the ranks' sends and receives, or give init_process_group a longer timeout.",
+                looks=_LOOKS,
+            )
         super()._wait(0)
-
-    def _await(self, timeout_s: float | None) -> None:
-        for _ in range(_LOOKS):
-            if self._look():
-                return
-            os.sched_yield()
-        limit_s = self._lane.timeout_s if timeout_s is None else timeout_s
-        end = time.monotonic() + limit_s
-        sleep_s = _SHORTEST_SLEEP_S
-        while not self._look():
-            if time.monotonic() > end:
-                raise CollectivesError(
-                    f"waited {limit_s:g} s in {self._text}: the other rank has not made the call that belongs to it. "
-                    "Compare the ranks' sends and receives, or give init_process_group a longer timeout."
-                )
-            time.sleep(sleep_s)
-            sleep_s = min(sleep_s * 1.05, _LONGEST_SLEEP_S)
 
     def _look(self) -> bool:
         """Whether it is over, asked of MPI; the first to see it settles the future."""

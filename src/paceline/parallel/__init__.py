@@ -15,14 +15,14 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.parallel.api import parallelize
-    from paceline.parallel.batch import Micro, Parts, Whole
+    from paceline.parallel.batches.batch import Micro, Parts, Whole
     from paceline.parallel.errors import CheckpointError, ParallelError, WorkerError
     from paceline.parallel.strategy import Data, FullyShard, Layout, Pipeline, Strategy, Tensor, resolve
     from paceline.parallel.training import Parallel
 
 _HOMES = {
     "api": ("parallelize",),
-    "batch": ("Micro", "Parts", "Whole"),
+    "batches.batch": ("Micro", "Parts", "Whole"),
     "errors": ("CheckpointError", "ParallelError", "WorkerError"),
     "strategy": ("Data", "FullyShard", "Layout", "Pipeline", "Strategy", "Tensor", "resolve"),
     "training": ("Parallel",),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.parallel.batch import Micro, Parts
+    from paceline.parallel.batches.batch import Micro, Parts
     from paceline.parallel.executor import Executor
     from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
@@ -80,8 +80,8 @@ def parallelize(
 
     from paceline.parallel import mesh, same_model
     from paceline.parallel import strategy as strategies
-    from paceline.parallel.batch import default_split
-    from paceline.parallel.loader import feed
+    from paceline.parallel.batches.batch import default_split
+    from paceline.parallel.batches.loader import feed
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
@@ -151,7 +151,8 @@ def _build(
     task: Task, world: World, sample: Callable[[], Any], find_unused: bool | None, memory_bytes: int | None
 ) -> Executor:
     """The executor of this layout, the model changed in place. sample: gives a global batch, or None."""
-    from paceline.parallel import normalization, ties
+    from paceline.parallel import ties
+    from paceline.parallel.replicas import normalization
 
     layout = world.layout
     if layout.replicas > 1 and layout.batch_norm == "sync":
@@ -159,24 +160,24 @@ def _build(
     elif layout.pipe > 1 or layout.replicas > 1:
         normalization.synchronise(task.model, None)
     if layout.pipe > 1:
-        from paceline.parallel import pipeline
+        from paceline.parallel.pipeline import executor as pipeline
 
         return pipeline.build(task, world, _first_micro(task, world, sample()), memory_bytes=memory_bytes)
     notes: list[str] = []
     if layout.tensor > 1:
-        from paceline.parallel import tensor
+        from paceline.parallel.tensor import cutting
 
         batch = sample()
         micro = None if batch is None and layout.plan is not None else _first_micro(task, world, batch)
-        applied = tensor.apply(task.model, world, layout.plan, ties.find(task.model), micro)
+        applied = cutting.apply(task.model, world, layout.plan, ties.find(task.model), micro)
         notes = applied.lines
-    from paceline.parallel.core import Plain
+    from paceline.parallel.replicas.core import Plain
 
     return Plain(task, world, find_unused=find_unused, notes=notes)
 
 
 def _first_micro(task: Task, world: World, batch: Any) -> Micro:
-    from paceline.parallel.micros import cut
+    from paceline.parallel.batches.micros import cut
 
     if batch is None:
         raise ParallelError(

@@ -21,13 +21,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batch import Parts, count_rows, move, take_rows, unwrap
+from paceline.parallel.batches.batch import Parts, count_rows, move, take_rows, unwrap
+from paceline.parallel.batches.micros import split
 from paceline.parallel.check import kept_buffers
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import Place
-from paceline.parallel.micros import split
 from paceline.parallel.randomness import generators
-from paceline.parallel.shard import find_units
+from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.strategy import Data, FullyShard, Pipeline
 from paceline.parallel.task import Task
 

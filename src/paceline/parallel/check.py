@@ -17,10 +17,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.parallel.batch import Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.batch import Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.join import join_rows
+from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.join import join_rows
-from paceline.parallel.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import sum_number
 
@@ -57,7 +57,7 @@ def check(par: Parallel, batch: Any, limit: float | None = None) -> Checked:
     Raises:
         ParallelError: on every rank, with the parameters that differ.
     """
-    from paceline.parallel.checkpoint import full_state_dict
+    from paceline.parallel.checkpoint.store import full_state_dict
 
     task, world = par.task, par.world
     executor = par.executor_for(batch)

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.batch import Micro
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.loader import feed
+from paceline.parallel.batches.micros import cut
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.executor import Executor
-from paceline.parallel.loader import feed
 from paceline.parallel.mesh import World
-from paceline.parallel.micros import cut
 from paceline.parallel.task import Task
 
 

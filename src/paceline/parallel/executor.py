@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from paceline.parallel.batch import Micro
+from paceline.parallel.batches.batch import Micro
 
 
 class Executor(Protocol):

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from paceline.parallel.cut import STATE_FACTOR
-from paceline.parallel.picture import draw_text, save_png
-from paceline.parallel.pipeline import Pipelined
-from paceline.parallel.timeline import Event, bubble, in_flight, simulate
+from paceline.parallel.pipeline.cut import STATE_FACTOR
+from paceline.parallel.pipeline.executor import Pipelined
+from paceline.parallel.pipeline.picture import draw_text, save_png
+from paceline.parallel.pipeline.timeline import Event, bubble, in_flight, simulate
 
 #: A picture in text with more columns than this is left out.
 WIDEST = 200

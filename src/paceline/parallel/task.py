@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batch import Micro, Parts, tensors_in
+from paceline.parallel.batches.batch import Micro, Parts, tensors_in
 from paceline.parallel.errors import ParallelError
 
 

@@ -13,15 +13,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel import optimizers
-from paceline.parallel.agree import agree_on_place, tags
+from paceline.parallel.batches.agree import agree_on_place, tags
+from paceline.parallel.batches.loader import Feed
+from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut
 from paceline.parallel.clip import Clipper
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.executor import Executor
-from paceline.parallel.failure import Watch
-from paceline.parallel.loader import Feed
+from paceline.parallel.failure.watch import Watch
 from paceline.parallel.mesh import World
-from paceline.parallel.micros import GlobalBatch, OwnBatch, cut
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
@@ -105,17 +105,18 @@ class Parallel:
                 param.grad = None
             with self._streams.use("step", self._progress.steps):
                 loss = executor.train_step(micros)
-            work = None
-            if self.world.replica_group is not None:
+            work, group = None, self.world.replica_group
+            # Ranks that are one replica together have its loss already; a GPU would have to be waited for.
+            if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
                 # Where this rank is in the data rides in the same message.
                 # In one type: that of padding is the output's, not the loss's.
                 wide = loss.double()
                 told = torch.stack([wide, *map(wide.new_tensor, tags(self._place(batch)))])
-                work = dist.all_reduce(told, group=self.world.replica_group, async_op=True)
+                work = dist.all_reduce(told, group=group, async_op=True)
             executor.finish_gradients()
             if work is not None:
                 work.wait()
-                loss = told[0].to(loss.dtype)
+                loss = loss if group is None else told[0].to(loss.dtype)
                 agree_on_place(told[1:], self._place(batch), self.world)
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
@@ -171,7 +172,7 @@ class Parallel:
         if weight is None and metric is self.task.loss:
             weight = self.task.loss_weight
         with self.watch.guard("evaluate()"):
-            from paceline.parallel.loader import feed
+            from paceline.parallel.batches.loader import feed
 
             executor = self.executor_for_sample(lambda: feed(loader, self.task, self.world).sample())
             self.settle_buffers()
@@ -198,31 +199,31 @@ class Parallel:
     def save(self, path: str | Path | None = None, **options: Any) -> Any:
         """Write a checkpoint that any layout can load; see `checkpoint.save`."""
         with self.watch.guard("save()"):
-            from paceline.parallel import checkpoint
+            from paceline.parallel.checkpoint import store
 
-            return checkpoint.save(self, path, **options)
+            return store.save(self, path, **options)
 
     def wait(self) -> None:
         """Return once what `save(asynchronous=True)` has begun is written; see `checkpoint.wait`."""
         with self.watch.guard("wait()"):
-            from paceline.parallel import checkpoint
+            from paceline.parallel.checkpoint import store
 
-            checkpoint.wait(self)
+            store.wait(self)
 
     def load(self, path: str | Path | None = None, **options: Any) -> Any:
         """Go on from a checkpoint, of whatever layout; see `checkpoint.load`."""
         with self.watch.guard("load()"):
-            from paceline.parallel import checkpoint
+            from paceline.parallel.checkpoint import store
 
-            return checkpoint.load(self, path, **options)
+            return store.load(self, path, **options)
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """The whole model under its original names, on the CPU, for `model.load_state_dict` anywhere; on every rank."""
         with self.watch.guard("full_state_dict()"):
-            from paceline.parallel import checkpoint
+            from paceline.parallel.checkpoint import store
 
             self.settle_buffers()
-            return checkpoint.full_state_dict(self)
+            return store.full_state_dict(self)
 
     @property
     def progress(self) -> Progress:

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel import Data, FullyShard, batch, clip, core, normalization, reduce, shard, task
+from paceline.parallel import Data, FullyShard, clip, reduce, task
+from paceline.parallel.batches import batch
+from paceline.parallel.replicas import core, normalization, shard
 from tests.parallel.equality import alone, assert_equal, sgd, together
 from tests.parallel.models import CASES
 from tests.parallel.world import Ranks
@@ -110,7 +112,7 @@ def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
         own = size // microbatches
         return [range(replica * size + i * own, replica * size + (i + 1) * own) for i in range(microbatches)]
 
-    from paceline.parallel import micros
+    from paceline.parallel.batches import micros
 
     change = mock.patch.object(micros, "own_rows", rows_of_replica_first)
     assert_seen("cnn_batch", Data(), change, microbatches=2)

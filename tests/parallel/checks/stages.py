@@ -10,11 +10,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from paceline.parallel import FullyShard, Pipeline, pipeline
-from paceline.parallel.pipeline_ties import StageTies
-from paceline.parallel.stages import ReplayStage
+from paceline.parallel import FullyShard, Pipeline
+from paceline.parallel.pipeline import executor as pipeline
+from paceline.parallel.pipeline.stages import ReplayStage
+from paceline.parallel.pipeline.ties import StageTies
+from paceline.parallel.pipeline.timeline import in_flight, order
 from paceline.parallel.task import Task
-from paceline.parallel.timeline import in_flight, order
 from tests.parallel.equality import alone, assert_equal, batches, made, together
 from tests.parallel.models import CASES, Case, Transformer, plain_tokens, token_loss, vectors
 from tests.parallel.pipelines import (

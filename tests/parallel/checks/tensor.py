@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Tensor, tensor
+from paceline.parallel import Data, FullyShard, ParallelError, Tensor
+from paceline.parallel.tensor import cutting as tensor
 from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together, whole
 from tests.parallel.models import CASES, Case, Transformer, plain_tokens, token_loss
 
@@ -34,7 +35,8 @@ def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
 
 def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
     for name in ("mlp", "cnn_batch", "transformer_tied", "transformer_untied"):
-        options: dict[str, Any] = {"rows": (8, 8, 7, 8, 5), "microbatches": 2, "clip_norm": 0.5}
+        # In one piece: microbatches are added up in the check above.
+        options: dict[str, Any] = {"rows": (8, 8, 7, 8, 5), "clip_norm": 0.5}
         one = alone(CASES[name], **options)
         for layout in layouts(ranks):
             many = together(CASES[name], layout, **options)
@@ -119,7 +121,7 @@ def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
 def arguments(ranks: Any, model: nn.Module | None = None, plan: Any = None) -> tuple[Any, ...]:
     """What `tensor.apply` is called with for a model of tokens."""
     from paceline.parallel import mesh, strategy, ties
-    from paceline.parallel.batch import Micro
+    from paceline.parallel.batches.batch import Micro
 
     model = made(CASES["transformer_tied"], torch.float64) if model is None else model
     world = mesh.build(mesh.start(), strategy.resolve(Tensor(), ranks.size))
@@ -143,8 +145,8 @@ class Careless(nn.Module):
 
 def check_a_module_that_differs_is_named(ranks: Any) -> None:
     """Were a pair cut that can't be, the check before training would name the module behind it."""
-    from paceline.parallel.tensor_groups import Group
-    from paceline.parallel.tensor_plan import TensorPlan
+    from paceline.parallel.tensor.groups import Group
+    from paceline.parallel.tensor.plan import TensorPlan
 
     plan = TensorPlan(placements={"up": "colwise", "down": "rowwise"}, groups=(Group(columns=("up",), row="down"),))
     torch.manual_seed(2)

@@ -2,26 +2,22 @@
 
     mpirun -n 2 python world.py <folder for the reports> <module to import as hvd> <module of checks>...
 
-A check is a function `check_*(hvd, keras)`. One that fails on any rank ends the world: the others can't be told to skip it.
+A check is a function `check_*(hvd, keras)`.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
-import traceback
 import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[4]
-
-
-def checks_of(name: str) -> list[str]:
-    """The names of the module's checks, in the order in which they stand."""
-    text = (Path(__file__).parent / "checks" / f"{name}.py").read_text()
-    return [line[4:].partition("(")[0] for line in text.splitlines() if line.startswith("def check_")]
+CHECKS = Path(__file__).parent / "checks"
 
 
 def main(folder: str, module_name: str, *names: str) -> None:
@@ -29,6 +25,7 @@ def main(folder: str, module_name: str, *names: str) -> None:
     from paceline.compat import install
     from paceline.compat.horovod._keras import libraries
     from paceline.compat.horovod.common import objects
+    from tests.ranks import checks_in, run_checks
 
     install("horovod")
     hvd = importlib.import_module(module_name)
@@ -44,22 +41,19 @@ def main(folder: str, module_name: str, *names: str) -> None:
     warnings.filterwarnings("ignore", "__array__ implementation", DeprecationWarning)
     hvd.init(process_sets="dynamic")
     os.chdir(folder)
-    report = Path(folder) / f"rank_{hvd.rank()}.jsonl"
-    for name in names:
-        module = importlib.import_module(f"tests.compat.horovod.keras.checks.{name}")
-        for check in checks_of(name):
-            keras.utils.set_random_seed(1)
-            failed = ""
-            try:
-                getattr(module, check)(hvd, keras)
-                assert set(objects.allgather_object(check, "check")) == {check}
-            except BaseException:
-                failed = traceback.format_exc()
-            with report.open("a") as file:
-                file.write(json.dumps({"check": f"{name}.{check}", "failed": failed}) + "\n")
-            if failed:
-                # At once: the other ranks may be waiting for this one.
-                os._exit(3)
+
+    def run(check: Callable[[Any, Any], object]) -> None:
+        keras.utils.set_random_seed(1)
+        check(hvd, keras)
+        assert set(objects.allgather_object(check.__name__, "check")) == {check.__name__}
+
+    def checks() -> Iterator[tuple[str, Callable[[], object]]]:
+        for name in names:
+            module = importlib.import_module(f"tests.compat.horovod.keras.checks.{name}")
+            for check in checks_in(CHECKS, name):
+                yield f"{name}.{check}", partial(run, getattr(module, check))
+
+    run_checks(Path(folder), hvd.rank(), checks())
     hvd.shutdown()
 
 

@@ -9,6 +9,8 @@ from tests.compat.horovod.tensorflow.conftest import LEGACY_MODULES, MODULES, ev
 pytest.importorskip("tensorflow")
 
 
+# The first of a world waits for all of it.
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize(
     ("ranks", "check"), [(ranks, check) for ranks, modules in MODULES.items() for check in every_check(modules)]
 )

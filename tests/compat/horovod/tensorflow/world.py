@@ -2,55 +2,50 @@
 
     mpirun -n 2 python world.py <folder for the reports> <module of checks>...
 
-A check is a function `check_*(hvd)`. One that fails on any rank ends the world: the others can't be told to skip it.
+A check is a function `check_*(hvd)`.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
-import os
 import sys
-import traceback
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[4]
-
-
-def checks_of(name: str) -> list[str]:
-    """The names of the module's checks, in the order in which they stand."""
-    text = (Path(__file__).parent / "checks" / f"{name}.py").read_text()
-    return [line[4:].partition("(")[0] for line in text.splitlines() if line.startswith("def check_")]
+CHECKS = Path(__file__).parent / "checks"
 
 
 def main(folder: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
     from paceline.compat import install
+    from tests.ranks import checks_in, run_checks
 
     install("horovod")
     import horovod.tensorflow as hvd  # type: ignore[import-not-found]
     import tensorflow as tf
 
     hvd.init(process_sets="dynamic")
-    report = Path(folder) / f"rank_{hvd.rank()}.jsonl"
     modules = {name: importlib.import_module(f"tests.compat.horovod.tensorflow.checks.{name}") for name in names}
     # After TensorFlow and Keras are loaded: they have warnings of their own.
     warnings.simplefilter("error")
-    for name, module in modules.items():
-        for check in checks_of(name):
-            tf.random.set_seed(1)
-            failed = ""
-            try:
-                getattr(module, check)(hvd)
-                hvd.allreduce(tf.constant(0), name="end_of_check")
-            except BaseException:
-                failed = traceback.format_exc()
-            with report.open("a") as file:
-                file.write(json.dumps({"check": f"{name}.{check}", "failed": failed}) + "\n")
-            if failed:
-                # At once: the other ranks may be waiting for this one.
-                os._exit(3)
+
+    def run(check: Callable[[object], object]) -> None:
+        tf.random.set_seed(1)
+        check(hvd)
+        hvd.allreduce(tf.constant(0), name="end_of_check")
+
+    run_checks(
+        Path(folder),
+        hvd.rank(),
+        (
+            (f"{name}.{check}", partial(run, getattr(module, check)))
+            for name, module in modules.items()
+            for check in checks_in(CHECKS, name)
+        ),
+    )
     hvd.shutdown()
 
 

@@ -1,10 +1,9 @@
-"""The callbacks that give every rank the same start, and the same metrics. `classes_for` makes them of a Keras."""
+"""The callbacks that give every rank the same start, and the same metrics. `callbacks_for` makes them of a Keras."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from paceline.compat.horovod._keras import arrays, elastic, learning_rate
@@ -14,19 +13,27 @@ from paceline.compat.horovod.common import basics, objects
 
 
 @functools.cache
-def classes_for(keras: Any) -> SimpleNamespace:
-    """The callbacks, as subclasses of that Keras's own, by name. The same ones each time."""
+def callbacks_for(keras: Any) -> dict[str, type]:
+    """What `horovod.keras.callbacks` has, as subclasses of that Keras's own, by name. The same ones each time."""
     base = keras.callbacks.Callback
-    return SimpleNamespace(
-        BroadcastGlobalVariablesCallback=_made(_Broadcast, base, "BroadcastGlobalVariablesCallback"),
-        MetricAverageCallback=_made(_MetricAverage, base, "MetricAverageCallback"),
-        LearningRateScheduleCallback=_made(learning_rate.Schedule, base, "LearningRateScheduleCallback"),
-        LearningRateWarmupCallback=_made(learning_rate.Warmup, base, "LearningRateWarmupCallback"),
-        BestModelCheckpoint=_made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
-        CommitStateCallback=_made(elastic.CommitState, base, "CommitStateCallback"),
-        UpdateBatchStateCallback=_made(elastic.UpdateBatchState, base, "UpdateBatchStateCallback"),
-        UpdateEpochStateCallback=_made(elastic.UpdateEpochState, base, "UpdateEpochStateCallback"),
-    )
+    return {
+        "BestModelCheckpoint": _made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
+        "BroadcastGlobalVariablesCallback": _made(_Broadcast, base, "BroadcastGlobalVariablesCallback"),
+        "LearningRateScheduleCallback": _made(learning_rate.Schedule, base, "LearningRateScheduleCallback"),
+        "LearningRateWarmupCallback": _made(learning_rate.Warmup, base, "LearningRateWarmupCallback"),
+        "MetricAverageCallback": _made(_MetricAverage, base, "MetricAverageCallback"),
+    }
+
+
+@functools.cache
+def elastic_callbacks_for(keras: Any) -> dict[str, type]:
+    """The callbacks that `horovod.keras.elastic` has, likewise."""
+    base = keras.callbacks.Callback
+    return {
+        "CommitStateCallback": _made(elastic.CommitState, base, "CommitStateCallback"),
+        "UpdateBatchStateCallback": _made(elastic.UpdateBatchState, base, "UpdateBatchStateCallback"),
+        "UpdateEpochStateCallback": _made(elastic.UpdateEpochState, base, "UpdateEpochStateCallback"),
+    }
 
 
 class _Broadcast:

@@ -8,7 +8,6 @@ every rank, so all of them change over between the same two operations. Nothing 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import math
 import os
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
 _log = logging.getLogger(__name__)
-#: The engine never uses more for fusion at a time.
+#: No more than this is fused at a time.
 PIECE_BYTES = 4 << 20
 _NAME = "paceline.autotune"
 _HEADER = "sample,fusion_threshold_bytes,cycle_time_ms,bytes_per_second,state\n"
@@ -141,7 +140,8 @@ class Autotune:
             return
         fusion_bytes, cycle_s, is_end = values.tolist()
         self.point = Point(fusion_bytes=int(fusion_bytes), cycle_s=float(cycle_s))
-        _apply(self._engine, self.point)
+        # In the engine's own thread, between two operations.
+        self._engine.retune(fusion_bytes=min(self.point.fusion_bytes, PIECE_BYTES), cycle_s=self.point.cycle_s)
         self._steps = self._bytes = 0
         self._begun_s = 0.0
         if is_end:
@@ -165,18 +165,6 @@ class Autotune:
 #: Bytes of an element; of all others 4.
 _WIDTHS = dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8) | {"complex128": 16}
 _WIDTHS |= dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2) | dict.fromkeys(("uint8", "int8", "bool"), 1)
-
-
-def _apply(engine: Engine, point: Point) -> None:
-    """Let the world's process set go on with these settings. In its own thread, between two operations."""
-    settings = dataclasses.replace(engine.settings, fusion_bytes=point.fusion_bytes, cycle_s=point.cycle_s)
-    engine.settings = settings
-    channel = engine._channels[0]
-    channel._settings = settings
-    reducer = channel._performer._reducer
-    reducer._fusion_bytes = min(point.fusion_bytes, PIECE_BYTES)
-    # They have the size of the old setting.
-    reducer._buffers.clear()
 
 
 def _numbers(point: Point) -> tuple[float, float]:

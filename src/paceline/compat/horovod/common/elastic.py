@@ -19,7 +19,26 @@ NO_UPDATE, ADDED, REMOVED, MIXED = range(4)
 _RESTORES_WITHOUT_COMMIT = 10
 
 
-class State:
+class Kept:
+    """What can be saved, restored and spread. Subclasses say how."""
+
+    def save(self) -> None:
+        """Remember the present values."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Give every rank the first one's values."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to another number of ranks; nothing, unless a subclass has something to do."""
+
+
+class State(Kept):
     """What a training script keeps between batches. Subclasses say how it is saved, restored and spread.
 
     bcast_object: gives every rank the first one's object. get_rank: this process's rank.
@@ -71,21 +90,6 @@ class State:
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
-
-    def save(self) -> None:
-        """Remember the present values."""
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        """Go back to what was saved last."""
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        """Give every rank the first one's values."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        """Adapt to another number of ranks; nothing, unless a subclass has something to do."""
 
 
 class ObjectState(State):

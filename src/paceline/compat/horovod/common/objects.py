@@ -6,12 +6,8 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    checked_members,
-    global_process_set,
-    registered_number,
-)
+from paceline.compat.horovod.common.arrays import allgather_async, broadcast_async_
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +34,9 @@ def broadcast_object(
     is_root = basics.rank() == root_rank
     data = _bytes(obj) if is_root else np.empty(0, np.uint8)
     size = np.array([data.size], np.int64)
-    _broadcast(size, root_rank, None if name is None else f"{name}.size", process_set)
+    handles.synchronize(broadcast_async_(size, root_rank, _part(name, "size"), process_set))
     payload = data if is_root else np.empty(int(size[0]), np.uint8)
-    _broadcast(payload, root_rank, None if name is None else f"{name}.data", process_set)
+    handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
     return obj if is_root else pickle.loads(payload.tobytes())
 
 
@@ -49,25 +45,15 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     import numpy as np
 
     data = _bytes(obj)
-    sizes = _allgather(np.array([data.size], np.int64), None if name is None else f"{name}.sizes", process_set)
-    payload = _allgather(data, None if name is None else f"{name}.data", process_set)
+    sizes = allgather_async(np.array([data.size], np.int64), _part(name, "sizes"), process_set)
+    payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()
     ends = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [pickle.loads(everything[end - count : end]) for count, end in zip(counts, ends, strict=True)]
 
 
-def _broadcast(array: np.ndarray[Any, Any], root: int, name: str | None, process_set: ProcessSet) -> None:
-    def start(engine: Any, full: str) -> Any:
-        return engine.broadcast(full, array, root=root, out=array, process_set=registered_number(process_set))
-
-    handles.synchronize(handles.submit("broadcast", name, process_set, start, lambda _: None))
-
-
-def _allgather(array: np.ndarray[Any, Any], name: str | None, process_set: ProcessSet) -> int:
-    def start(engine: Any, full: str) -> Any:
-        return engine.allgather(full, array, process_set=registered_number(process_set))
-
-    return handles.submit("allgather", name, process_set, start, lambda result: result)
+def _part(name: str | None, part: str) -> str | None:
+    return None if name is None else f"{name}.{part}"
 
 
 def _bytes(obj: Any) -> np.ndarray[Any, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.common.exceptions import translated
+from paceline.compat.horovod.common.ops import is_power_of_two
 
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
@@ -76,6 +77,21 @@ def registered_number(process_set: ProcessSet) -> int:
     """The engine's number of a set that `checked_members` has let through."""
     assert process_set.process_set_id is not None
     return process_set.process_set_id
+
+
+def check_adasum(process_set: ProcessSet) -> None:
+    """Refuse what Adasum can't reduce over.
+
+    Raises:
+        NotImplementedError: a process set other than the world, or a number of ranks that is no power of 2.
+    """
+    if process_set is not global_process_set:
+        raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
+    if not is_power_of_two(registry.world_size()):
+        raise NotImplementedError(
+            f"Adasum needs a number of ranks that is a power of 2, not {registry.world_size()}. "
+            "Start so many, or use op=hvd.Average."
+        )
 
 
 class _Registry:

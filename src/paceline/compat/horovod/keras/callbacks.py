@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.compat.horovod._keras import libraries
-from paceline.compat.horovod._keras.callbacks import classes_for
+from paceline.compat.horovod._keras.callbacks import callbacks_for
 
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
-
-_classes = classes_for(libraries.standalone())
-BestModelCheckpoint: Any = _classes.BestModelCheckpoint
-BroadcastGlobalVariablesCallback: Any = _classes.BroadcastGlobalVariablesCallback
-LearningRateScheduleCallback: Any = _classes.LearningRateScheduleCallback
-LearningRateWarmupCallback: Any = _classes.LearningRateWarmupCallback
-MetricAverageCallback: Any = _classes.MetricAverageCallback
+_callbacks = callbacks_for(libraries.standalone())
+__all__ = list(_callbacks)
+globals().update(_callbacks)

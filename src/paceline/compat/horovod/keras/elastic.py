@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.compat.horovod._keras import libraries
-from paceline.compat.horovod._keras.callbacks import classes_for
+from paceline.compat.horovod._keras.callbacks import elastic_callbacks_for
 from paceline.compat.horovod._keras.elastic import KerasState, run
 
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
-
-_classes = classes_for(libraries.standalone())
-CommitStateCallback: Any = _classes.CommitStateCallback
-UpdateBatchStateCallback: Any = _classes.UpdateBatchStateCallback
-UpdateEpochStateCallback: Any = _classes.UpdateEpochStateCallback
+_callbacks = elastic_callbacks_for(libraries.standalone())
+__all__ = ["KerasState", "run"]
+__all__ += list(_callbacks)
+globals().update(_callbacks)

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from paceline.compat.horovod.common.arrays import plain
+
 Array = np.ndarray[Any, Any]
 
 #: TensorFlow computes only in memory that starts at a multiple of this; anything else is copied.
@@ -37,11 +39,6 @@ def checked(array: Array) -> Array:
     if array.dtype.kind in "OSU":
         raise ValueError("tensors of strings can't be sent; use hvd.broadcast_object or hvd.allgather_object.")
     return array
-
-
-def plain(array: Array) -> Array:
-    """The array as the engine knows it: of a type that NumPy lacks (bfloat16, float8), its bits."""
-    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 
 def told_dtype(array: Array) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -15,7 +16,7 @@ from paceline.compat.horovod.common.process_sets import (
     global_process_set,
     registered_number,
 )
-from paceline.compat.horovod.tensorflow.arrays import Array, empty, plain
+from paceline.compat.horovod.tensorflow.arrays import Array, empty
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name, raw, unique_in_graph, variable_names
 from paceline.compat.horovod.tensorflow.order import as_written

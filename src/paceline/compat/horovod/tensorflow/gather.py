@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.ops import check_splits
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -16,7 +17,7 @@ from paceline.compat.horovod.common.process_sets import (
     global_process_set,
     registered_number,
 )
-from paceline.compat.horovod.tensorflow.arrays import Array, plain
+from paceline.compat.horovod.tensorflow.arrays import Array
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written

@@ -2,47 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from paceline.compat.horovod.common.exceptions import HorovodInternalError
-from paceline.compat.horovod.common.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
-)
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    is_process_set_included,
-    remove_process_set,
-)
+from paceline.compat.horovod.common import interface
+from paceline.compat.horovod.common.interface import *  # noqa: F403
+from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility
+from paceline.compat.horovod.common.process_sets import is_process_set_included
 from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
 from paceline.compat.horovod.tensorflow.broadcast import broadcast, broadcast_
 from paceline.compat.horovod.tensorflow.gather import allgather, alltoall, grouped_allgather
@@ -58,56 +21,24 @@ from paceline.compat.horovod.tensorflow.reducescatter import grouped_reducescatt
 from paceline.compat.horovod.tensorflow.util import check_num_rank_power_of_2, gpu_available
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allreduce",
     "alltoall",
     "broadcast",
     "broadcast_",
-    "ccl_built",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "gpu_available",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "is_process_set_included",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
     "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += interface.__all__

@@ -8,10 +8,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, is_power_of_two
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_number
-from paceline.compat.horovod.tensorflow.arrays import Array, empty, plain, told_dtype
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.arrays import plain
+from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    check_adasum,
+    global_process_set,
+    registered_number,
+)
+from paceline.compat.horovod.tensorflow.arrays import Array, empty, told_dtype
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
@@ -26,15 +32,8 @@ class How:
     process_set: ProcessSet = global_process_set
 
     def __post_init__(self) -> None:
-        if self.op != Adasum:
-            return
-        if self.process_set is not global_process_set:
-            raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
-        if not is_power_of_two(basics.size()):
-            raise NotImplementedError(
-                f"Adasum needs a number of ranks that is a power of 2, not {basics.size()}. "
-                "Start so many, or use op=hvd.Average."
-            )
+        if self.op == Adasum:
+            check_adasum(self.process_set)
 
     def engine(self) -> dict[str, Any]:
         return {

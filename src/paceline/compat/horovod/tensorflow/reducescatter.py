@@ -8,10 +8,11 @@ from typing import Any
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.tensorflow.arrays import Array, plain, told_dtype
+from paceline.compat.horovod.tensorflow.arrays import Array, told_dtype
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name

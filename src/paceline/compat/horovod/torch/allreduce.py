@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 
-from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, is_power_of_two, resolve_op
-from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, resolve_op
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    check_adasum,
+    checked_members,
+    global_process_set,
+)
 from paceline.compat.horovod.torch.arrays import (
     HostTensor,
     differentiable,
@@ -249,7 +254,7 @@ def _submit(
 ) -> int:
     """The handle of the reduction of `tensors` into `targets` (None: a new tensor). first: not a group, but one."""
     if op == Adasum:
-        _check_adasum(process_set)
+        check_adasum(process_set)
     elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
         return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=first)
     sources = [host(tensor) for tensor in tensors]
@@ -324,12 +329,3 @@ def _start_group(engine: Any, full: str, sources: list[HostTensor], outs: list[H
 
 def _result(tensor: torch.Tensor, target: torch.Tensor | None, out: HostTensor) -> torch.Tensor:
     return out.tensor.to(tensor.device) if target is None else write_back(target, out.tensor)
-
-
-def _check_adasum(process_set: ProcessSet) -> None:
-    if process_set is not global_process_set:
-        raise NotImplementedError("Adasum reduces over all ranks: it can't be used with a process set.")
-    if not is_power_of_two(basics.size()):
-        raise NotImplementedError(
-            f"Adasum needs a number of ranks that is a power of 2, not {basics.size()}. Start so many, or use op=hvd.Average."
-        )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +9,11 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import basics, handles
-from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.torch.broadcast import broadcast_, broadcast_async_
-from paceline.compat.horovod.torch.gather import allgather_async
+from paceline.compat.horovod.common.objects import allgather_object, broadcast_object
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.torch.broadcast import broadcast_async_
+
+__all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
@@ -80,37 +80,6 @@ def broadcast_optimizer_state(
         optimizer.state[params[index]] = _beside(state, params[index])
 
 
-def broadcast_object(
-    obj: Any = None, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
-    """The object that `root_rank` gives, on every rank; the root's own is returned as it is.
-
-    The ranks may give objects of any type, such as None elsewhere than on the root. It is pickled (by cloudpickle, where
-    that is installed, which takes functions and lambdas too).
-    """
-    is_root = basics.rank() == root_rank
-    data = _dump(obj) if is_root else b""
-    size = torch.tensor([len(data)])
-    broadcast_(size, root_rank, None if name is None else f"{name}.size", process_set)
-    payload = _bytes_tensor(data) if is_root else torch.empty(int(size), dtype=torch.uint8)
-    broadcast_(payload, root_rank, None if name is None else f"{name}.data", process_set)
-    return obj if is_root else pickle.loads(payload.numpy().tobytes())
-
-
-def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks, in their order, on every rank."""
-    data = _bytes_tensor(_dump(obj))
-    sizes = allgather_async(torch.tensor([len(data)]), None if name is None else f"{name}.sizes", process_set)
-    payload = allgather_async(data, None if name is None else f"{name}.data", process_set)
-    counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).numpy().tobytes()
-    assert len(counts) == len(checked_members(process_set))
-    found, start = [], 0
-    for count in counts:
-        found.append(pickle.loads(everything[start : start + count]))
-        start += count
-    return found
-
-
 @dataclass(frozen=True)
 class _Place:
     """Stands for a tensor that is sent on its own."""
@@ -170,19 +139,3 @@ def _beside(value: Any, parameter: torch.Tensor) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(parameter.device) if value.dim() else value
     return _rebuilt(value, lambda item: _beside(item, parameter))
-
-
-def _dump(obj: Any) -> bytes:
-    buffer = io.BytesIO()
-    try:
-        import cloudpickle  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        pickle.dump(obj, buffer)
-    else:
-        cloudpickle.dump(obj, buffer)
-    return buffer.getvalue()
-
-
-def _bytes_tensor(data: bytes) -> torch.Tensor:
-    # An empty bytearray can't be a tensor's memory.
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)

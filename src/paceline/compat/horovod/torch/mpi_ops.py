@@ -2,50 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.basics import (
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    engine,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
-from paceline.compat.horovod.common.exceptions import HorovodInternalError
+from paceline.compat.horovod.common import handles, interface
+from paceline.compat.horovod.common.basics import engine
 from paceline.compat.horovod.common.handles import poll, synchronize
-from paceline.compat.horovod.common.ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
-)
-from paceline.compat.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    checked_members,
-    global_process_set,
-    remove_process_set,
-)
+from paceline.compat.horovod.common.interface import *  # noqa: F403
+from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility
+from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.torch.allreduce import (
     allreduce,
     allreduce_,
@@ -74,15 +36,6 @@ from paceline.compat.horovod.torch.reducescatter import (
 )
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "HorovodInternalError",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -96,14 +49,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -113,29 +58,14 @@ __all__ = [
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
-    "start_timeline",
-    "stop_timeline",
     "synchronize",
 ]
+__all__ += interface.__all__
 
 
 def join(device: int = -1) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import basics
-from paceline.compat.horovod.common.elastic import ObjectState
+from paceline.compat.horovod.common.elastic import Kept, ObjectState
 from paceline.compat.horovod.torch.elastic.sampler import ElasticSampler
 from paceline.compat.horovod.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 
@@ -59,29 +59,17 @@ class TorchState(ObjectState):
         super().__setattr__(name, value)
 
 
-class StateHandler:
+class StateHandler(Kept):
     """How one value is saved, restored and spread. Subclasses can be registered for other types."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
         self.save()
 
-    def save(self) -> None:
-        raise NotImplementedError
-
-    def restore(self) -> None:
-        raise NotImplementedError
-
-    def sync(self) -> None:
-        raise NotImplementedError
-
     def set_value(self, value: Any) -> None:
         """Take another value, and save it."""
         self.value = value
         self.save()
-
-    def reset(self) -> None:
-        """Adapt to another number of ranks."""
 
 
 class ModelStateHandler(StateHandler):

@@ -1,0 +1,52 @@
+"""NumPy arrays between the ranks, as the engine takes them: what every framework's collectives come down to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_number
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def plain(array: Array) -> Array:
+    """The array as the engine knows it: of a type that NumPy lacks (bfloat16, float8), its bits."""
+    return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
+
+
+def as_type(array: Array, like: Array) -> Array:
+    """What `plain` has made of an array of the type of `like`, in that type again."""
+    return array if array.dtype == like.dtype else array.view(like.dtype)
+
+
+def broadcast_async_(
+    array: Array, root_rank: int, name: str | None, process_set: ProcessSet = global_process_set
+) -> int:
+    """The handle of a broadcast into the array itself."""
+
+    def start(engine: Any, full: str) -> Any:
+        return engine.broadcast(full, array, root=root_rank, out=array, process_set=registered_number(process_set))
+
+    return handles.submit("broadcast", name, process_set, start, lambda _: array)
+
+
+def allgather_async(array: Array, name: str | None, process_set: ProcessSet = global_process_set) -> int:
+    """The handle of the ranks' arrays, one below the other; their first dimensions may differ."""
+
+    def start(engine: Any, full: str) -> Any:
+        return engine.allgather(full, array, process_set=registered_number(process_set))
+
+    return handles.submit("allgather", name, process_set, start, lambda result: result)
+
+
+def allreduce_async(array: Array, op: str, name: str | None, process_set: ProcessSet = global_process_set) -> int:
+    """The handle of the ranks' arrays reduced, as a new array. op: the engine's name of the operation."""
+
+    def start(engine: Any, full: str) -> Any:
+        return engine.allreduce(full, array, op=op, process_set=registered_number(process_set))
+
+    return handles.submit("allreduce", name, process_set, start, lambda result: result)

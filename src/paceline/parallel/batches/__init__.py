@@ -1,0 +1,1 @@
+"""The global batch: which samples are in it, who loads them, and how it is cut into microbatches."""

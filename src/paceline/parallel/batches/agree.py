@@ -1,0 +1,104 @@
+"""Whether all ranks are given the same global batch, which nobody else would notice. Loaded on use: it imports torch.
+
+With different ones, a pipeline computes the loss of one batch's outputs and another one's targets; and where one rank's
+loader ends before the others', they would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.batches.batch import tensors_in
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+
+#: So many numbers of each tensor are looked at, spread over all of it.
+SAMPLED = 2048
+
+
+def agree_on_batch(batch: Any, world: World) -> None:
+    """Compare the batch, or None where there is none, with the other ranks'. One small message; called on all ranks.
+
+    Raises:
+        ParallelError: on every rank, with what each has.
+    """
+    if world.size == 1:
+        return
+    own = -1 if batch is None else fingerprint(batch)
+    # The largest and the smallest at once.
+    both = torch.tensor([own, -own], dtype=torch.int64, device=world.device)
+    dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    largest, smallest = both.tolist()
+    if largest == -smallest:
+        return
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, (own, "none any more" if batch is None else _shown(batch)))
+    groups: dict[tuple[int, str], list[int]] = {}
+    for rank, found in enumerate(everyone):
+        groups.setdefault(found, []).append(rank)
+    parts = [
+        f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for (_, text), ranks in groups.items()
+    ]
+    raise ParallelError(
+        f"the ranks are not given the same batch: {'; '.join(parts)}. Every rank has to be given the "
+        "same global batches, and as many: seed what is drawn at random (data, too) alike, and don't split by rank."
+    )
+
+
+def tags(place: tuple[int, ...]) -> tuple[int, int]:
+    """A number for the place and its square, whose sums over the ranks tell whether all are at the same one."""
+    # Small: the sums have to be exact in single precision.
+    tag = zlib.crc32(repr(place).encode()) % 64
+    return tag, tag * tag
+
+
+def agree_on_place(sums: Tensor, place: tuple[int, int, int], world: World) -> None:
+    """Compare where the replicas are, or the ranks of a single one; no message where they agree.
+
+    sums: of `tags` over the replica group, over all ranks where there is none.
+    place: epoch, samples seen after this batch, steps before it.
+
+    Raises:
+        ParallelError: on every rank, with where each is: one has left out a step, or left a loop.
+    """
+    # Without a group it is the world that is meant, here and below.
+    count = dist.get_world_size(world.replica_group)
+    # A GPU would have to be waited for.
+    if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
+        return
+    places: list[Any] = [None] * count
+    dist.all_gather_object(places, (world.rank, *place), group=world.replica_group)
+    shown = "; ".join(
+        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step in places
+    )
+    raise ParallelError(
+        f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "
+        "step, or leave the loop, by its own clock or data?"
+    )
+
+
+def fingerprint(batch: Any) -> int:
+    """A number of 32 bits from the shapes and a sample of the values of all tensors."""
+    found = b""
+    for tensor in tensors_in(batch):
+        flat = tensor.detach().reshape(-1)
+        flat = flat[:: max(len(flat) // SAMPLED, 1)]
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).reshape(-1)
+        # Of doubles: the same numbers in the same order have the same sum, to the bit.
+        places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
+        value = float((flat.double().nan_to_num() * places).sum()) if len(flat) else 0.0
+        found += struct.pack(f"<{tensor.dim() + 1}qd", tensor.dim(), *tensor.shape, value)
+    return zlib.crc32(found)
+
+
+def _shown(batch: Any) -> str:
+    tensors = list(tensors_in(batch))
+    shown = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
+    return f"tensors of {shown or 'no shape'} ({fingerprint(batch):08x})"

@@ -1,0 +1,224 @@
+"""The batches of an epoch, each rank loading its own rows alone. Loaded on use: it imports torch.
+
+    global order     from the loader's sampler, seed and epoch: the same with any number of workers
+    global batch     `batch_size` of it (the loader's batch size is that of all workers together)
+    own rows         those of this rank's replica; only they are read and collated
+
+So a position is two numbers, the epoch and the samples that all have seen, whatever the number of workers.
+A loader that is not torch's DataLoader over a map-style dataset gives whole global batches, the same on every rank.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+)
+
+from paceline.parallel.batches.agree import agree_on_batch
+from paceline.parallel.batches.batch import count_rows, own_rows
+from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, split
+from paceline.parallel.batches.order import Order
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+from paceline.parallel.randomness import Streams, derive, generators
+from paceline.parallel.task import Task
+
+
+def feed(loader: Any, task: Task, world: World) -> Feed:
+    """What gives this rank its part of the loader's batches.
+
+    Raises:
+        ParallelError: the loader can't be spread as it is.
+    """
+    if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
+        if isinstance(loader.sampler, DistributedSampler) or isinstance(
+            getattr(loader.batch_sampler, "sampler", None), DistributedSampler
+        ):
+            raise ParallelError(
+                "the loader has a DistributedSampler, which gives each rank samples of its own; parallelize cuts each batch "
+                "itself. Give the loader of a plain script: shuffle=True, and batch_size for all workers together."
+            )
+        if not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None:
+            return _MapFeed(loader, task, world)
+    if not isinstance(loader, Iterable):
+        raise ParallelError(f"loader={loader!r} can't be iterated; give a DataLoader or any iterable of batches.")
+    return _WholeFeed(loader, task, world)
+
+
+class Feed:
+    """One rank's view of a loader."""
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
+        """The epoch's batches from the `start`-th sample on. Called on all ranks."""
+        raise NotImplementedError
+
+    def sample(self) -> Any:
+        """A batch, the first of epoch 0, without using anything up; None if that can't be done."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class _Own:
+    """What is known of a batch while its samples are loaded."""
+
+    rows: int
+    global_rows: int
+    consumed: int
+
+
+class _MapFeed(Feed):
+    """A DataLoader over a map-style dataset."""
+
+    def __init__(self, loader: DataLoader[Any], task: Task, world: World) -> None:
+        self._given = loader
+        self._world = world
+        self._order = Order(loader, task.seed, world)
+        self._sampler = _OwnRows(self._order, task, world)
+        self._seed = task.seed
+        self._streams = Streams(
+            seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
+        )
+        self._generator = torch.Generator() if world.size > 1 else loader.generator
+        self._loader = _rebuilt(loader, self._sampler, self._generator)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
+        for thing in (self._given.sampler, self._given.batch_sampler, self._given.dataset):
+            _set_epoch(thing, epoch)
+        self._sampler.begin(epoch, start)
+        if self._world.size > 1:
+            assert self._generator is not None
+            # The loader's workers take their seeds from it: not those of another replica's.
+            self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
+        known = self._sampler.known
+        with self._streams.use("data", epoch):
+            batches = iter(self._loader)
+        number = 0
+        while True:
+            # Augmentations in this process draw from it; all stages of a replica have to see the same rows.
+            with self._streams.use(f"data {epoch}", number):
+                try:
+                    data = next(batches)
+                except StopIteration:
+                    return
+            own = known.popleft()
+            number += 1
+            yield OwnBatch(data=data, rows=own.rows, global_rows=own.global_rows, epoch=epoch, consumed=own.consumed)
+
+    def sample(self) -> Any:
+        from torch.utils.data import default_collate
+
+        with generators(0, torch.device("cpu")):
+            indices = next(iter(self._order.batches(0, 0)), None)
+            if not indices:
+                return None
+            dataset: Any = self._given.dataset
+            rows = [dataset[index] for index in indices]
+        collate: Any = self._given.collate_fn
+        return (collate or default_collate)(rows)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+class _WholeFeed(Feed):
+    """Any iterable of global batches, the same on every rank."""
+
+    def __init__(self, loader: Iterable[Any], task: Task, world: World) -> None:
+        self._loader = loader
+        self._task = task
+        self._world = world
+        self._streams = Streams(seed=task.seed, replica=0, stage=0, device=torch.device("cpu"), active=world.size > 1)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[OwnBatch | GlobalBatch]:
+        for thing in (self._loader, getattr(self._loader, "dataset", None), getattr(self._loader, "sampler", None)):
+            _set_epoch(thing, epoch)
+        consumed = number = 0
+        with self._streams.use("data", epoch):
+            batches = iter(self._loader)
+        while True:
+            # The same stream on all ranks: they have to see the same batches.
+            with self._streams.use(f"data {epoch}", number):
+                data = next(batches, None)
+            agree_on_batch(data, self._world)
+            if data is None:
+                break
+            number += 1
+            consumed += count_rows(split(data, self._task))
+            if consumed > start:
+                yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
+        if number == 0 and isinstance(self._loader, Iterator):
+            raise ParallelError(
+                f"the loader gave no batch for epoch {epoch}: it is an iterator ({type(self._loader).__name__}), which can "
+                "be gone through once. Give a list, or an object whose __iter__ starts anew."
+            )
+
+    def sample(self) -> Any:
+        if isinstance(self._loader, Iterator):
+            return None
+        with generators(0, torch.device("cpu")):
+            return next(iter(self._loader), None)
+
+    def __len__(self) -> int:
+        loader: Any = self._loader
+        return len(loader)
+
+
+class _OwnRows:
+    """A batch sampler for torch's DataLoader: this rank's rows of each global batch."""
+
+    def __init__(self, order: Order, task: Task, world: World) -> None:
+        self._order = order
+        self._task = task
+        self._world = world
+        self._at = (0, 0)
+        self.known: deque[_Own] = deque()
+
+    def begin(self, epoch: int, start: int) -> None:
+        """What the next iteration goes through."""
+        self._at = (epoch, start)
+        # A new one: an iteration that was left early has batches in it that nobody will fetch.
+        self.known = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        epoch, consumed = self._at
+        known = self.known
+        for indices in self._order.batches(epoch, consumed):
+            consumed += len(indices)
+            ranges = own_rows(len(indices), self._task.microbatches, self._world.replicas, self._world.replica)
+            own = [indices[row] for span in ranges for row in span]
+            known.append(_Own(rows=len(own), global_rows=len(indices), consumed=consumed))
+            yield own or indices[:1]
+
+
+def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoader[Any]:
+    """A DataLoader with all the given one's settings and another batch sampler."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.multiprocessing_context,
+    }
+    if loader.num_workers > 0:
+        options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    if hasattr(loader, "in_order"):
+        options["in_order"] = loader.in_order
+    return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
+
+
+def _set_epoch(thing: Any, epoch: int) -> None:
+    method = getattr(thing, "set_epoch", None)
+    if callable(method):
+        method(epoch)

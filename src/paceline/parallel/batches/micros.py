@@ -1,0 +1,124 @@
+"""From a batch to this rank's microbatches, with the weight of each in the whole. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.parallel.batches.agree import agree_on_batch
+from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, piece_sizes, take_rows, unwrap
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+from paceline.parallel.reduce import sum_number
+from paceline.parallel.task import Task
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OwnBatch:
+    """This replica's rows of one global batch, as `Parallel.epoch` gives them.
+
+    data: the batch as the loader's collate_fn made it, of this replica's rows alone, microbatch after microbatch; one
+        row that doesn't count where the replica has none.
+    rows: how many of them count. global_rows: those of all replicas.
+    epoch, consumed: the position after this batch: the samples of the epoch that all replicas have then seen.
+    """
+
+    data: Any
+    rows: int
+    global_rows: int
+    epoch: int
+    consumed: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GlobalBatch:
+    """A whole global batch with its position, as `Parallel.epoch` gives them where the loader is a plain iterable."""
+
+    data: Any
+    epoch: int
+    consumed: int
+
+
+def cut(batch: Any, task: Task, world: World) -> list[Micro]:
+    """This replica's microbatches of a global batch, which is the same on every rank, or of an OwnBatch.
+
+    Called on all ranks: with a loss_weight the weights are summed over the replicas.
+
+    Raises:
+        ParallelError: the batch can't be cut, or nothing in it counts.
+    """
+    own = batch if isinstance(batch, OwnBatch) else None
+    if not isinstance(batch, (OwnBatch, GlobalBatch)):
+        agree_on_batch(batch, world)
+    parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, task)
+    rows = count_rows(parts)
+    global_rows = rows if own is None else own.global_rows
+    sizes = piece_sizes(global_rows, task.microbatches, world.replicas)
+    if own is None:
+        ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
+    else:
+        ranges, start = [], 0
+        for of_micro in sizes:
+            size = of_micro[world.replica]
+            ranges.append(range(start, start + size))
+            start += size
+        if rows != max(start, 1):
+            raise ParallelError(
+                f"this rank's part of the batch has {rows} rows, but {start} samples were asked of the loader. "
+                "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
+            )
+    pieces = [_take(parts, span if span else range(1), rows) for span in ranges]
+    weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
+    total = float(global_rows)
+    if task.loss_weight is not None:
+        total = sum_number(sum(weights), world.replica_group, world.device)
+        if not total > 0:
+            raise ParallelError(
+                f"the weights that loss_weight gives for this batch sum to {total:g} over all replicas; they have to be "
+                "numbers above 0. Leave out batches in which nothing counts."
+            )
+    micros = []
+    for index, (piece, span, weight) in enumerate(zip(pieces, ranges, weights, strict=True)):
+        there = move(piece, world.device)
+        micros.append(
+            Micro(
+                args=unwrap(there.args),
+                kwargs=unwrap(there.kwargs),
+                target=unwrap(there.target),
+                rows=len(span),
+                weight=torch.tensor(weight / total, dtype=torch.float64),
+                index=index,
+                global_rows=sum(sizes[index]),
+            )
+        )
+    return micros
+
+
+def split(batch: Any, task: Task) -> Parts:
+    """The batch's parts.
+
+    Raises:
+        ParallelError: `split` returned something else.
+    """
+    parts = task.split(batch)
+    if not isinstance(parts, tuple) or len(parts) != 3 or not isinstance(parts[1], dict):
+        raise ParallelError(
+            f"split(batch) returned {type(parts).__name__}; it has to return Parts(args, kwargs, target): "
+            "a tuple, a dict and what the loss is given."
+        )
+    return Parts(tuple(parts[0]), parts[1], parts[2])
+
+
+def _take(parts: Parts, span: range, rows: int) -> Parts:
+    return Parts(*(take_rows(part, span.start, span.stop, rows) for part in parts))
+
+
+def _weight(piece: Parts, rows: int, task: Task) -> float:
+    if rows == 0 or task.loss_weight is None:
+        return float(rows)
+    weight = float(task.loss_weight(unwrap(piece.target)))
+    if not 0 <= weight < float("inf"):
+        raise ParallelError(f"loss_weight(target) returned {weight:g}; it has to be a number of at least 0.")
+    return weight

@@ -1,0 +1,1 @@
+"""Checkpoints that any layout can write and any other can read."""

@@ -1,0 +1,300 @@
+"""Checkpoints that any layout can write and any other can read. Loaded on use: it imports torch.
+
+    save    1  rank 0 makes a folder beside the path                 checkpoint.folder
+            2  every rank writes its part, once each                 torch.distributed.checkpoint
+            3  rank 0 gives the folder its name                      when all have written; until then there is nothing
+    load    1  names, shapes and groups are compared                 nothing is changed yet
+            2  every rank reads what it holds, into new memory       torch.distributed.checkpoint
+            3  model, optimizer, progress and schedulers take it
+
+The folder is one of torch's own (`torch.distributed.checkpoint.load` reads it) with one file more, `paceline.pt`.
+All functions are called on all ranks; the errors they raise are the same on each.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.checkpoint import folder as folders
+from paceline.parallel.checkpoint.background import RECORD, Background, reason
+from paceline.parallel.checkpoint.folder import Saving
+from paceline.parallel.checkpoint.state import (
+    Held,
+    groups_mismatch,
+    merge_records,
+    mismatch,
+    own_record,
+    put_back,
+    targets,
+    tensors,
+)
+from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_dict
+from paceline.parallel.errors import CheckpointError, ParallelError
+from paceline.parallel.mesh import World
+
+if TYPE_CHECKING:
+    from paceline.parallel.training import Parallel
+
+#: Of the record, the one file that is not torch's.
+FORMAT = 1
+
+_T = TypeVar("_T")
+_background: WeakKeyDictionary[Parallel, Background] = WeakKeyDictionary()
+
+
+def save(
+    par: Parallel, path: str | Path | None = None, *, asynchronous: bool = False, schedulers: Sequence[Any] = ()
+) -> Path:
+    """The path of the checkpoint, which is complete when this returns; with `asynchronous`, when `wait` does.
+
+    path: a folder that is made, or replaced once the new one is complete; it has to be on a file system that all ranks
+        share. None: `step_<n>` in the folder that PACELINE_CHECKPOINT_DIR names, n being the steps done.
+    asynchronous: copy what is to be written and go on training; one save at a time, the next one waits for it and
+        raises its error.
+    schedulers: learning-rate schedulers, or anything else with `state_dict` and `load_state_dict`.
+
+    Raises:
+        ParallelError: no path, or something else lies there.
+        CheckpointError: it can't be written; a checkpoint that had the path before is there still.
+    """
+    world = par.world
+    wait(par)
+    par.settle_buffers()
+    held = hold(par)
+    target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
+    record = merge_records(_gather(own_record(held), world))
+    record |= {
+        "format": FORMAT,
+        "torch": str(torch.__version__),
+        "optimizer": _kind(par.optimizer),
+        "layout": str(world.layout),
+        "state": par.state(),
+        "schedulers": [scheduler.state_dict() for scheduler in schedulers],
+    }
+    packed = _on_rank_0(world, lambda: _pack(record), "") or b""
+    saving = _on_rank_0(world, lambda: Saving(target.absolute()), f"the checkpoint {str(target)!r} can't be begun")
+    folder = Path(_from_rank_0(world, str(saving.folder) if saving is not None else ""))
+    job = Background(world, tensors(held), folder, saving, packed, threaded=asynchronous)
+    if job.is_running:
+        _background[par] = job
+    else:
+        _raise_agreed(world, job.error)
+    return target
+
+
+def wait(par: Parallel) -> None:
+    """Return once no save is under way.
+
+    Raises:
+        CheckpointError: the last one has failed.
+    """
+    job = _background.pop(par, None)
+    if job is not None:
+        job.join()
+        _raise_agreed(par.world, job.error)
+
+
+def load(par: Parallel, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
+    """Whether there was a checkpoint to go on from: model, optimizer, progress and random streams are then as they were.
+
+    path: None takes the newest complete one in the folder that PACELINE_CHECKPOINT_DIR names; False if there is none.
+    schedulers: the same, in the same order, as were saved.
+
+    Raises:
+        ParallelError: there is nothing at the path, or it is of another model or optimizer; nothing has been changed.
+        CheckpointError: it can't be read; nothing has been changed.
+    """
+    world = par.world
+    wait(par)
+    found = _from_rank_0(world, _attempt(lambda: _find(path)))
+    _raise_agreed(world, found if isinstance(found, Exception) else None)
+    if found is None:
+        return False
+    folder = Path(found)
+    held = hold(par)
+    result = _attempt(lambda: _read_about(folder))
+    _raise_agreed(world, result if isinstance(result, Exception) else None)
+    record, saved = result
+    _compare(par, held, folder, record, saved, len(schedulers))
+    buffers = targets(held, saved)
+    result = _attempt(lambda: _read_tensors(world, folder, buffers))
+    _raise_agreed(world, result if isinstance(result, Exception) else None)
+    put_back(held, buffers, record)
+    par.load_state(record["state"])
+    for scheduler, state in zip(schedulers, record["schedulers"], strict=True):
+        scheduler.load_state_dict(state)
+    return True
+
+
+def full_state_dict(par: Parallel) -> dict[str, Tensor]:
+    """Every parameter and kept buffer, whole, on the CPU, under each of its names: for `load_state_dict` of the plain model."""
+    return _full_state_dict(hold(par), par.world)
+
+
+def hold(par: Parallel) -> Held:
+    """What this rank has of the model and its optimizer."""
+    executor = par.executor
+    # Of FSDP: parameters are whole for a while after a forward pass, and asking for the state puts them in parts again.
+    executor.module.state_dict(keep_vars=True)
+    return Held(module=executor.module, parameters=executor.named_parameters(), optimizer=par.optimizer)
+
+
+def _pack(record: dict[str, Any]) -> bytes:
+    """The record as it is written.
+
+    Raises:
+        ParallelError: something in it could not be read again without running code.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(record, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception as error:
+        kind = re.search(r"GLOBAL ([\w.]+)", str(error))
+        raise ParallelError(
+            "a scheduler, a module's extra state or the optimizer has something in its state_dict that is neither a number, a "
+            f"text, a list, a dict nor a tensor: {kind[1] if kind else error}. Leave it out, or keep it elsewhere."
+        ) from error
+    return file.getvalue()
+
+
+def _find(path: str | Path | None) -> str | None:
+    if path is None:
+        newest = folders.newest(folders.steps_dir())
+        if newest is None:
+            return None
+        path = newest
+    found = folders.find(Path(path).absolute())
+    if found is None:
+        what = "has no complete checkpoint" if Path(path).exists() else "is not there"
+        raise ParallelError(
+            f"{str(path)!r} {what}. Give the path that save() was given; a save that was cut short leaves nothing to load."
+        )
+    return str(found)
+
+
+def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Size, torch.dtype]]]:
+    """The record, and key -> shape and type of each tensor."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    if not (folder / RECORD).exists():
+        raise ParallelError(
+            f"{str(folder)!r} has no {RECORD}: it was not written by save(), or is not visible on every rank. Checkpoints lie "
+            "on a file system that all ranks share."
+        )
+    record = torch.load(folder / RECORD, weights_only=True, map_location="cpu")
+    if record["format"] != FORMAT:
+        raise ParallelError(
+            f"{str(folder)!r} has the format {record['format']}; this version of Paceline reads {FORMAT}."
+        )
+    metadata = FileSystemReader(folder).read_metadata().state_dict_metadata
+    return record, {
+        key: (about.size, about.properties.dtype)
+        for key, about in metadata.items()
+        if isinstance(about, TensorStorageMetadata)
+    }
+
+
+def _compare(
+    par: Parallel,
+    held: Held,
+    folder: Path,
+    record: dict[str, Any],
+    saved: dict[str, tuple[torch.Size, torch.dtype]],
+    schedulers: int,
+) -> None:
+    own = {name: tensor.shape for name, tensor in held.model_tensors().items()}
+    together: dict[str, torch.Size] = {}
+    for of_rank in _gather(own, par.world):
+        together |= of_rank
+    shapes = {key.removeprefix("model."): shape for key, (shape, _) in saved.items() if key.startswith("model.")}
+    message = mismatch(together, _kind(par.optimizer), record, shapes)
+    message = message or next(filter(None, _gather(groups_mismatch(held, record), par.world)), "")
+    if not message and len(record["schedulers"]) != schedulers:
+        message = f"it has the states of {len(record['schedulers'])} schedulers, and load() was given {schedulers}"
+    if message:
+        raise ParallelError(
+            f"the checkpoint {str(folder)!r} is not one of this training: {message}. Nothing has been changed; load it "
+            "into the model that it was saved from."
+        )
+
+
+def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> None:
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as read
+
+    with warnings.catch_warnings():
+        # Without a process group it says that it assumes a single process, which is so.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        try:
+            read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
+        except CheckpointException as error:  # a BaseException
+            raise CheckpointError(
+                f"{str(folder)!r} can't be read: {reason(error)}. Nothing has been changed."
+            ) from error
+
+
+# What all ranks have to agree on.
+
+
+def _gather(value: _T, world: World) -> list[_T]:
+    """The value of each rank."""
+    if world.size == 1:
+        return [value]
+    values: list[Any] = [None] * world.size
+    dist.all_gather_object(values, value)
+    return values
+
+
+def _from_rank_0(world: World, value: Any) -> Any:
+    return _gather(value if world.rank == 0 else None, world)[0]
+
+
+def _on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
+    """What the action returns on rank 0, None elsewhere; its error is raised on all."""
+    result = _attempt(action) if world.rank == 0 else None
+    error = result if isinstance(result, Exception) else None
+    if isinstance(error, OSError):
+        error = CheckpointError(f"{what}: {error.strerror or error}.")
+    _raise_agreed(world, error)
+    return result
+
+
+def _attempt(action: Callable[[], _T]) -> Any:
+    """What the action returns, or the exception that it raised."""
+    try:
+        return action()
+    except Exception as error:
+        return error
+
+
+def _raise_agreed(world: World, error: Exception | None) -> None:
+    """Raise on all ranks the error of the first that has one."""
+    described = None if error is None else (isinstance(error, ParallelError), _text(error))
+    found = next((item for item in _gather(described, world) if item is not None), None)
+    if found is not None:
+        kind = ParallelError if found[0] else CheckpointError
+        raise kind(found[1]) from error
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, (ParallelError, CheckpointError)):
+        return str(error)
+    return f"the checkpoint can't be read: {reason(error)}. Nothing has been changed."
+
+
+def _kind(optimizer: object) -> str:
+    return "" if optimizer is None else type(optimizer).__name__

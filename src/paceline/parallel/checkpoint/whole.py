@@ -1,0 +1,50 @@
+"""The whole model on every rank, put together from stages and parts. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.checkpoint.state import Held
+from paceline.parallel.mesh import World
+
+
+def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:
+    """Every name -> the whole tensor, on the CPU, detached; tied names share one tensor. Called on all ranks."""
+    own = {name: _whole(tensor.detach()) for name, tensor in held.model_tensors().items()}
+    names = held.first_names()
+    group = world.group("pipe")
+    if group is not None:
+        stages: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(stages, names, group=group)
+        names = {name: first for of_stage in stages for name, first in of_stage.items()}
+        own = _from_stages(own, group, world.device)
+    return {name: own[first] for name, first in names.items()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    # Also in a copy where it is whole already: what is trained must not change under the caller's hands.
+    whole: Any = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.to("cpu", copy=True)  # type: ignore[no-any-return]
+
+
+def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:
+    """What all stages have; of copies of one tensor, that of the first stage."""
+    about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+    stages: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(stages, about, group=group)
+    found: dict[str, Tensor] = {}
+    for stage, names in enumerate(stages):
+        root = dist.get_global_rank(group, stage)
+        for name, (shape, dtype) in names.items():
+            if name in found:
+                continue
+            is_owner = dist.get_rank() == root
+            tensor = own[name].to(device) if is_owner else torch.empty(shape, dtype=dtype, device=device)
+            if tensor.numel():
+                dist.broadcast(tensor, root, group=group)
+            found[name] = tensor.cpu()
+    return found

@@ -1,0 +1,1 @@
+"""One rank fails, and all say why."""

@@ -1,0 +1,160 @@
+"""What each block of a model costs on this machine, measured on one microbatch. Loaded on use: it imports torch.
+
+Every block runs alone on what the block before gave: once to count what it saves for the backward pass, then a few times by
+the clock, of which the shortest counts. Gradients, buffers and random streams of the model are left as they are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.pipeline.cut import Block
+from paceline.parallel.ties import first_names
+from paceline.parallel.tracing.boundaries import Boundaries, Mark
+from paceline.parallel.tracing.containers import map_tensors, tensors_at
+from paceline.parallel.tracing.segments import Segment, split
+from paceline.parallel.tracing.shadow import untouched
+from paceline.parallel.tracing.trace import Traced
+
+REPEATS = 3
+#: No further repeat is begun after this.
+ENOUGH_S = 4.0
+
+
+def measure(
+    traced: Traced,
+    model: nn.Module,
+    batch: Sequence[Tensor],
+    marks: Sequence[tuple[Mark, int]],
+    *,
+    loss: Callable[[Any], Tensor] | None = None,
+    context: Callable[[], AbstractContextManager[Any]],
+    boundaries: Boundaries | None = None,
+) -> tuple[Block, ...]:
+    """One block for each mark, and one before the first.
+
+    batch: the microbatch's tensors. loss: output -> loss, counted with the last block. context: what all runs under.
+    """
+    segments = split(traced, [place for _, place in marks], boundaries)
+    names = ["the start", *(str(mark) for mark, _ in marks)]
+    first = first_names(model)
+    blocks = []
+    received: tuple[Tensor, ...] = ()
+    with untouched(model):
+        for name, segment in zip(names, segments, strict=True):
+            finish = loss if segment is segments[-1] else None
+            run = _Run(segment, model, received, batch, finish, context)
+            result, saved_bytes = run.count_saved()
+            times = run.time()
+            held = _parameters(model, segment, first)
+            blocks.append(
+                Block(
+                    name=name,
+                    forward_s=times[0],
+                    backward_s=times[1],
+                    parameters=tuple(held.items()),
+                    activation_bytes=saved_bytes,
+                    live_bytes=sum(value.bytes for value in segment.receives),
+                )
+            )
+            received = result
+    return tuple(blocks)
+
+
+class _Run:
+    """A block, ready to run."""
+
+    def __init__(
+        self,
+        segment: Segment,
+        model: nn.Module,
+        received: Sequence[Tensor],
+        batch: Sequence[Tensor],
+        finish: Callable[[Any], Tensor] | None,
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._segment, self._model, self._batch = segment, model, batch
+        self._finish, self._context = finish, context
+        self._received = [
+            tensor.detach().clone().requires_grad_(value.requires_grad)
+            for tensor, value in zip(received, segment.receives, strict=True)
+        ]
+        self._params = [param for name in segment.uses for param in _of(model, name) if param.requires_grad]
+
+    def count_saved(self) -> tuple[Any, int]:
+        """What comes out, cut off from its history, and the bytes that were saved; those of parameters don't count."""
+        kept = {tensor.untyped_storage()._cdata for tensor in (*self._model.parameters(), *self._model.buffers())}
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage._cdata not in kept:
+                sizes[storage._cdata] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            result = self._forward()
+            # Counted while the graph lives: afterwards the same place may be another tensor's.
+            saved = sum(sizes.values())
+        return map_tensors(result, Tensor.detach), saved
+
+    def time(self) -> tuple[float, float]:
+        """Seconds of the forward and of the backward pass."""
+        best = (float("inf"), float("inf"))
+        begin = time.perf_counter()
+        for _ in range(REPEATS):
+            start = _now()
+            result = self._forward()
+            middle = _now()
+            self._backward(result)
+            end = _now()
+            best = min(best, (middle - start, end - middle), key=sum)
+            if time.perf_counter() - begin > ENOUGH_S:
+                break
+        return best
+
+    def _forward(self) -> Any:
+        with torch.enable_grad(), self._context():
+            result = self._segment(self._model, self._received, self._batch)
+            return result if self._finish is None else (self._finish(result),)
+
+    def _backward(self, result: Any) -> None:
+        outputs = [tensor for _, tensor in tensors_at(result) if tensor.requires_grad]
+        wanted = [tensor for tensor in (*self._received, *self._params) if tensor.requires_grad]
+        if outputs and wanted:
+            gradients = [torch.ones_like(tensor) for tensor in outputs]
+            torch.autograd.grad(outputs, wanted, gradients, allow_unused=True)
+
+
+def _parameters(model: nn.Module, segment: Segment, first: dict[str, str]) -> dict[str, int]:
+    found = {}
+    for name in segment.uses:
+        for param_name, param in _named(model, name):
+            found[first[param_name]] = param.numel() * param.element_size()
+    return found
+
+
+def _of(model: nn.Module, name: str) -> list[nn.Parameter]:
+    return [param for _, param in _named(model, name)]
+
+
+def _named(model: nn.Module, name: str) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of a module, or the one parameter of this name."""
+    owner, _, last = name.rpartition(".")
+    holder = model.get_submodule(owner)
+    if last in holder._modules:
+        return list(model.get_submodule(name).named_parameters(name, remove_duplicate=False))
+    param = holder._parameters.get(last)
+    return [] if param is None else [(name, param)]
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()

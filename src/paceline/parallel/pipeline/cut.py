@@ -1,0 +1,184 @@
+"""Where to cut a row of blocks, so that the slowest stage is as fast as can be. Standard library only.
+
+Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least possible maximum for the first j blocks
+in k stages is the minimum over i of max(that for the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.pipeline.timeline import in_flight
+
+#: What a link between two workers is taken for, in bytes a second. A guess; it decides only between cuts of like cost.
+BANDWIDTH_BYTES_S = 2e9
+
+#: Parameters, their gradients and Adam's two moments.
+STATE_FACTOR = 4
+
+#: Keeping a tie in one stage may cost this much of the step's time; otherwise its copies are kept equal.
+TIE_SLACK = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """What a block costs for one microbatch.
+
+    live_bytes: what has to be carried into it, if a stage begins with it. parameters: (first name, bytes) of each.
+    activation_bytes: what its forward pass saves for the backward pass.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    parameters: tuple[tuple[str, int], ...] = ()
+    activation_bytes: int = 0
+    live_bytes: int = 0
+
+    @property
+    def cost_s(self) -> float:
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """starts: the block with which each stage but the first begins. costs_s and memory_bytes: of each stage."""
+
+    starts: tuple[int, ...]
+    costs_s: tuple[float, ...]
+    memory_bytes: tuple[int, ...]
+
+    @property
+    def slowest_s(self) -> float:
+        return max(self.costs_s)
+
+
+def find_cuts(
+    blocks: Sequence[Block],
+    stages: int,
+    *,
+    schedule: str = "1f1b",
+    workers: int | None = None,
+    microbatches: int = 1,
+    memory_bytes: int | None = None,
+    tied: Sequence[frozenset[int]] = (),
+    bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
+) -> Plan:
+    """The best cut into so many stages.
+
+    workers: fewer than stages where each has several (interleaved). memory_bytes: what one worker has.
+    tied: for each tie the blocks that hold it; they are kept in one stage where that costs less than `TIE_SLACK`.
+
+    Raises:
+        ParallelError: fewer blocks than stages, or no cut fits the memory.
+    """
+    if len(blocks) < stages:
+        raise ParallelError(
+            f"the model has {len(blocks)} blocks that it can be cut between ({', '.join(block.name for block in blocks)}), "
+            f"but the pipeline {stages} stages. Take fewer stages, or split a block into several modules."
+        )
+    workers = workers or stages
+    table = _Table(blocks, schedule, stages, workers, microbatches, bandwidth_bytes_s)
+    limit = None if memory_bytes is None else memory_bytes * workers // stages
+    best = table.solve(limit, lambda place: True)
+    if best is None:
+        least = table.solve_memory()
+        raise ParallelError(
+            f"memory_bytes={memory_bytes}: no cut of the {len(blocks)} blocks into {stages} stages fits; the best needs about "
+            f"{least * stages // workers} bytes on one worker (parameters, gradients, Adam's moments and saved activations). "
+            "Use more stages, more and smaller microbatches, or FullyShard() @ Pipeline()."
+        )
+    for tie in sorted(tied, key=len):
+        # No stage may begin between the first and the last block that hold it.
+        inside = range(min(tie) + 1, max(tie) + 1)
+        kept = table.solve(limit, lambda place, inside=inside: place not in inside)  # type: ignore[misc]
+        if kept is not None and kept.slowest_s <= TIE_SLACK * best.slowest_s:
+            best = kept
+    return best
+
+
+class _Table:
+    def __init__(
+        self, blocks: Sequence[Block], schedule: str, stages: int, workers: int, microbatches: int, bandwidth: float
+    ) -> None:
+        self._blocks = blocks
+        self._schedule, self._stages, self._workers, self._microbatches = schedule, stages, workers, microbatches
+        self._cost_sums = [0.0, *accumulate(block.cost_s for block in blocks)]
+        self._activation_sums = [0, *accumulate(block.activation_bytes for block in blocks)]
+        # Both ways: the activations forward, their gradients backward.
+        self._link_s = [2 * block.live_bytes / bandwidth for block in blocks] + [0.0]
+        self._parameter_bytes: dict[tuple[int, int], int] = {}
+
+    def cost_s(self, first: int, last: int) -> float:
+        link_s = self._link_s[last] + (self._link_s[first] if first else 0.0)
+        return self._cost_sums[last] - self._cost_sums[first] + link_s
+
+    def memory(self, stage: int, first: int, last: int) -> int:
+        key = first, last
+        if key not in self._parameter_bytes:
+            held = {name: size for block in self._blocks[first:last] for name, size in block.parameters}
+            self._parameter_bytes[key] = sum(held.values())
+        kept = in_flight(self._schedule, stage, self._stages, self._workers, self._microbatches)
+        activations = self._activation_sums[last] - self._activation_sums[first]
+        return STATE_FACTOR * self._parameter_bytes[key] + kept * activations
+
+    def solve(self, limit: int | None, allowed: Callable[[int], bool]) -> Plan | None:
+        """The cut with the least maximum; of equal ones that with the least to carry."""
+        count, stages = len(self._blocks), self._stages
+        nothing = (float("inf"), float("inf"), -1)
+        best = [[nothing] * (count + 1) for _ in range(stages + 1)]
+        best[0][0] = (0.0, 0.0, -1)
+        for stage in range(stages):
+            for last in range(stage + 1, count + 1):
+                for first in range(stage, last):
+                    if best[stage][first] is nothing or (first and not allowed(first)):
+                        continue
+                    if limit is not None and self.memory(stage, first, last) > limit:
+                        continue
+                    slowest_s, carried_s, _ = best[stage][first]
+                    found = (max(slowest_s, self.cost_s(first, last)), carried_s + self._link_s[first], first)
+                    best[stage + 1][last] = min(best[stage + 1][last], found)
+        if best[stages][count] is nothing:
+            return None
+        starts = [count]
+        for stage in range(stages, 0, -1):
+            starts.append(best[stage][starts[-1]][2])
+        return self.plan(starts[::-1])
+
+    def plan(self, ends: Sequence[int]) -> Plan:
+        parts = list(pairwise(ends))
+        return Plan(
+            starts=tuple(ends[1:-1]),
+            costs_s=tuple(self.cost_s(first, last) for first, last in parts),
+            memory_bytes=tuple(self.memory(stage, first, last) for stage, (first, last) in enumerate(parts)),
+        )
+
+    def solve_memory(self) -> int:
+        """The least memory that the fullest stage can have."""
+        count, stages = len(self._blocks), self._stages
+        best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
+        best[0][0] = 0
+        for stage in range(stages):
+            for last in range(stage + 1, count + 1):
+                best[stage + 1][last] = min(
+                    max(best[stage][first], self.memory(stage, first, last)) for first in range(stage, last)
+                )
+        return int(best[stages][count])
+
+
+def plan_by_hand(
+    blocks: Sequence[Block],
+    starts: Sequence[int],
+    *,
+    schedule: str,
+    workers: int,
+    microbatches: int,
+    bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
+) -> Plan:
+    """What the stages cost that begin with these blocks."""
+    stages = len(starts) + 1
+    table = _Table(blocks, schedule, stages, workers, microbatches, bandwidth_bytes_s)
+    return table.plan([0, *starts, len(blocks)])

@@ -1,0 +1,290 @@
+"""A model cut into stages, one worker each, as an executor. Loaded on use: it imports torch.
+
+    trace -> boundaries -> costs -> cut -> segments -> stages -> torch's schedule
+
+Equal to accumulating gradients over the same microbatches in one process. So BatchNorm sees one microbatch at a time, as
+it does there. Dropout draws from a stream of each stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.mesh import World
+from paceline.parallel.pipeline.plan import StagePlan, agree
+from paceline.parallel.pipeline.programs import Programs
+from paceline.parallel.pipeline.schedules import check_microbatches, make_schedule, run
+from paceline.parallel.pipeline.stages import ReplayStage, StageModule, Turn
+from paceline.parallel.pipeline.ties import StageTies
+from paceline.parallel.reduce import sum_gradients
+from paceline.parallel.replicas import normalization, shard
+from paceline.parallel.replicas.shard_used import Used
+from paceline.parallel.task import Task
+from paceline.parallel.ties import first_names
+from paceline.parallel.tracing.segments import stage_module
+
+
+def build(task: Task, world: World, sample: Micro, *, memory_bytes: int | None = None) -> Pipelined:
+    """The executor of this rank's stages. Called on all ranks.
+
+    sample: a microbatch as those to come; the first rank's is what the cost of each block is measured on.
+    memory_bytes: what one worker may use for parameters, gradients, optimizer and saved activations.
+
+    Raises:
+        ParallelError: the model can't be cut, or not into so many stages; microbatches do not go through the schedule.
+    """
+    layout = world.layout
+    if layout.tensor > 1:
+        raise ParallelError(
+            f"{layout}: a pipeline's stages can't be cut into tensor parts too. Use FullyShard() @ Pipeline(), or Tensor() "
+            "with Data()."
+        )
+    check_microbatches(layout.schedule, layout.pipe, task.microbatches)
+    with normalization.alone(task.model):
+        programs = Programs(task, world, sample)
+        plan = agree(task, world, sample, programs, memory_bytes)
+    return Pipelined(task, world, programs, plan)
+
+
+class Pipelined:
+    """An executor (see `executor`) of one stage, or with the interleaved schedule of several."""
+
+    def __init__(self, task: Task, world: World, programs: Programs, plan: StagePlan) -> None:
+        self._task = task
+        self._world = world
+        self._programs = programs
+        self.plan = plan
+        self._group = world.group("pipe")
+        self._workers = world.extent("pipe")
+        self._own = tuple(range(world.coordinate("pipe"), plan.stages, self._workers))
+        names = first_names(task.model)
+        self.ties = StageTies(task.model, plan.uses, world)
+        if world.layout.shard > 1:
+            self._check_shards()
+        self._modules = [stage_module(task.model, plan.uses[index], StageModule) for index in self._own]
+        self._names = [
+            (names[name], owner, last)
+            for module in self._modules
+            for name, _ in module.named_parameters(remove_duplicate=False)
+            for owner, last in [_owner(module, name)]
+        ]
+        self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
+        self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
+        self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
+        self._schedules: dict[int, tuple[list[ReplayStage], Any]] = {}
+        programs.forget()
+        _let_go(task.model, self._modules)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        found: dict[str, nn.Parameter] = {}
+        for name, owner, last in self._names:
+            param = owner._parameters[last]
+            assert param is not None
+            found.setdefault(name, param)
+        return found
+
+    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+        self._check_trained()
+        # What no replica has rows of adds nothing; all ranks agree on it.
+        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        turns = [self._turns(micro, trains=True) for micro in micros]
+        stages, schedule = self._schedule(turns)
+        losses = run(schedule, stages)
+        total = torch.zeros((), dtype=self.plan.loss_dtype, device=self._world.device)
+        if losses:
+            total = torch.stack([loss.detach() for loss in losses]).sum().to(total.dtype)
+        return self._from_last(total)
+
+    def finish_gradients(self) -> None:
+        group = self._world.replica_group
+        params = self.named_parameters()
+        if self._world.layout.shard > 1:
+            # FSDP has summed its own.
+            for used in self._used:
+                used.finish()
+            left = [param for module in self._modules for param in shard.left_whole(module)]
+            sum_gradients(left, group)
+        else:
+            sum_gradients([param for param in params.values() if param.requires_grad], group)
+        self.ties.sum_gradients(params)
+
+    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        total: Tensor | None = None
+        with torch.no_grad():
+            # A round goes through all stages before the next one begins. With several stages on a worker it is one microbatch:
+            # where a message waits for its receiver, as with NCCL, two workers that both send first would wait for ever.
+            count = self._workers if len(self._own) == 1 else 1
+            for start in range(0, len(micros), count):
+                turns = [self._turns(micro, trains=False) for micro in micros[start : start + count]]
+                for found in self._forward_round(turns, consume):
+                    part = found.to(self._world.device, torch.float64).reshape(-1)
+                    total = part if total is None else total + part
+        size = torch.tensor(-1 if total is None else total.numel(), device=self._world.device)
+        size = self._from_last(size)
+        if total is None:
+            total = torch.empty(int(size), dtype=torch.float64, device=self._world.device)
+        return self._from_last(total)
+
+    def train(self, mode: bool = True) -> None:
+        for module in (*self._modules, self._module):
+            module.train(mode)
+
+    def _check_shards(self) -> None:
+        for name, stages in self.ties.holders.items():
+            if len({stage % self._workers for stage in stages}) < len(stages):
+                raise ParallelError(
+                    f"{name} is in the stages {', '.join(map(str, stages))}, some of them on one worker, and FullyShard can't "
+                    "have it in two. Take schedule='1f1b', or cut where its uses stay together (Pipeline(cut=[...]))."
+                )
+
+    def _sharded(self, module: nn.Module) -> Used:
+        shard.shard_stage(module, self._world)
+        # A sum of flags in each step, so that a parameter may be left out in any, as without FullyShard.
+        used = Used(module, self._world, find_unused=True)
+        module.register_forward_hook(lambda *_: used.watch())
+        return used
+
+    def _turns(self, micro: Micro, *, trains: bool) -> list[Turn]:
+        """The microbatch's way through each of this rank's stages."""
+        # Asked of the module each time: who restores modes after an evaluation sets them there.
+        training = self._module.training
+        segments = self._programs.segments(micro, training, self.plan.marks)
+        finish = self._task.weighted_loss if trains else None
+        for index in self._own:
+            missing = set(segments[index].uses) - self.plan.uses[index]
+            if missing:
+                raise ParallelError(
+                    f"stage {index} needs {', '.join(sorted(missing))}, which it doesn't hold: for a batch of this shape, or in "
+                    f"this mode (training={training}), the model's forward takes another way than for the first batch. Put "
+                    "that choice into one block, or cut elsewhere (Pipeline(cut=[...]))."
+                )
+        last = self.plan.stages - 1
+        return [
+            Turn(segment=segments[index], micro=micro, finish=finish if index == last else None) for index in self._own
+        ]
+
+    def _schedule(self, turns: Sequence[Sequence[Turn]]) -> tuple[list[ReplayStage], Any]:
+        """torch's schedule for so many microbatches, its stages ready for these."""
+        of_stage = list(zip(*turns, strict=True))
+        known = self._schedules.get(len(turns))
+        if known is not None:
+            for stage, own in zip(known[0], of_stage, strict=True):
+                stage.begin(own)
+            return known
+        stages = [
+            ReplayStage(
+                module,
+                index,
+                self.plan.stages,
+                device=self._world.device,
+                group=self._group,
+                turns=own,
+                context=self._context,
+            )
+            for index, module, own in zip(self._own, self._modules, of_stage, strict=True)
+        ]
+        known = stages, make_schedule(self._world.layout.schedule, stages, len(turns))
+        self._schedules[len(turns)] = known
+        return known
+
+    def _context(self) -> Any:
+        return self._task.autocast(self._world.device)
+
+    def _forward_round(self, turns: Sequence[Sequence[Turn]], consume: Callable[[Any, Micro], Tensor]) -> list[Tensor]:
+        """Send the microbatches through all stages; what `consume` makes of the outputs, where the last stage is."""
+        found, sending = [], []
+        for place, index in enumerate(self._own):
+            module = self._modules[place]
+            for turn in (of_micro[place] for of_micro in turns):
+                received = [self._receive(index, value) for value in turn.segment.receives]
+                module.begin(turn, self._context)
+                with at_microbatch(turn.micro.index):
+                    result = module(*received)
+                    if index == self.plan.stages - 1:
+                        found.append(consume(result, turn.micro))
+                        continue
+                    result = module.sent(result, index)
+                peer = (index + 1) % self._workers
+                sending += [(tensor, dist.isend(tensor, group=self._group, group_dst=peer)) for tensor in result]
+        for _, work in sending:
+            assert work is not None
+            work.wait()
+        return found
+
+    def _receive(self, index: int, value: Any) -> Tensor:
+        buffer = torch.empty(value.shape, dtype=value.dtype, device=self._world.device)
+        dist.recv(buffer, group=self._group, group_src=(index - 1) % self._workers)
+        return buffer
+
+    def _from_last(self, value: Tensor) -> Tensor:
+        """What the rank with the last stage has, on all."""
+        dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
+        return value
+
+    def _check_trained(self) -> None:
+        for name, param in self.named_parameters().items():
+            if param.requires_grad != self._trained[name]:
+                raise ParallelError(
+                    f"{name}.requires_grad is {param.requires_grad} now, but was {self._trained[name]} when the model was cut; "
+                    "the stages before it would not hear of it. Freeze or unfreeze first, then call parallelize."
+                )
+
+
+def _let_go(model: nn.Module, modules: Sequence[nn.Module]) -> None:
+    """Leave only shapes in the user's model of what this rank's stages don't hold, or each rank would keep it whole."""
+    parts = {id(part) for module in modules for part in module.modules()}
+    tensors = {id(tensor) for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    empty: dict[int, Any] = {}
+    for part in model.modules():
+        if id(part) in parts:
+            continue
+        for name, param in part._parameters.items():
+            if param is not None and id(param) not in tensors:
+                shape = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+                part._parameters[name] = empty.setdefault(id(param), shape)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and id(buffer) not in tensors:
+                part._buffers[name] = empty.setdefault(id(buffer), buffer.to("meta"))
+
+
+def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
+    owner, _, last = name.rpartition(".")
+    return module.get_submodule(owner), last
+
+
+def _merged(modules: Sequence[nn.Module]) -> nn.Module:
+    """One module with everything that these hold, the same objects under the same names."""
+    top = nn.Module()
+
+    def add(target: nn.Module, source: nn.Module) -> None:
+        for name, param in source._parameters.items():
+            target.register_parameter(name, param)
+        for name, buffer in source._buffers.items():
+            target.register_buffer(name, buffer, persistent=name not in source._non_persistent_buffers_set)
+        for name, child in source._modules.items():
+            if name not in target._modules:
+                target.add_module(name, child)
+            elif target._modules[name] is not child and child is not None:
+                # Containers alone are in two stages as two objects; they are joined in a third.
+                joined = nn.Module()
+                for part in (target._modules[name], child):
+                    assert part is not None
+                    add(joined, part)
+                target._modules[name] = joined
+
+    for module in modules:
+        add(top, module)
+    return top

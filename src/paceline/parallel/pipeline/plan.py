@@ -1,0 +1,151 @@
+"""Which stage holds what: decided by the first rank, the same on all. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+from paceline.parallel.pipeline.costs import measure
+from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
+from paceline.parallel.pipeline.programs import Programs
+from paceline.parallel.pipeline.ties import held_tensors
+from paceline.parallel.task import Task
+from paceline.parallel.ties import all_names
+from paceline.parallel.tracing.boundaries import Boundaries, Mark
+from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.segments import split
+from paceline.parallel.tracing.trace import Traced
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagePlan:
+    """marks: where each stage but the first begins. blocks: what was measured, of which `plan` makes stages.
+
+    uses: for each stage the modules, parameters and buffers that it holds. loss_dtype: of the weighted loss.
+    """
+
+    marks: tuple[Mark, ...]
+    blocks: tuple[Block, ...]
+    plan: Plan
+    uses: tuple[frozenset[str], ...]
+    loss_dtype: torch.dtype
+
+    @property
+    def stages(self) -> int:
+        return len(self.marks) + 1
+
+
+def agree(task: Task, world: World, sample: Micro, programs: Programs, memory_bytes: int | None) -> StagePlan:
+    """The plan of the first rank. Called on all ranks: they wait while it measures.
+
+    Raises:
+        ParallelError: on every rank, with the first rank's reason.
+    """
+    decided: list[Any] = [None]
+    if world.rank == 0:
+        try:
+            decided = [_decide(task, world, sample, programs, memory_bytes)]
+        except ParallelError as error:
+            decided = [error]
+    if world.size > 1:
+        dist.broadcast_object_list(decided, src=0)
+    if isinstance(decided[0], ParallelError):
+        raise decided[0]
+    marks, blocks, plan, loss_dtype = decided[0]
+    return StagePlan(
+        marks=marks, blocks=blocks, plan=plan, uses=_uses(task, sample, programs, marks), loss_dtype=loss_dtype
+    )
+
+
+def _decide(task: Task, world: World, sample: Micro, programs: Programs, memory_bytes: int | None) -> tuple[Any, ...]:
+    layout = world.layout
+    stages = layout.pipe * layout.chunks
+    traced = programs.trace(sample)
+    boundaries = Boundaries(traced)
+    marks = boundaries.marks()
+    by_hand = [(Mark(name=name), boundaries.find(Mark(name=name))) for name in layout.cut or ()]
+    places = [place for _, place in by_hand]
+    if layout.cut is not None:
+        _check_by_hand(layout.cut, places, layout.pipe, stages)
+        of_place = {place: mark for mark, place in (*marks, *by_hand)}
+        marks = [(of_place[place], place) for place in sorted(of_place)]
+    if len(marks) + 1 < stages:
+        names = ", ".join(str(mark) for mark, _ in marks) or "nowhere"
+        raise ParallelError(
+            f"{type(task.model).__name__} can be cut into {len(marks) + 1} parts at most (before: {names}), but the pipeline has "
+            f"{stages} stages. Take fewer, or split its forward into more modules, called one after the other."
+        )
+    seen: list[torch.dtype] = []
+
+    def loss(output: Any) -> Tensor:
+        result = task.weighted_loss(output, sample)
+        seen.append(result.dtype)
+        return result
+
+    batch = [tensor for _, tensor in tensors_at((sample.args, sample.kwargs))]
+    blocks = measure(traced, task.model, batch, marks, loss=loss, context=_context(task, world), boundaries=boundaries)
+    options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.microbatches}
+    if layout.cut is not None:
+        starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]
+        plan = plan_by_hand(blocks, starts, **options)
+    else:
+        plan = find_cuts(blocks, stages, memory_bytes=memory_bytes, tied=_tied(blocks), **options)
+    return tuple(marks[start - 1][0] for start in plan.starts), blocks, plan, seen[-1]
+
+
+def _check_by_hand(cut: tuple[str, ...], places: list[int], workers: int, stages: int) -> None:
+    if len(cut) != stages - 1:
+        each = f" ({stages // workers} for each of {workers} workers)" if stages != workers else ""
+        raise ParallelError(
+            f"cut={list(cut)} names {len(cut)} modules, which makes {len(cut) + 1} stages, but the pipeline has {stages}{each}. "
+            f"Name {stages - 1}: those with which a new stage begins."
+        )
+    for before, after, name in zip(places, places[1:], cut[1:], strict=False):
+        if after <= before:
+            raise ParallelError(
+                f"cut={list(cut)}: {name!r} is not called after the one before it. Name them in the order of the calls, "
+                "each once."
+            )
+
+
+def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
+    """For each parameter that several blocks use, which ones."""
+    users: dict[str, set[int]] = {}
+    for index, block in enumerate(blocks):
+        for name, _ in block.parameters:
+            users.setdefault(name, set()).add(index)
+    return list({frozenset(own) for own in users.values() if len(own) > 1})
+
+
+def _uses(task: Task, sample: Micro, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
+    """What each stage holds: all that its part calls, in training and in evaluation; what nothing calls, the first one."""
+    found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
+    for training in (None, False, True):
+        try:
+            traced = programs.trace(sample, training)
+            for own, segment in zip(found, _cut(traced, marks), strict=True):
+                own |= set(segment.uses)
+        except ParallelError:
+            # Told when that mode is asked for; training is, now.
+            if training is None:
+                raise
+    held = {name for own in found for name in held_tensors(task.model, frozenset(own))}
+    found[0] |= {name for name, _ in all_names(task.model)} - held
+    return tuple(map(frozenset, found))
+
+
+def _cut(traced: Traced, marks: tuple[Mark, ...]) -> tuple[Any, ...]:
+    boundaries = Boundaries(traced)
+    return split(traced, [boundaries.find(mark) for mark in marks], boundaries)
+
+
+def _context(task: Task, world: World) -> Callable[[], Any]:
+    return lambda: task.autocast(world.device)

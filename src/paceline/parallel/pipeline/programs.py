@@ -1,0 +1,88 @@
+"""The parts of the model for each shape that a microbatch may have, made when one first comes. Imports torch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.mesh import World
+from paceline.parallel.task import Task
+from paceline.parallel.tracing.blocks import LEVELS, opened_modules
+from paceline.parallel.tracing.boundaries import Boundaries, Mark
+from paceline.parallel.tracing.segments import Segment, split
+from paceline.parallel.tracing.trace import Traced, Tracer, key_of
+
+#: So many shapes and modes are kept at a time.
+KEPT = 64
+
+
+_Value = TypeVar("_Value")
+
+
+class _Latest(Generic[_Value]):
+    """The values that were last asked for. The first two stay: those of the sample, in training and in evaluation."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[Hashable, _Value] = OrderedDict()
+
+    def get(self, key: Hashable) -> _Value | None:
+        return self._values.get(key)
+
+    def keep(self, key: Hashable, value: _Value) -> None:
+        self._values[key] = value
+        if len(self._values) > KEPT:
+            del self._values[list(self._values)[2]]
+
+    def clear(self) -> None:
+        self._values.clear()
+
+
+class Programs:
+    """Traces the model and cuts the traces, always at the same marks.
+
+    The same on every rank of a pipeline: each has the whole batch of its replica, so each knows all shapes without asking.
+    """
+
+    def __init__(self, task: Task, world: World, sample: Micro) -> None:
+        self._task = task
+        self._device = world.device
+        self._mode = task.model.training
+        # What was traced first is found again, even if it can be traced only once.
+        self._traced: _Latest[Traced] = _Latest()
+        self._known: _Latest[tuple[Segment, ...]] = _Latest()
+        cut = world.layout.cut or ()
+        wanted = world.layout.pipe * world.layout.chunks
+        for level in range(LEVELS + 1):
+            opened = opened_modules(task.model, level=level, cut=cut)
+            self._tracer = Tracer(task.model, opened.__contains__)
+            self._traced.clear()
+            traced = self.trace(sample)
+            if cut or len(Boundaries(traced).marks()) >= wanted - 1:
+                break
+
+    def trace(self, micro: Micro, training: bool | None = None) -> Traced:
+        """The outer forward for a microbatch such as this one. training: None is the mode that the model was given in."""
+        key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
+        found = self._traced.get(key)
+        if found is None:
+            with self._task.autocast(self._device):
+                found = self._tracer.trace(micro.args, micro.kwargs, training=training)
+            self._traced.keep(key, found)
+        return found
+
+    def segments(self, micro: Micro, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
+        """The parts of the model between the marks, for this microbatch's shapes."""
+        key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
+        found = self._known.get(key)
+        if found is None:
+            traced = self.trace(micro, training)
+            boundaries = Boundaries(traced)
+            found = split(traced, [boundaries.find(mark) for mark in marks], boundaries)
+            self._known.keep(key, found)
+        return found
+
+    def forget(self) -> None:
+        """Keep nothing of the real model."""
+        self._tracer.forget()

@@ -1,0 +1,243 @@
+"""The executor for the layouts in which every rank computes the whole model: replicated, sharded, or cut within layers.
+
+    layout                     gradients are summed over the replicas by
+    one process                -
+    data                       DistributedDataParallel, while the backward pass goes on; in the first step afterwards
+    shard, data x shard        FSDP2
+    data x tensor              `reduce.sum_gradients`, afterwards
+
+The first step of DDP runs without it: it shows which parameters are not used, which DDP has to know beforehand.
+Loaded on use: it imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.mesh import World
+from paceline.parallel.reduce import sum_gradients
+from paceline.parallel.replicas import normalization, shard
+from paceline.parallel.task import Task
+
+_log = logging.getLogger(__name__)
+
+
+class Plain:
+    """An executor (see `executor`) of the whole model.
+
+    find_unused: whether a step may leave parameters without a gradient, and others than the first step's; None goes by
+        the first step.
+    notes: what `explain` says of how the layers were cut.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        world: World,
+        *,
+        find_unused: bool | None = None,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.notes = tuple(notes)
+        self._task = task
+        self._world = world
+        self._module = task.model
+        self._is_sharded = world.layout.shard > 1
+        self._used: Any = None
+        if self._is_sharded:
+            from paceline.parallel.replicas.shard_used import Used
+
+            shard.shard_stage(self._module, world)
+            self._used = Used(self._module, world, find_unused)
+        uses_ddp = not self._is_sharded and world.layout.data > 1 and world.layout.tensor == 1
+        self._ddp = _Replicated(self._module, world, find_unused) if uses_ddp and self._trained() else None
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """The parameters that got no gradient in the first step, on some rank or on all."""
+        watched = self._ddp or self._used
+        return () if watched is None else watched.unused
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return dict(self._module.named_parameters())
+
+    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+        total: Tensor | None = None
+        # What no replica has rows of adds nothing, and batch normalisation must not see it. Sharded or not, the ranks
+        # agree on it.
+        micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
+        for micro in micros:
+            is_last = micro is micros[-1]
+            with at_microbatch(micro.index), self._synchronised(is_last) as model:
+                with self._task.autocast(self._world.device), normalization.counting(micro):
+                    loss = self._task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
+                if self._used is not None:
+                    self._used.watch()
+                if loss.requires_grad:
+                    loss.backward()  # type: ignore[no-untyped-call]
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def finish_gradients(self) -> None:
+        group = self._world.replica_group
+        if self._is_sharded:
+            # FSDP has summed its own.
+            self._used.finish()
+            sum_gradients(shard.left_whole(self._module), group)
+        elif self._ddp is not None:
+            self._ddp.finish()
+        else:
+            sum_gradients(self._trained(), group)
+
+    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+        total: Tensor | None = None
+        with torch.no_grad():
+            for micro in micros:
+                if not micro.global_rows and total is not None:
+                    continue
+                with self._task.autocast(self._world.device), normalization.counting(micro):
+                    output = self._module(*micro.args, **micro.kwargs)
+                part = consume(output, micro)
+                total = part if total is None else total + part
+        assert total is not None
+        return total
+
+    def train(self, mode: bool = True) -> None:
+        self._module.train(mode)
+
+    def _trained(self) -> list[nn.Parameter]:
+        return [param for param in self._module.parameters() if param.requires_grad]
+
+    @contextlib.contextmanager
+    def _synchronised(self, is_last: bool) -> Iterator[nn.Module]:
+        if self._ddp is not None:
+            with self._ddp.reducing(is_last) as model:
+                yield model
+            return
+        if self._is_sharded:
+            shard.reduce_over_replicas(self._module, is_last)
+        yield self._module
+
+
+class _Replicated:
+    """DDP around a model, from the second step on, with sums instead of means.
+
+    The wrapper is nobody's business: who calls the model inside it trains on one replica's gradients alone, so there is
+    nothing here to get hold of but `Parallel.step`.
+    """
+
+    def __init__(self, model: nn.Module, world: World, find_unused: bool | None) -> None:
+        self._model = model
+        self._world = world
+        self._find_unused = find_unused
+        self._params = {name: param for name, param in model.named_parameters() if param.requires_grad}
+        self._ddp: Any = None
+        self._is_first = True
+        self._reduced = 0
+        # Those that got no gradient in the last microbatch of the first step.
+        self._idle: set[str] = set()
+        self.unused: tuple[str, ...] = ()
+
+    @contextlib.contextmanager
+    def reducing(self, is_last: bool) -> Iterator[nn.Module]:
+        """The module to call for one microbatch; within the last one's block the gradients of all are summed."""
+        if self._is_first:
+            with self._watched(is_last):
+                yield self._model
+            return
+        if self._ddp is None:
+            self._ddp = self._wrap()
+        if not is_last:
+            with self._ddp.no_sync():
+                yield self._ddp
+            return
+        self._reduced = 0
+        yield self._ddp
+        if not self._find_unused and self._reduced != sum(param.numel() for param in self._params.values()):
+            raise self._unfinished()
+
+    def finish(self) -> None:
+        if not self._is_first:
+            return
+        sum_gradients(self._params.values(), self._world.replica_group)
+        names = list(self._params)
+        idle = torch.tensor([name in self._idle for name in names], dtype=torch.int32, device=self._world.device)
+        dist.all_reduce(idle, op=dist.ReduceOp.MAX, group=self._world.replica_group)
+        self.unused = tuple(name for name, flag in zip(names, idle.tolist(), strict=True) if flag)
+        if self._find_unused is None:
+            self._find_unused = bool(self.unused)
+            if self.unused:
+                _log.info("without a gradient in the first step: %s", ", ".join(self.unused))
+        self._is_first = False
+
+    @contextlib.contextmanager
+    def _watched(self, is_last: bool) -> Iterator[None]:
+        if not is_last:
+            yield
+            return
+        self._idle = set(self._params)
+        handles = [
+            param.register_post_accumulate_grad_hook(lambda _, name=name: self._idle.discard(name))  # type: ignore[no-untyped-call]
+            for name, param in self._params.items()
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _wrap(self) -> Any:
+        from torch.nn.parallel import DistributedDataParallel
+
+        device = self._world.device
+        # Named so since torch 2.13, which warns of the former name.
+        parameters = inspect.signature(DistributedDataParallel.__init__).parameters
+        name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
+        no_buffers: dict[str, Any] = {name: False}
+        ddp = DistributedDataParallel(
+            self._model,
+            device_ids=[device.index] if device.type == "cuda" and device.index is not None else None,
+            process_group=self._world.replica_group,
+            # Parameters and buffers were made equal at set-up, and steps keep them so.
+            init_sync=False,
+            **no_buffers,
+            gradient_as_bucket_view=True,
+            find_unused_parameters=bool(self._find_unused),
+        )
+        group = self._world.replica_group
+
+        # torch checks the annotations, which are text here: better none.
+        def add(_, bucket):  # type: ignore[no-untyped-def]
+            flat = bucket.buffer()
+            self._reduced += flat.numel()
+            work = dist.all_reduce(flat, group=group, async_op=True)
+            assert work is not None
+            return work.get_future().then(lambda future: future.value()[0])
+
+        ddp.register_comm_hook(None, add)
+        return ddp
+
+    def _unfinished(self) -> ParallelError:
+        """DDP waits for gradients that don't come; torch would say so in the next step, after a wrong update in this."""
+        without = [name for name, param in self._params.items() if param.grad is None]
+        what = ", ".join(without) if without else "parameters that were used in earlier microbatches alone"
+        return ParallelError(
+            f"no gradient in this step for {what}, which had one in the first step. Give parallelize(find_unused=True) "
+            "if the model's forward pass leaves out parts of it now and then."
+        )

@@ -1,0 +1,212 @@
+"""Batch normalisation over the batch of all replicas, so that a step equals that of one process. Imports torch.
+
+torch's own SyncBatchNorm is for GPUs alone. Here the BatchNorm modules of the model stay the same objects, with their
+parameters, buffers and hooks: they get a class that differs in `forward` alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.parallel.batches.batch import Micro
+
+#: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
+#: per thread: the stages of a pipeline compute one microbatch at a time.
+_counts = True
+_somewhere = True
+
+
+def synchronise(module: nn.Module, group: Any) -> list[str]:
+    """Let every BatchNorm in `module` use the batches of all ranks of `group` while training; their names.
+
+    group: None for one replica; then only padding is kept out of the statistics.
+    A class of the user's own that overrides `forward` is left as it is, and not named.
+    """
+    changed = []
+    for name, part in module.named_modules():
+        kind = _SYNCHRONISED.get(type(part))
+        if kind is not None:
+            # An attribute of the object's, not of nn.Module's tables: state dicts don't see it.
+            part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
+            part.__class__ = kind
+        if isinstance(part, _Synchronised):
+            changed.append(name)
+    return changed
+
+
+@contextlib.contextmanager
+def alone(module: nn.Module) -> Iterator[None]:
+    """While the block runs, no other rank is asked: what one rank measures, and copies that hold no group."""
+    groups = [(part, part.__dict__.get("_paceline_group")) for part in module.modules()]
+    changed = [(part, group) for part, group in groups if group is not None]
+    for part, _ in changed:
+        part.__dict__["_paceline_group"] = _Shared(None)
+    try:
+        yield
+    finally:
+        for part, group in changed:
+            part.__dict__["_paceline_group"] = group
+
+
+@contextlib.contextmanager
+def counting(micro: Micro) -> Iterator[None]:
+    """While the block runs, this microbatch is computed: padding doesn't count."""
+    global _counts, _somewhere
+    before = _counts, _somewhere
+    _counts, _somewhere = micro.rows > 0, micro.global_rows > 0
+    try:
+        yield
+    finally:
+        _counts, _somewhere = before
+
+
+class _Shared:
+    """A process group that a copy of the model may hold too; torch's can't be copied, and a pickle leaves it out.
+
+    group: None while the other ranks are not asked.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def __deepcopy__(self, memo: Any) -> _Shared:
+        return self
+
+    def __reduce__(self) -> Any:
+        return _Shared, (None,)
+
+
+class _Synchronised(_BatchNorm):
+    """torch's BatchNorm with the statistics of all ranks' batches while training."""
+
+    _paceline_group: _Shared | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        shared = self._paceline_group
+        group = None if shared is None else shared.group
+        uses_batch = self.training or self.running_mean is None
+        if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
+            # This replica's only row, while nobody is asked: with the others' it will be enough.
+            return _without_statistics(self, input)
+        if not uses_batch or (group is None and _counts):
+            return super().forward(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        if not _somewhere or (group is None and not _counts):
+            # Nobody has rows: what comes out is thrown away, and there is nothing to normalise by.
+            return _without_statistics(self, input)
+        normalise: Any = _Normalise.apply
+        output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, group, _counts)
+        if self.training and self.track_running_stats:
+            self._follow(mean, variance, count)
+        return output  # type: ignore[no-any-return]
+
+    def _follow(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+        """Move the running statistics towards these. variance: divided by `count`; the running one by `count - 1`."""
+        if self.running_mean is None or self.running_var is None:
+            return
+        factor: Any = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if factor is None:
+                factor = 1.0 / float(self.num_batches_tracked)
+        unbiased = variance * (count / (count - 1).clamp(min=1))
+        with torch.no_grad():
+            self.running_mean.mul_(1 - factor).add_(mean.to(self.running_mean.dtype), alpha=factor)
+            self.running_var.mul_(1 - factor).add_(unbiased.to(self.running_var.dtype), alpha=factor)
+
+
+class SynchronisedBatchNorm1d(_Synchronised, nn.BatchNorm1d):
+    """nn.BatchNorm1d over all replicas."""
+
+
+class SynchronisedBatchNorm2d(_Synchronised, nn.BatchNorm2d):
+    """nn.BatchNorm2d over all replicas."""
+
+
+class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
+    """nn.BatchNorm3d over all replicas."""
+
+
+_SYNCHRONISED: dict[type, type] = {
+    nn.BatchNorm1d: SynchronisedBatchNorm1d,
+    nn.BatchNorm2d: SynchronisedBatchNorm2d,
+    nn.BatchNorm3d: SynchronisedBatchNorm3d,
+}
+
+
+class _Normalise(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with mean and variance over all ranks' rows that count.
+
+    Two sums go round in the forward pass and one in the backward pass. The gradients of weight and bias are this rank's
+    own: they are summed with all others. Ioffe and Szegedy, "Batch Normalization", 2015, section 3.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, group: Any, counts: bool
+    ) -> Any:
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        channels = x.shape[1]
+        own_count = x.numel() // channels if counts else 0
+        own_sum = wide.sum(axes) if counts else wide.new_zeros(channels)
+        first = torch.cat([own_sum.double(), own_sum.new_tensor([own_count]).double()])
+        dist.all_reduce(first, group=group)
+        count = first[-1]
+        mean = (first[:-1] / count).to(wide.dtype)
+        # Distances from the mean of all, not sums of squares: those lose what the mean is large beside.
+        centred = wide - _shaped(mean, x)
+        second = (centred.square().sum(axes) if counts else wide.new_zeros(channels)).double()
+        dist.all_reduce(second, group=group)
+        variance = (second / count).to(wide.dtype)
+        scale = torch.rsqrt(variance + eps)
+        normal = centred * _shaped(scale, x)
+        output = normal
+        if weight is not None:
+            output = output * _shaped(weight.to(wide.dtype), x)
+        if bias is not None:
+            output = output + _shaped(bias.to(wide.dtype), x)
+        ctx.save_for_backward(normal, weight, bias, scale, count)
+        ctx.group, ctx.counts, ctx.axes = group, counts, axes
+        ctx.mark_non_differentiable(mean, variance, count)
+        return output.to(x.dtype), mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        normal, weight, bias, scale, count = ctx.saved_tensors
+        grad = grads[0].to(normal.dtype)
+        own_bias = grad.sum(ctx.axes)
+        own_weight = (grad * normal).sum(ctx.axes)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            # The rows of all ranks have moved mean and variance, so the sums are over all of them. A row that stands in
+            # has a gradient of 0 and adds nothing.
+            sums = torch.cat([own_bias, own_weight]).double()
+            dist.all_reduce(sums, group=ctx.group)
+            of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)
+            inner = grad - _shaped(of_bias, grad) - normal * _shaped(of_weight, grad)
+            factor = scale if weight is None else scale * weight.to(normal.dtype)
+            grad_x = (inner * _shaped(factor, grad)).to(grads[0].dtype)
+            if not ctx.counts:
+                grad_x = torch.zeros_like(grad_x)
+        grad_weight = own_weight.to(weight.dtype) if weight is not None and ctx.needs_input_grad[1] else None
+        grad_bias = own_bias.to(bias.dtype) if bias is not None and ctx.needs_input_grad[2] else None
+        return grad_x, grad_weight, grad_bias, None, None, None
+
+
+def _shaped(values: Tensor, like: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _without_statistics(module: _BatchNorm, x: Tensor) -> Tensor:
+    """The same shape and graph, with the running statistics, which stay as they are."""
+    mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
+    variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])
+    return nn.functional.batch_norm(x, mean, variance, module.weight, module.bias, False, 0.0, module.eps)

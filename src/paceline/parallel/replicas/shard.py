@@ -1,0 +1,123 @@
+"""Parameters, gradients and optimizer states in equal parts, by torch's FSDP2. Loaded on use: it imports torch.
+
+A unit is what is put together at a time: the elements of the model's lists (blocks), and the rest with the model itself.
+Tensors that are tied over two units belong to the model itself, for FSDP2 can't have one tensor in two units.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import rebuild
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+
+
+def shard_stage(module: nn.Module, world: World) -> nn.Module:
+    """The same module, its parameters replaced by this rank's parts (DTensors) over the axes data and shard.
+
+    Names stay. Gradients come out of the backward pass as sums over the replicas, not means.
+
+    Raises:
+        ParallelError: a pattern of `units` matches no module; torch can't shard a parameter.
+    """
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    layout = world.layout
+    if layout.shard == 1:
+        return module
+    mesh = world.mesh["data", "shard"] if layout.data > 1 else world.mesh["shard"]
+    options: dict[str, Any] = {"mesh": mesh}
+    ignored = set(left_whole(module))
+    if ignored:
+        options["ignored_params"] = ignored
+    try:
+        for name in [*find_units(module, layout.units), ""]:
+            part = module.get_submodule(name)
+            part.register_forward_hook(_own_outputs)
+            fully_shard(part, **options)
+    except (ValueError, NotImplementedError) as error:
+        raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            # Ranks whose rows leave out a parameter would else send shorter messages than the others.
+            if hasattr(part, "set_reduce_scatter_unused_params"):
+                part.set_reduce_scatter_unused_params(True, recurse=False)
+    return module
+
+
+def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:
+    """The same output, its views copied: an in-place change to a view would take FSDP2's hook off it, in silence."""
+    if isinstance(output, Tensor):
+        return output.clone() if output.requires_grad and output._is_view() else output
+    return rebuild(output, lambda item: _own_outputs(module, args, item))
+
+
+def left_whole(module: nn.Module) -> list[nn.Parameter]:
+    """The parameters that FSDP2 can't cut: numbers without a dimension. Each rank has them whole."""
+    return [param for param in module.parameters() if param.dim() == 0]
+
+
+def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
+    """Whether the next backward pass sums over the axis data too: once, after the last microbatch, is enough."""
+    whole: Any = module
+    whole.set_requires_all_reduce(is_last)
+    whole.set_is_last_backward(is_last)
+
+
+def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
+    """The names of the modules that are put together one at a time, inner ones first.
+
+    patterns: None takes the elements of the outermost lists (ModuleList, Sequential, ModuleDict) that have parameters.
+    """
+    if patterns is None:
+        chosen = [name for name in _elements(module) if next(module.get_submodule(name).parameters(), None) is not None]
+    else:
+        names = [name for name, _ in module.named_modules() if name]
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in names):
+                raise ParallelError(
+                    f"FullyShard(units=[{pattern!r}]) matches no module. This model has, among others: "
+                    f"{', '.join(names[:8])}."
+                )
+        chosen = [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    shared = _shared_outside(module, chosen)
+    kept = [name for name in chosen if name not in shared]
+    return sorted(kept, key=lambda name: -name.count("."))
+
+
+def _elements(module: nn.Module, prefix: str = "") -> list[str]:
+    found = []
+    for name, child in module.named_children():
+        path = f"{prefix}{name}"
+        if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+            # A list in a list, such as stages of blocks: the inner elements are the blocks.
+            inner = isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            found += _elements(child, f"{path}.") if inner else [path]
+        else:
+            found += _elements(child, f"{path}.")
+    return found
+
+
+def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
+    """Those of the modules that share a parameter with something outside of them."""
+    uses: dict[int, set[str]] = {}
+    for name, param in module.named_parameters(remove_duplicate=False):
+        uses.setdefault(id(param), set()).add(name)
+    shared = set()
+    for name in names:
+        for param in module.get_submodule(name).parameters():
+            if any(not use.startswith(f"{name}.") for use in uses[id(param)]):
+                shared.add(name)
+    # One module object under two names is shared as well.
+    seen: dict[int, str] = {}
+    for name in names:
+        first = seen.setdefault(id(module.get_submodule(name)), name)
+        if first != name:
+            shared |= {first, name}
+    return shared

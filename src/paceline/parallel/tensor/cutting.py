@@ -1,0 +1,161 @@
+"""Cut single layers of a model over the ranks of a tensor group, by torch's DTensor. Loaded on use: it imports torch.
+
+The model is changed in place and keeps its names: parameters of the layers that are cut become DTensors on the axis
+`tensor` of the mesh, all others stay plain and equal on all ranks of the group.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+
+from paceline.parallel.batches.batch import Micro
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+from paceline.parallel.tensor.check import verify
+from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """What has been done to a model. plan: with names, attributes and notes; lines: the same in words."""
+
+    plan: TensorPlan
+    parts: int
+
+    @property
+    def lines(self) -> list[str]:
+        """What is cut and how, what was changed, and what stayed whole."""
+        plan = self.plan
+        shown = [f"{placement}: {name}" for name, placement in plan.placements.items()]
+        shown += [f"{name}.{attribute} is divided by {self.parts} on each rank" for name, attribute in plan.divided]
+        return shown + list(plan.notes)
+
+
+def apply(
+    model: nn.Module,
+    world: World,
+    plan: Mapping[str, str] | None,
+    ties: Sequence[tuple[str, ...]],
+    sample: Micro | None = None,
+) -> Applied:
+    """What was cut. The model is cut in place, tied tensors stay tied; called on all ranks, before it is sharded or replicated.
+
+    plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
+    ties: as from `ties.find(model)`.
+    sample: a few rows; with it, outputs and all gradients are compared with the plain model's, which is copied for it.
+
+    Raises:
+        ParallelError: a pattern that matches nothing, a layer that can't be cut, tied tensors that are cut differently,
+            or a module that is not what it was.
+    """
+    parts = world.extent("tensor")
+    run = _runner(model, sample)
+    if plan is not None:
+        found = plan_from_table(model, plan, run, parts)
+    elif run is None:
+        raise ParallelError(
+            "a plan for Tensor() is found by a pass over a batch. Give a loader, or Tensor(plan={...})."
+        )
+    else:
+        found = find_plan(model, run, parts, ties)
+    if not found.placements:
+        raise ParallelError(
+            f"Tensor({parts}) finds no layer of {type(model).__name__} that it can cut"
+            + (f": {'; '.join(found.notes)}. " if found.notes else ": no pair of linear layers, no vocabulary. ")
+            + "Name layers, as in Tensor(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another strategy."
+        )
+    if parts > 1:
+        _check_ties(model, found, ties)
+        plain = copy.deepcopy(model) if sample is not None else None
+        cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
+        tie_again(model, ties)
+        cut_params: list[Any] = [param for param in model.parameters() if isinstance(param, DTensor)]
+        for param in cut_params:
+            if param.requires_grad:
+                param.register_post_accumulate_grad_hook(_cut_gradient)
+        if sample is not None and plain is not None:
+            verify(plain, model, sample, world.group("tensor"))
+    return Applied(plan=found, parts=parts)
+
+
+def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) -> None:
+    """Cut the layers and divide the attributes of the plan. Ties are broken by it: see `tie_again`.
+
+    copies: whether whole outputs are copied. They are views, which FSDP can't take as the output of a module of its own.
+    """
+    modules = dict(model.named_modules())
+    keeps = {name for group in plan.groups for name in group.columns}
+    takes = {group.row for group in plan.groups}
+    for name, placement in plan.placements.items():
+        parallelize_module(modules[name], mesh, _style(modules[name], placement, name in keeps, name in takes))
+        if name in plan.changed or (copies and name not in keeps):
+            # What torch's hooks give is a view, and autograd forbids to change it in place.
+            modules[name].register_forward_hook(lambda module, args, output: output.clone())
+    for name, attribute in plan.divided:
+        setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
+
+
+def tie_again(model: nn.Module, ties: Sequence[tuple[str, ...]]) -> None:
+    """Give all names of a tie the tensor of the first."""
+    for first, *others in ties:
+        owner, _, name = first.rpartition(".")
+        tensor = getattr(model.get_submodule(owner), name)
+        for other in others:
+            owner, _, name = other.rpartition(".")
+            setattr(model.get_submodule(owner), name, tensor)
+
+
+def _cut_gradient(param: Any) -> None:
+    """Cut the gradient as its parameter is. That of a tied tensor comes whole: its two parts are cut in different ways."""
+    if param.grad.placements != param.placements:
+        param.grad = param.grad.redistribute(placements=param.placements)
+
+
+def _style(module: nn.Module, placement: str, keeps: bool, takes: bool) -> ParallelStyle:
+    if placement == "rowwise" and isinstance(module, nn.Linear):
+        return RowwiseParallel() if takes else RowwiseParallel(input_layouts=Replicate())
+    if isinstance(module, nn.Embedding) and placement in ("vocab", "rowwise"):
+        return RowwiseParallel(input_layouts=Replicate())
+    return ColwiseParallel() if keeps else ColwiseParallel(output_layouts=Replicate())
+
+
+def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ...]]) -> None:
+    for names in ties:
+        ways = {name: _way(model, plan, name) for name in names}
+        if len(set(ways.values())) > 1:
+            shown = ", ".join(f"{name} {way}" for name, way in ways.items())
+            raise ParallelError(
+                f"{' and '.join(names)} are one tensor, but Tensor(plan) cuts it in different ways: {shown}. Give the "
+                "modules that share it the same placement ('vocab' for an embedding and its head)."
+            )
+
+
+def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
+    """How the plan cuts a tensor, in words."""
+    owner, _, own = name.rpartition(".")
+    placement = plan.placements.get(owner)
+    if placement is None:
+        return "whole"
+    is_embedding = isinstance(model.get_submodule(owner), nn.Embedding)
+    if own == "bias":
+        return "whole" if placement == "rowwise" else "by rows"
+    by_rows = placement == "vocab" or (placement == "rowwise") == is_embedding
+    return "by rows" if by_rows else "by columns"
+
+
+def _runner(model: nn.Module, sample: Micro | None) -> Callable[[], Any] | None:
+    if sample is None:
+        return None
+    return lambda: model(*sample.args, **sample.kwargs)
+
+
+def is_cut(tensor: Any) -> bool:
+    """Whether the tensor is in parts."""
+    return isinstance(tensor, DTensor)

@@ -1,0 +1,191 @@
+"""Which linear layers of a model belong together, seen in what a forward pass does. Loaded on use: it imports torch.
+
+    x -> q, k, v -> attention -> o -> y          columns (q, k, v), row o
+    x -> gate, up -> silu(gate) * up -> down     columns (gate, up), row down
+
+The input of `row` is made of the outputs of `columns` and of nothing else that learns: autograd's own graph of one pass says so,
+whatever the Python code between them looks like.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import tensors_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Linear layers that are cut together: `columns` by their outputs, `row` by its inputs."""
+
+    columns: tuple[str, ...]
+    row: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What one forward pass shows.
+
+    calls: name of a module -> how often it was called, in the order of the first call.
+    groups: in the order in which they run; a layer is in one of them at most.
+    direct: names of parameters that are used without their module being called, as in F.linear(x, self.embedding.weight).
+    changed: layers whose output is changed in place by what follows.
+    """
+
+    calls: Mapping[str, int]
+    groups: tuple[Group, ...]
+    direct: frozenset[str]
+    changed: frozenset[str]
+
+
+def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
+    """What a forward pass of the model shows. run: calls the model on a sample; the model is left as it was."""
+    record = _Record()
+    names = {id(module): name for name, module in model.named_modules()}
+    handles = []
+    for module in model.modules():
+        if is_plain(module):
+            handles.append(module.register_forward_hook(lambda m, a, out: record.add(names[id(m)], m, a, out)))
+    try:
+        with undisturbed(model), torch.enable_grad():
+            for param in model.parameters():
+                param.requires_grad_(param.is_floating_point())
+            output = run()
+            edges = _edges_to_parameters(tensors_in(output))
+            direct = _direct(model, record, edges)
+            groups = tuple(_groups(record, direct))
+    finally:
+        for handle in handles:
+            handle.remove()
+    changed = frozenset(name for name, output in record.outputs if output._version > 0)
+    return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether it is a linear layer or an embedding that does what torch's own does, with whole weights."""
+    kind = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding if isinstance(module, nn.Embedding) else None
+    if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
+        return False
+    own = {name for name, param in module._parameters.items() if param is not None}
+    return own <= {"weight", "bias"} and "weight" in own and not module._modules and type(module.weight) is nn.Parameter
+
+
+@contextlib.contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode; afterwards modes, buffers, random generators and `requires_grad` are what they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanted = [(param, param.requires_grad) for param in model.parameters()]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=devices):
+            model.eval()
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for param, flag in wanted:
+            param.requires_grad_(flag)
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+@dataclass
+class _Record:
+    """What the hooks have seen.
+
+    calls: as in Seen. made: node of the graph -> the layer whose output it made. rows: (layer, node of its input).
+    outputs: (layer, what it gave).
+    """
+
+    calls: dict[str, int] = field(default_factory=dict)
+    made: dict[Any, str] = field(default_factory=dict)
+    rows: list[tuple[str, Any]] = field(default_factory=list)
+    linears: set[str] = field(default_factory=set)
+    outputs: list[tuple[str, Tensor]] = field(default_factory=list)
+
+    def add(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
+        """What the model goes on with."""
+        self.calls[name] = self.calls.get(name, 0) + 1
+        if not isinstance(output, Tensor) or output.grad_fn is None:
+            return output
+        # A copy: were a view changed in place, as by nn.ReLU(inplace=True), its node would be made anew.
+        output = output.clone()
+        self.outputs.append((name, output))
+        self.made[output.grad_fn] = name
+        if isinstance(module, nn.Linear):
+            self.linears.add(name)
+            if len(args) == 1 and isinstance(args[0], Tensor) and args[0].grad_fn is not None:
+                self.rows.append((name, args[0].grad_fn))
+        return output
+
+
+def _groups(record: _Record, direct: frozenset[str]) -> Iterator[Group]:
+    taken: set[str] = set()
+    for row, node in record.rows:
+        columns = _sources(node, record.made)
+        members = {*columns, row}
+        usable = (
+            columns
+            and members <= record.linears
+            and not members & taken
+            and row not in columns
+            and all(record.calls[name] == 1 for name in members)
+            and not any(f"{name}.{part}" in direct for name in members for part in ("weight", "bias"))
+        )
+        if usable:
+            taken |= members
+            yield Group(columns=tuple(name for name in record.calls if name in columns), row=row)
+
+
+def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
+    """The layers whose outputs lead to `node`; empty if a parameter of anything else does too."""
+    found: set[str] = set()
+    seen = {node}
+    waiting = [node]
+    while waiting:
+        node = waiting.pop()
+        if node in made:
+            found.add(made[node])
+        elif hasattr(node, "variable"):
+            return set()
+        else:
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    waiting.append(following)
+    return found
+
+
+def _edges_to_parameters(outputs: Iterator[Tensor]) -> dict[int, int]:
+    """id of a parameter -> how often the graph below `outputs` uses it."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(waiting)
+    edges: dict[int, int] = {}
+    while waiting:
+        for following, _ in waiting.pop().next_functions:
+            if hasattr(following, "variable"):
+                edges[id(following.variable)] = edges.get(id(following.variable), 0) + 1
+            elif following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return edges
+
+
+def _direct(model: nn.Module, record: _Record, edges: Mapping[int, int]) -> frozenset[str]:
+    """The parameters that are used more often than the layers that hold them are called."""
+    expected: dict[int, int] = {}
+    names: dict[int, list[str]] = {}
+    for prefix, module in model.named_modules():
+        for name, param in module._parameters.items():
+            if param is not None and is_plain(module):
+                expected[id(param)] = expected.get(id(param), 0) + record.calls.get(prefix, 0)
+                names.setdefault(id(param), []).append(f"{prefix}.{name}" if prefix else name)
+    return frozenset(name for key, uses in expected.items() if edges.get(key, 0) > uses for name in names[key])

@@ -1,0 +1,196 @@
+"""Which layers are cut over the ranks of a tensor group, and how: found, or from a table of names. Loaded on use.
+
+    colwise     each rank has some of the outputs      weight in parts of its rows, bias too
+    rowwise     each rank has some of the inputs       weight in parts of its columns, bias whole
+    vocab       each rank has some of the words        the embedding's and the head's rows
+
+Columns that lead to a row keep their outputs in parts, so that each pair costs one sum. Alone, a colwise layer puts its
+outputs together and a rowwise one cuts its input: dearer, but right whatever the code around does. So a table can't
+make a model wrong, only slow.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import nn
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.tensor.groups import Group, Seen, is_plain, observe
+from paceline.parallel.tensor.trial import Attribute, try_groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorPlan:
+    """How a model is cut.
+
+    placements: name of a module -> "colwise", "rowwise" or "vocab"; what is not in it stays whole on each rank.
+    groups: those whose layers hand over parts.
+    divided: attributes of modules that each rank divides by the number of parts, such as a number of heads.
+    changed: layers whose output the model changes in place.
+    notes: what was left whole, and why.
+    """
+
+    placements: Mapping[str, str]
+    groups: tuple[Group, ...] = ()
+    divided: tuple[Attribute, ...] = ()
+    changed: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+
+def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequence[tuple[str, ...]]) -> TensorPlan:
+    """The plan of all that can be cut: pairs of linear layers, attention by its heads, and vocabulary embedding and head.
+
+    Of a model that has none of these, every linear layer with enough outputs is cut alone.
+
+    run: calls the model on a sample. ties: as from `ties.find`.
+    """
+    seen = observe(model, run)
+    tied = {name for names in ties for name in names}
+    free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
+    verdicts = try_groups(model, run, free, parts)
+    good = [verdict for verdict in verdicts if not verdict.reason]
+    placements: dict[str, str] = {}
+    for verdict in good:
+        placements |= dict.fromkeys(verdict.group.columns, "colwise") | {verdict.group.row: "rowwise"}
+    placements |= _vocabulary(model, seen, ties, taken=set(placements), parts=parts)
+    if not placements:
+        placements = _lone(model, seen, tied, parts)
+    notes = [
+        f"{', '.join(bad.group.columns)} and {bad.group.row} stay whole: {bad.reason}" for bad in verdicts if bad.reason
+    ]
+    return TensorPlan(
+        placements=placements,
+        groups=tuple(verdict.group for verdict in good),
+        divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
+        changed=seen.changed,
+        notes=tuple(notes),
+    )
+
+
+def plan_from_table(
+    model: nn.Module, table: Mapping[str, str], run: Callable[[], Any] | None, parts: int
+) -> TensorPlan:
+    """The plan of a table: pattern of a module's name (`fnmatch`) -> placement; of several that match, the first counts.
+
+    run: calls the model on a sample; without it no layers hand over parts.
+
+    Raises:
+        ParallelError: a pattern that matches nothing, or a layer that can't be cut.
+    """
+    placements = _matched(model, table)
+    if run is None:
+        return TensorPlan(placements=placements)
+    seen = observe(model, run)
+    asked = [
+        group
+        for group in seen.groups
+        if placements.get(group.row) == "rowwise" and all(placements.get(name) == "colwise" for name in group.columns)
+    ]
+    verdicts = try_groups(model, run, asked, parts)
+    good = [verdict for verdict in verdicts if not verdict.reason]
+    return TensorPlan(
+        placements=placements,
+        groups=tuple(verdict.group for verdict in good),
+        divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
+        changed=seen.changed,
+        notes=tuple(
+            f"{', '.join(bad.group.columns)} and {bad.group.row} put their values together in between: {bad.reason}"
+            for bad in verdicts
+            if bad.reason
+        ),
+    )
+
+
+def _vocabulary(
+    model: nn.Module, seen: Seen, ties: Sequence[tuple[str, ...]], *, taken: set[str], parts: int
+) -> dict[str, str]:
+    """The embeddings of words and the linear layers that give one number for each word."""
+    usable = {
+        name: module
+        for name, module in model.named_modules()
+        if name in seen.calls and name not in taken and is_plain(module) and not unusual(module)
+        if f"{name}.weight" not in seen.direct
+    }
+    embeddings = {name: module for name, module in usable.items() if isinstance(module, nn.Embedding)}
+    heads = {name: module for name, module in usable.items() if isinstance(module, nn.Linear)}
+    sizes = {module.num_embeddings for module in embeddings.values()} & {m.out_features for m in heads.values()}
+    sizes = {size for size in sizes if size >= parts}
+    found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
+    found |= {name for name, module in heads.items() if module.out_features in sizes}
+    # A square linear layer is no head because a table has as many rows: one that comes last of its size is.
+    last = {module.out_features: name for name, module in heads.items()}
+    found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
+    for names in ties:
+        owners = {name.rpartition(".")[0] for name in names}
+        if not owners <= found:
+            found -= owners
+    return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}
+
+
+def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str, str]:
+    return {
+        name: "colwise"
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and is_plain(module) and name in seen.calls and module.out_features >= parts
+        if not {f"{name}.weight", f"{name}.bias"} & (tied | seen.direct)
+    }
+
+
+def _has_pair(name: str, found: set[str], usable: Mapping[str, Any]) -> bool:
+    """Whether there are both an embedding and a head of this size still."""
+    size = usable[name].weight.shape[0]
+    alike = [usable[other] for other in found if usable[other].weight.shape[0] == size]
+    return len({isinstance(module, nn.Embedding) for module in alike}) == 2
+
+
+def _matched(model: nn.Module, table: Mapping[str, str]) -> dict[str, str]:
+    names = [name for name, _ in model.named_modules() if name]
+    modules = dict(model.named_modules())
+    placements: dict[str, str] = {}
+    for pattern, placement in table.items():
+        matching = [name for name in names if fnmatchcase(name, pattern)]
+        if not matching:
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+            hint = f"Names like it: {', '.join(close)}." if close else f"Some of the names: {', '.join(names[:8])}."
+            raise ParallelError(f"Tensor(plan): {pattern!r} is the name of no module of {type(model).__name__}. {hint}")
+        learning = [name for name in matching if any(p is not None for p in modules[name]._parameters.values())]
+        if not learning and placement != "replicate":
+            raise ParallelError(
+                f"Tensor(plan): {pattern!r} is {placement!r}, but matches only modules without weights of their own "
+                f"({', '.join(matching[:3])}). Name the linear layers in them, such as {matching[0] + '.*'!r}."
+            )
+        for name in learning:
+            if name in placements:
+                continue
+            if placement != "replicate":
+                _check_cut(name, pattern, placement, modules[name])
+            placements[name] = placement
+    return {name: placement for name, placement in placements.items() if placement != "replicate"}
+
+
+def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
+    kind = type(module).__name__
+    if not is_plain(module):
+        raise ParallelError(
+            f"Tensor(plan): {pattern!r} makes {name!r} {placement!r}, but that is a {kind}. Only nn.Linear and nn.Embedding "
+            "with torch's own forward can be cut; leave the others out, or name them 'replicate' before it."
+        )
+    if isinstance(module, nn.Embedding) and (why := unusual(module)):
+        raise ParallelError(
+            f"Tensor(plan): {name!r} can't be {placement!r}: an embedding with {why} can't be cut. Name it 'replicate'."
+        )
+
+
+def unusual(module: Any) -> str:
+    """The option of an embedding that its parts would not keep; "" for none."""
+    for option in ("padding_idx", "max_norm", "scale_grad_by_freq", "sparse"):
+        value = getattr(module, option, None)
+        # Not `in (None, False)`: a padding_idx of 0 is equal to False.
+        if value is not None and value is not False:
+            return f"{option}={value}"
+    return ""

@@ -1,0 +1,238 @@
+"""Whether groups of linear layers can be cut, tried out in one process, without any message. Loaded on use: it imports torch.
+
+What lies between the columns and the row has to treat the parts of its input alike, as heads of attention are treated
+alike. That is a claim about the user's code, so it is tried rather than read: the model runs with random numbers for the
+outputs of the columns, once whole and once with each part alone, and the row has to be given the same part each time.
+
+Code that names its number of heads (`view(batch, time, self.heads, -1)`) has to be told that each rank has fewer:
+integer attributes of the modules around are tried out, divided by the number of parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.batches.batch import tensors_in
+from paceline.parallel.randomness import derive
+from paceline.parallel.tensor.groups import Group, undisturbed
+
+#: (name of a module, name of its integer attribute)
+Attribute = tuple[str, str]
+#: A guess: a module of attention has three or four numbers that may have to be divided.
+_MOST_VARIANTS = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came of the trials of one group.
+
+    divided: the attributes that each rank has to divide by the number of parts.
+    reason: why it can't be cut; "" if it can.
+    """
+
+    group: Group
+    divided: tuple[Attribute, ...] = ()
+    reason: str = ""
+
+
+def try_groups(model: nn.Module, run: Callable[[], Any], groups: Sequence[Group], parts: int) -> list[Verdict]:
+    """A verdict on each group. run: calls the model on a sample; the model is left as it was."""
+    modules = dict(model.named_modules())
+    kinds: dict[Any, list[Group]] = {}
+    verdicts = []
+    for group in groups:
+        reason = _indivisible(modules, group, parts)
+        if reason:
+            verdicts.append(Verdict(group=group, reason=reason))
+        else:
+            kinds.setdefault(_kind(modules, group), []).append(group)
+    for alike in kinds.values():
+        verdicts += _try_alike(model, modules, run, alike, parts)
+    return verdicts
+
+
+def _try_alike(
+    model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[], Any], groups: list[Group], parts: int
+) -> list[Verdict]:
+    """The verdicts on groups of one kind, such as the attentions of equal blocks: all can be cut the same way, or none."""
+    variants = [_variants(modules, group, parts) for group in groups]
+    first = ""
+    # One variant per group at a time: blocks of one class have the same attributes.
+    for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
+        divided = [attribute for attributes in chosen for attribute in attributes]
+        reason = _try(model, modules, run, groups, parts, divided)
+        if not reason:
+            return [Verdict(group=group, divided=attributes) for group, attributes in zip(groups, chosen, strict=True)]
+        first = first or reason
+    return [Verdict(group=group, reason=first) for group in groups]
+
+
+def _try(
+    model: nn.Module,
+    modules: Mapping[str, nn.Module],
+    run: Callable[[], Any],
+    groups: list[Group],
+    parts: int,
+    divided: Sequence[Attribute],
+) -> str:
+    """Why these groups can't be cut with these attributes divided; "" if they can."""
+    with undisturbed(model), _Stage(modules, groups, parts) as stage:
+        try:
+            whole = _tensors(run())
+        except Exception as error:
+            return f"the model fails on random numbers: {error}"
+        for part in range(parts):
+            stage.part = part
+            with division(modules, divided, parts):
+                try:
+                    output = _tensors(run())
+                except Exception as error:
+                    return f"the code around {stage.last!r} can't take a part of its input: {_first_line(error)}"
+            if stage.reason:
+                return stage.reason
+            if len(output) != len(whole) or not all(map(_same, output, whole)):
+                columns = ", ".join(groups[0].columns)
+                return f"the output of {columns} is used elsewhere too"
+    return ""
+
+
+class _Stage:
+    """Stands in for the layers of the groups: random numbers come out of columns and rows, the rows' inputs are compared.
+
+    part: which part the columns give; None for the whole, which is kept to compare with.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], groups: Sequence[Group], parts: int) -> None:
+        self.part: int | None = None
+        self.reason = ""
+        self.last = groups[0].row
+        self._modules = modules
+        self._groups = groups
+        self._parts = parts
+        self._inputs: dict[str, Tensor] = {}
+
+    def __enter__(self) -> _Stage:
+        for group in self._groups:
+            for name in group.columns:
+                self._modules[name].forward = self._column(name)
+            self._modules[group.row].forward = self._row(group.row)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for group in self._groups:
+            for name in (*group.columns, group.row):
+                del self._modules[name].forward
+
+    def _column(self, name: str) -> Callable[[Tensor], Tensor]:
+        module: Any = self._modules[name]
+
+        def forward(x: Tensor) -> Tensor:
+            self.last = name
+            whole = _random(name, (*x.shape[:-1], module.out_features), x)
+            return whole if self.part is None else self._slice(whole)
+
+        return forward
+
+    def _row(self, name: str) -> Callable[[Tensor], Tensor]:
+        module: Any = self._modules[name]
+
+        def forward(x: Tensor) -> Tensor:
+            if self.part is None:
+                self._inputs[name] = x.detach()
+            elif not self.reason and not _same(x, self._slice(self._inputs[name])):
+                self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
+            return _random(name, (*x.shape[:-1], module.out_features), x)
+
+        return forward
+
+    def _slice(self, whole: Tensor) -> Tensor:
+        assert self.part is not None
+        size = whole.shape[-1] // self._parts
+        return whole.narrow(-1, self.part * size, size)
+
+
+@contextlib.contextmanager
+def division(modules: Mapping[str, nn.Module], attributes: Sequence[Attribute], parts: int) -> Iterator[None]:
+    """The attributes, divided by `parts` until the block ends."""
+    before = [(name, attribute, getattr(modules[name], attribute)) for name, attribute in attributes]
+    try:
+        for name, attribute, value in before:
+            setattr(modules[name], attribute, value // parts)
+        yield
+    finally:
+        for name, attribute, value in before:
+            setattr(modules[name], attribute, value)
+
+
+def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Iterator[tuple[Attribute, ...]]:
+    """Sets of attributes to divide, the likely ones first: none, those with `head` in their name, one, two, three."""
+    found = []
+    for name in _around(group):
+        for attribute, value in vars(modules[name]).items():
+            if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_"):
+                found.append((name, attribute))
+    found.sort(key=lambda item: "head" not in item[1])
+    for count in range(4):
+        yield from itertools.combinations(found, count)
+
+
+def _around(group: Group) -> list[str]:
+    """The modules that hold the group's layers, up to the innermost that holds them all."""
+    members = [name.split(".")[:-1] for name in (*group.columns, group.row)]
+    common = 0
+    while all(len(path) > common for path in members) and len({path[common] for path in members}) == 1:
+        common += 1
+    names = [".".join(path[:length]) for path in members for length in range(len(path), common - 1, -1)]
+    return list(dict.fromkeys(names))
+
+
+def _kind(modules: Mapping[str, Any], group: Group) -> Any:
+    around = _around(group)
+    shapes = [tuple(modules[name].weight.shape) for name in (*group.columns, group.row)]
+    return (
+        tuple(type(modules[name]) for name in around),
+        tuple(name.rpartition(".")[2] for name in group.columns),
+        *shapes,
+    )
+
+
+def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
+    for name in group.columns:
+        if modules[name].out_features % parts:
+            return f"{name!r} has {modules[name].out_features} outputs, which {parts} does not divide"
+    if modules[group.row].in_features % parts:
+        return f"{group.row!r} has {modules[group.row].in_features} inputs, which {parts} does not divide"
+    return ""
+
+
+def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """Random numbers that depend on the layer's name alone."""
+    seed = derive("tensor " + name)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if not x.is_floating_point():
+        return torch.equal(x, y)
+    if x.numel() == 0:
+        return True
+    # Rounding alone: 50 of the type's own steps, on the scale of the largest number.
+    allowed = 50 * torch.finfo(x.dtype).eps * float(torch.nan_to_num(y.abs()).max())
+    return torch.allclose(x, y, rtol=0.0, atol=allowed, equal_nan=True)
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    return [tensor.detach() for tensor in tensors_in(output)]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [""])[0] or type(error).__name__

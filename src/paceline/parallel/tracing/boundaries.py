@@ -1,0 +1,137 @@
+"""Where a traced model can be cut, and what has to be carried over each cut. Loaded on use: it imports torch.
+
+A cut stands before the call of a module. What a later part needs of an earlier one is carried from stage to stage, save what
+it can make by itself: parameters and buffers, the batch (every rank of a replica has it), and what is computed from the
+batch alone, without random numbers, such as positions and masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.tracing.trace import Traced
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """The place before the `nth` call of the module `name`, the same in every trace of the model."""
+
+    name: str
+    nth: int = 0
+
+    def __str__(self) -> str:
+        return self.name if not self.nth else f"{self.name} (call {self.nth + 1})"
+
+
+class Boundaries:
+    """The places of one trace, as numbers of nodes before them."""
+
+    def __init__(self, traced: Traced) -> None:
+        self._traced = traced
+        self._index = {node: index for index, node in enumerate(traced.order)}
+        self._written = frozenset[int]().union(*(node.meta["writes"] for node in traced.order))
+        self.recomputed = self._find_recomputed()
+        self._last_use = {node: self._find_last_use(node) for node in traced.order}
+
+    def marks(self) -> list[tuple[Mark, int]]:
+        """The places before the calls of blocks at which the model may be cut, in order."""
+        seen: dict[str, int] = {}
+        found: list[tuple[Mark, int]] = []
+        for name, index in self._traced.entries:
+            nth = seen[name] = seen.get(name, -1) + 1
+            if name not in self._traced.leaves or index == 0 or (found and found[-1][1] == index):
+                continue
+            if self._has_call_before(index) and self.obstacle(index) is None:
+                found.append((Mark(name=name, nth=nth), index))
+        return found
+
+    def find(self, mark: Mark) -> int:
+        """The place of the mark in this trace.
+
+        Raises:
+            ParallelError: there is none, or the model can't be cut there.
+        """
+        places = [index for name, index in self._traced.entries if name == mark.name]
+        if not places:
+            known = list(dict.fromkeys(name for name, _ in self._traced.entries))
+            raise ParallelError(
+                f"cut={mark.name!r}: the model's forward calls no module of that name. It calls {_listed(known)}."
+            )
+        if mark.nth >= len(places):
+            raise ParallelError(
+                f"the model was cut before call {mark.nth + 1} of {mark.name!r}, but for this batch, or in this mode, it calls "
+                f"it {len(places)} times. Cut at a module that is called each time: Pipeline(cut=[...])."
+            )
+        index = places[mark.nth]
+        obstacle = self.obstacle(index)
+        if not self._has_call_before(index):
+            obstacle = "nothing is computed before it, so that the stage before would be empty"
+        if obstacle is not None:
+            raise ParallelError(f"cut={mark.name!r}: the model can't be cut there: {obstacle}. Choose another module.")
+        return index
+
+    def live(self, index: int) -> tuple[fx.Node, ...]:
+        """The values that are carried over the place, in the order in which they were made."""
+        return tuple(
+            node
+            for node in self._traced.order[:index]
+            if node.op != "get_attr" and node not in self.recomputed and self._last_use[node] >= index
+        )
+
+    def obstacle(self, index: int) -> str | None:
+        """Why the model can't be cut there; None: it can."""
+        live = self.live(index)
+        for node in live:
+            if "shape" not in node.meta:
+                return f"what {node.name} returns is needed after it and is no tensor"
+            if node.meta.get("sparse"):
+                return f"{node.name} is not a dense tensor"
+        before = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[:index]))
+        after = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[index:]))
+        shared = before & after & self._written & self._fixed_storages()
+        if shared:
+            user = next(node for node in self._traced.order[index:] if node.meta["touches"] & shared)
+            where = user.meta["module"] or user.name
+            return f"a buffer or an input that the forward pass changes is used before it and in {where}"
+        later = frozenset[int]().union(*(node.meta["writes"] for node in self._traced.order[index:]))
+        storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
+        if len(storages) != len(set(storages)):
+            return "two views of one tensor, which is changed in place after it, are needed on both sides"
+        return None
+
+    def written_after(self, node: fx.Node, index: int) -> bool:
+        """Whether the value is changed in place after the place."""
+        return any(node.meta["storage"] in later.meta["writes"] for later in self._traced.order[index:])
+
+    def _find_recomputed(self) -> frozenset[fx.Node]:
+        """What depends on the batch alone, draws nothing, trains nothing and is changed nowhere."""
+        own: set[fx.Node] = set(self._traced.inputs)
+        for node in self._traced.order:
+            constant = node.op == "get_attr" and str(node.target) in self._traced.constants
+            if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
+                continue
+            if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
+                continue
+            if all(given in own for given in node.all_input_nodes):
+                own.add(node)
+        return frozenset(own)
+
+    def _find_last_use(self, node: fx.Node) -> int:
+        end = len(self._traced.order)
+        return max((self._index.get(user, end) for user in node.users), default=-1)
+
+    def _has_call_before(self, index: int) -> bool:
+        return any(node.op != "get_attr" and node not in self.recomputed for node in self._traced.order[:index])
+
+    def _fixed_storages(self) -> frozenset[int]:
+        """Storages of buffers and of the batch: each stage has its own copy of these."""
+        state = frozenset[int]().union(*(node.meta["state"] for node in self._traced.order))
+        return state | {node.meta["storage"] for node in self._traced.inputs}
+
+
+def _listed(names: list[str], limit: int = 24) -> str:
+    shown = ", ".join(map(repr, names[:limit]))
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"

@@ -1,0 +1,299 @@
+"""The calls that a model's outer forward makes, as a torch.fx graph, written down while it runs. Loaded on use.
+
+torch.fx's own tracer gives the forward pass stand-ins for tensors, which stop at `assert time <= limit`, at `x.dim() == 3`,
+at torch.arange(time) or at anything that asks for a tensor's class. Here it is given tensors (fake ones: shapes without
+values), so that plain Python just runs, and each call of a torch function or of a block is noted:
+
+    forward runs -> torch function?   a node `call_function`
+                 -> a block?          a node `call_module`; what happens inside it is its own affair
+                 -> an opened module? its forward runs like the outer one
+
+`torch.utils.checkpoint` around a block is noted as the call of the block alone: it computes the same and keeps the
+activations. Inside of a block it works as ever.
+
+What depends on a tensor's values, an `if` or `.item()`, can't be noted; `trace` says in which line it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.overrides import TorchFunctionMode
+
+from paceline.parallel.tracing.containers import tensors_at
+
+#: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
+READS_VALUES = frozenset(
+    {
+        *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "__array__", "__format__"),
+        *("item", "tolist", "numpy", "is_nonzero", "equal", "allclose", "nonzero", "unique", "masked_select"),
+    }
+)
+_RANDOM = ("rand", "dropout", "normal", "bernoulli", "multinomial", "poisson", "uniform_", "exponential_", "gumbel")
+_PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class CannotRecordError(Exception):
+    """The outer forward does something that a graph can't hold; the message says what."""
+
+
+class Recorder(TorchFunctionMode):
+    """Active while the outer forward runs; then `graph`, `order` and `entries` are what it did.
+
+    order: the nodes in the order of the calls. entries: (module's name, number of nodes before its call), for each call.
+    names: module's id -> name. state: id of a parameter or buffer -> name. plain: id of a tensor that stands for one that is
+    neither -> that one.
+    Of each node, meta holds `shape`, `dtype`, `requires_grad` and `storage` of its tensor (none: no tensor), `touches` and
+    `writes` (storages; `state` are those of buffers), `no_grad`, `random`, and `module`, in which the call stands.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Mapping[int, str],
+        state: Mapping[int, str],
+        plain: Mapping[int, Tensor],
+        opened: Callable[[str], bool],
+    ) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.order: list[fx.Node] = []
+        self.entries: list[tuple[str, int]] = []
+        self.constants: dict[str, Any] = {}
+        self.leaves: set[str] = set()
+        self.inside: str | None = None
+        self._names = names
+        self._state = state
+        self._plain = plain
+        self._opened = opened
+        self._stack: list[str] = [""]
+        self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}
+        self._autocast = _autocast_state()
+        self._paused = False
+
+    def add_input(self, name: str, tensor: Tensor) -> fx.Node:
+        """The placeholder for this tensor of the batch."""
+        node = self.graph.placeholder(name)
+        self._describe(node, tensor)
+        self._nodes[id(tensor)] = tensor, node
+        return node
+
+    def finish(self, output: Any) -> fx.Node:
+        """The graph's output node."""
+        node: fx.Node = self.graph.output(self._argument(output))
+        return node
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.inside is not None or self._paused:
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name in READS_VALUES:
+            raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
+        if name == "__set__":
+            raise CannotRecordError(f"it sets `{func.__self__.__name__}` of a tensor")
+        return self._record(func, name, args, kwargs)
+
+    def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """What `module(*args, **kwargs)` returns, noted as one call unless the module is opened."""
+        name = self._names.get(id(module))
+        if self.inside is not None or name is None:
+            return original(module, *args, **kwargs)
+        self.entries.append((name, len(self.order)))
+        if self._opened(name):
+            self._stack.append(name)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                self._stack.pop()
+        self._paused = True
+        own = list(module.buffers())
+        before = [tensor._version for tensor in own]
+        given = [tensor for _, tensor in tensors_at((args, kwargs))]
+        versions = [tensor._version for tensor in given]
+        node = self._node("call_module", name, args, kwargs)
+        # After an error it stays as it is: it says where that was.
+        self.inside = name
+        result = original(module, *args, **kwargs)
+        self.inside = None
+        self.leaves.add(name)
+        node.meta["module"] = name
+        node.meta["state"] = frozenset(_storage(tensor) for tensor in own)
+        node.meta["touches"] |= node.meta["state"]
+        node.meta["writes"] = frozenset(_changed(own, before) | _changed(given, versions))
+        self._give_out(node, result)
+        self._paused = False
+        return result
+
+    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+        given = [tensor for _, tensor in tensors_at((args, kwargs))]
+        versions = [tensor._version for tensor in given]
+        result = func(*args, **kwargs)
+        written = frozenset(_changed(given, versions))
+        if not written and next(tensors_at(result), None) is None:
+            return result  # a size, a type: known now
+        if name == "__get__":
+            node = self._node("call_function", getattr, (args[0], func.__self__.__name__), {})
+        elif getattr(Tensor, name, None) is func and args and isinstance(args[0], Tensor):
+            node = self._node("call_method", name, args, kwargs)
+        else:
+            node = self._node("call_function", func, args, kwargs)
+        node.meta["writes"] = written
+        node.meta["random"] = any(word in name for word in _RANDOM)
+        self._give_out(node, result)
+        return result
+
+    def _node(self, kind: str, target: Any, args: Any, kwargs: Any) -> fx.Node:
+        if _autocast_state() != self._autocast:
+            raise CannotRecordError(
+                "it changes autocast; give precision='bf16' to parallelize, or do it inside a block"
+            )
+        given = self._argument(tuple(args)), self._argument(dict(kwargs))
+        node = self.graph.create_node(kind, target, *given)
+        self._append(node)
+        node.meta["touches"] = {_storage(tensor) for _, tensor in tensors_at((args, kwargs))}
+        return node
+
+    def _append(self, node: fx.Node) -> None:
+        node.meta |= {"writes": frozenset(), "state": frozenset(), "touches": set(), "random": False}
+        node.meta["no_grad"] = not torch.is_grad_enabled()
+        node.meta["module"] = self._stack[-1]
+        self.order.append(node)
+
+    def _give_out(self, node: fx.Node, result: Any) -> None:
+        """Know each tensor of the result again: the call's own value, or one taken out of it."""
+        if isinstance(result, Tensor):
+            self._describe(node, result)
+            self._nodes[id(result)] = result, node
+            return
+        for path, tensor in tensors_at(result):
+            part = node
+            for kind, key in path:
+                part = self.graph.call_function(_take_item if kind == "item" else getattr, (part, key))
+                self._append(part)
+            self._describe(part, tensor)
+            self._nodes[id(tensor)] = tensor, part
+
+    def _describe(self, node: fx.Node, tensor: Tensor) -> None:
+        node.meta.setdefault("touches", set()).add(_storage(tensor))
+        node.meta |= {
+            "shape": tuple(tensor.shape),
+            "dtype": tensor.dtype,
+            "requires_grad": tensor.requires_grad,
+            "storage": _storage(tensor),
+        }
+
+    def _argument(self, value: Any) -> Any:
+        """`value` as an argument of a node."""
+        if isinstance(value, Tensor):
+            return self._find(value)
+        if type(value) in (tuple, torch.Size):
+            return tuple(map(self._argument, value))
+        if type(value) is list:
+            return [self._argument(item) for item in value]
+        if type(value) is dict and all(isinstance(key, str) for key in value):
+            return {key: self._argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(*map(self._argument, (value.start, value.stop, value.step)))
+        if isinstance(value, _PLAIN) or value is Ellipsis:
+            return value
+        if next(tensors_at(value), None) is not None:
+            return self._build(value)
+        return self._constant(value)
+
+    def _build(self, value: Any) -> fx.Node:
+        """A named tuple, a dataclass or a special dict that holds tensors: made again by calling its class."""
+        kind: Any = type(value)
+        if isinstance(value, Mapping):
+            keys, items = self._constant(list(value)), [self._argument(item) for item in value.values()]
+            node = self.graph.call_function(_make_mapping, (self._constant(kind), keys, items))
+        elif isinstance(value, tuple):
+            node = self.graph.call_function(kind, tuple(map(self._argument, value)))
+        else:
+            fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
+            node = self.graph.call_function(kind, (), {name: self._argument(item) for name, item in fields.items()})
+        self._append(node)
+        return node
+
+    def _find(self, tensor: Tensor) -> fx.Node:
+        known = self._nodes.get(id(tensor))
+        if known is not None:
+            if known[1].meta["requires_grad"] != tensor.requires_grad:
+                raise CannotRecordError(
+                    "it has a gradient that the calls which made it don't explain (a custom autograd.Function or a reentrant "
+                    "checkpoint, outside of a block)"
+                )
+            return known[1]
+        name = self._state.get(id(tensor))
+        if name is None and id(tensor) in self._plain:
+            return self._constant(self._plain[id(tensor)], tensor)
+        if name is None:
+            if type(tensor) not in (Tensor, nn.Parameter):
+                raise CannotRecordError(
+                    "it uses a tensor that no torch function or block returned (made by a custom autograd.Function, or kept "
+                    "from an earlier call)"
+                )
+            return self._constant(tensor, tensor)
+        node = self.graph.get_attr(name)
+        self._append(node)
+        self._describe(node, tensor)
+        node.meta["state"] = frozenset(node.meta["touches"])
+        self._nodes[id(tensor)] = tensor, node
+        return node
+
+    def _constant(self, value: Any, tensor: Tensor | None = None) -> fx.Node:
+        """A value that the code has from elsewhere. tensor: what stands for it here."""
+        name = f"_paceline_constant_{len(self.constants)}"
+        self.constants[name] = value
+        node = self.graph.get_attr(name)
+        self._append(node)
+        if tensor is not None:
+            self._describe(node, tensor)
+            self._nodes[id(tensor)] = tensor, node
+        return node
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """All calls of modules go by way of the recorder until the block ends."""
+    original: Any = nn.Module.__call__
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return recorder.call_module(original, module, args, kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        with recorder:
+            yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def _take_item(container: Any, key: Any) -> Any:
+    return container[key]
+
+
+def _make_mapping(kind: Any, keys: list[Any], items: list[Any]) -> Any:
+    values = dict(zip(keys, items, strict=True))
+    try:
+        return kind(values)
+    except TypeError:
+        return kind(**values)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _changed(tensors: list[Tensor], versions: list[int]) -> set[int]:
+    pairs = zip(tensors, versions, strict=True)
+    return {_storage(tensor) for tensor, version in pairs if tensor._version != version}
+
+
+def _autocast_state() -> tuple[Any, ...]:
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda"))

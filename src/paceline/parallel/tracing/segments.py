@@ -1,0 +1,198 @@
+"""The parts of a model that was cut, each a function of its own over the model's modules. Loaded on use: it imports torch.
+
+    forward(self, received values..., tensors of the batch..., constants...) -> what the next part receives, or the output
+
+`self` is anything that has the modules and parameters of that part under the model's own names: the model itself, or the
+stage that `stage_module` makes. So a stage's parameters keep their names, and `.train()` and `.eval()` reach its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from paceline.parallel.ties import all_names
+from paceline.parallel.tracing.boundaries import Boundaries
+from paceline.parallel.tracing.trace import Traced
+
+_Module = TypeVar("_Module", bound=nn.Module)
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """What is known of a tensor that is carried over a cut before it comes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Segment:
+    """One part for one signature.
+
+    inputs: which tensors of the batch it takes. uses: names of the modules, parameters and buffers that it takes of `self`.
+    """
+
+    function: Callable[..., Any]
+    receives: tuple[Value, ...]
+    sends: tuple[Value, ...]
+    inputs: tuple[int, ...]
+    constants: tuple[Any, ...]
+    uses: tuple[str, ...]
+    source: str
+
+    def __call__(self, owner: nn.Module, received: Sequence[Tensor], batch: Sequence[Tensor]) -> Any:
+        """The values for the next part, a tuple; of the last part the model's output."""
+        return self.function(owner, *received, *(batch[index] for index in self.inputs), *self.constants)
+
+
+def split(traced: Traced, places: Sequence[int], boundaries: Boundaries | None = None) -> tuple[Segment, ...]:
+    """The parts between these places (numbers of nodes, increasing): one more than there are places."""
+    boundaries = boundaries or Boundaries(traced)
+    ends = [0, *places, len(traced.order)]
+    return tuple(_segment(traced, boundaries, first, last) for first, last in pairwise(ends))
+
+
+def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) -> _Module:
+    """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
+    top = kind()
+    top.training = model.training
+    # In the model's order, or gradients would be summed over replicas in an order that differs from rank to rank.
+    # Modules first: a parameter that lies in one is there then.
+    ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    wanted = frozenset(names)
+    for name in [*ordered, *(name for name, _ in all_names(model))]:
+        if name in wanted and not _has(top, name):
+            _put(top, model, name)
+    return top
+
+
+def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> Segment:
+    is_last = last == len(traced.order)
+    receives, sends = boundaries.live(first), () if is_last else boundaries.live(last)
+    own = traced.order[first:last]
+    needed = _closure([*own, *([traced.output] if is_last else [])], boundaries.recomputed)
+    graph = fx.Graph()
+    made: dict[fx.Node, fx.Node] = {node: graph.placeholder(f"received_{node.name}") for node in receives}
+    inputs = [index for index, node in enumerate(traced.inputs) if node in needed]
+    for index in inputs:
+        made[traced.inputs[index]] = graph.placeholder(f"input_{index}")
+    constants = [
+        node for node in traced.order if str(node.target) in traced.constants and (node in needed or node in own)
+    ]
+    for node in constants:
+        made[node] = graph.placeholder(str(node.target))
+    for node in receives:
+        # A received tensor is a leaf, which autograd lets nobody change in place.
+        if node.meta["requires_grad"] and boundaries.written_after(node, first):
+            made[node] = graph.call_method("clone", (made[node],))
+    uses: list[str] = []
+    outside = {node for node in needed if node.op == "get_attr"}
+    _emit(graph, traced, made, set(own) | (needed & boundaries.recomputed) | outside, uses)
+    if is_last:
+        graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
+    else:
+        graph.output(tuple(made[node] for node in sends))
+    code = graph.python_code("self")
+    names = dict(code.globals)
+    exec(compile(code.src, f"<part of the model from call {first} to {last}>", "exec"), names)
+    return Segment(
+        function=names["forward"],
+        receives=tuple(map(_value, receives)),
+        sends=tuple(map(_value, sends)),
+        inputs=tuple(inputs),
+        constants=tuple(traced.constants[str(node.target)] for node in constants),
+        uses=tuple(dict.fromkeys(uses)),
+        source=code.src,
+    )
+
+
+def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted: set[fx.Node], uses: list[str]) -> None:
+    """Copy the wanted calls, in order; those that ran without gradients run without gradients again."""
+    before: fx.Node | None = None
+    for node in traced.order:
+        if node not in wanted or node in made:
+            continue
+        if node.op != "get_attr" and node.meta["no_grad"] != (before is not None):
+            if before is None:
+                before = graph.call_function(_stop_gradients)
+            else:
+                graph.call_function(_restore_gradients, (before,))
+                before = None
+        if node.op in ("call_module", "get_attr"):
+            uses.append(str(node.target))
+        args = map_arg(node.args, lambda given: made[given])
+        kwargs = map_arg(node.kwargs, lambda given: made[given])
+        made[node] = graph.create_node(node.op, node.target, args, kwargs)
+    if before is not None:
+        graph.call_function(_restore_gradients, (before,))
+
+
+def _closure(nodes: Iterable[fx.Node], recomputed: frozenset[fx.Node]) -> set[fx.Node]:
+    """All that is needed for these calls and is made again in each part: recomputed values, parameters, inputs."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        for given in todo.pop().all_input_nodes:
+            if given not in found and (given in recomputed or given.op in ("get_attr", "placeholder")):
+                found.add(given)
+                todo.append(given)
+    return found
+
+
+def _stop_gradients() -> bool:
+    before = torch.is_grad_enabled()
+    torch.set_grad_enabled(False)
+    return before
+
+
+def _restore_gradients(before: bool) -> None:
+    torch.set_grad_enabled(before)
+
+
+def _value(node: fx.Node) -> Value:
+    meta = node.meta
+    return Value(name=node.name, shape=meta["shape"], dtype=meta["dtype"], requires_grad=meta["requires_grad"])
+
+
+def _has(top: nn.Module, name: str) -> bool:
+    owner: Any = top
+    for part in name.split("."):
+        if not hasattr(owner, part):
+            return False
+        owner = getattr(owner, part)
+    return True
+
+
+def _put(top: nn.Module, model: nn.Module, name: str) -> None:
+    owner, source = top, model
+    *parents, last = name.split(".")
+    for part in parents:
+        source = source.get_submodule(part)
+        if part not in owner._modules:
+            # A list where there was one, or an entry of one: what looks for the blocks that are called, as FullyShard does,
+            # finds them in lists. A ModuleList, for an nn.Sequential is taken for a block, and this one is never called.
+            is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
+            container: nn.Module = nn.ModuleList() if is_list else nn.Module()
+            container.training = source.training
+            owner.add_module(part, container)
+        owner = owner.get_submodule(part)
+    if last in source._modules:
+        owner._modules[last] = source._modules[last]
+    elif last in source._parameters:
+        owner.register_parameter(last, source._parameters[last])
+    else:
+        owner.register_buffer(last, source._buffers[last], persistent=last not in source._non_persistent_buffers_set)

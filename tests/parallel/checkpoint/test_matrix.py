@@ -1,0 +1,69 @@
+"""From every layout to every other: three steps, a checkpoint, three steps more equal six steps of a plain loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.conftest import require_engine
+from tests.parallel.checkpoint.matrix_world import LAYOUTS
+from tests.parallel.conftest import run_on_ranks
+
+#: In float64; AdamW divides what is left of rounding by its own size, so it is not nothing.
+LIMIT = 1e-10
+_WORLD = Path(__file__).with_name("matrix_world.py")
+_SIZES = sorted({size for size, _ in LAYOUTS.values()})
+
+
+@pytest.fixture(scope="session")
+def distances(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, float]]:
+    """How far apart the two ends are, of "<layout> saves" after three steps, of "<layout> -> <other>" after six."""
+    require_engine("torch", find_spec("torch"))
+    found: dict[str, Any] = {}
+
+    def look(pair: str) -> dict[str, float]:
+        if not found:
+            folder = tmp_path_factory.mktemp("checkpoints")
+
+            def run(size: int) -> str:
+                """What is wrong with the world of this size."""
+                ended = run_on_ranks(size, folder / f"world_{size}", str(_WORLD), str(folder), timeout_s=300)
+                return "\n".join(
+                    f"rank {rank}: {end.output[-2000:]}" for rank, end in enumerate(ended) if end.returncode
+                )
+
+            with ThreadPoolExecutor(len(_SIZES)) as threads:
+                found["error"] = "\n".join(filter(None, threads.map(run, _SIZES)))
+            for path in folder.glob("found_*.json"):
+                found.update(json.loads(path.read_text()))
+        assert pair in found, found["error"] or f"{pair} was not tried"
+        return found[pair]  # type: ignore[no-any-return]
+
+    return look
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("to", LAYOUTS)
+@pytest.mark.parametrize("of", LAYOUTS)
+def test_what_one_layout_saves_another_goes_on_from(
+    of: str, to: str, distances: Callable[[str], dict[str, float]]
+) -> None:
+    apart = distances(f"{of} -> {to}")
+    assert apart["steps"] == 6
+    assert apart["loss"] <= LIMIT
+    assert apart["parameters"] <= LIMIT
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_is_saved_is_equal_to_the_plain_loop(layout: str, distances: Callable[[str], dict[str, float]]) -> None:
+    apart = distances(f"{layout} saves")
+    assert apart["steps"] == 3
+    assert apart["loss"] <= LIMIT
+    assert apart["parameters"] <= LIMIT

@@ -1,0 +1,52 @@
+"""Ranks that are killed while they save, and an epoch that worlds of several sizes share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import require_engine
+from tests.parallel.checkpoint.scenes import SAMPLES
+from tests.parallel.conftest import Ended, run_on_ranks
+
+_PROGRAM = Path(__file__).with_name("scenes.py")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def need_torch() -> None:
+    require_engine("torch", find_spec("torch"))
+
+
+def run(size: int, folder: Path, *arguments: str) -> list[Ended]:
+    command = [str(_PROGRAM), str(folder), *arguments]
+    return run_on_ranks(size, folder / "output", *command, timeout_s=90)
+
+
+def assert_well(ended: list[Ended]) -> None:
+    assert [end.returncode for end in ended] == [0] * len(ended), "\n".join(end.output[-1500:] for end in ended)
+
+
+def test_a_rank_that_is_killed_while_it_saves_leaves_the_former_checkpoint(tmp_path: Path) -> None:
+    ended = run(2, tmp_path, "killed")
+    assert ended[1].returncode == -9
+    assert ended[0].returncode not in (0, 124), "rank 0 has to end too, and not well"
+    left = [name for name in os.listdir(tmp_path) if ".saving-" in name]
+    # With another number of workers, too.
+    assert_well(run(1, tmp_path, "after"))
+    assert len(left) <= 1
+    assert not [name for name in os.listdir(tmp_path) if ".saving-" in name or ".former" in name]
+
+
+def test_an_epoch_that_goes_on_with_other_numbers_of_workers_sees_every_sample_once(tmp_path: Path) -> None:
+    for size, batches in ((2, 2), (4, 3), (1, 0)):
+        assert_well(run(size, tmp_path, "epoch", str(batches)))
+    seen = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("seen_*.json")}
+    assert len(seen) == 7
+    assert Counter(number for numbers in seen.values() for number in numbers) == Counter(range(SAMPLES))
+    # All of them had a part in it.
+    assert all(seen.values())

@@ -1,0 +1,77 @@
+"""The schedules, as drawings, and the formulas that hold for them."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from paceline.parallel.pipeline.picture import draw_text
+from paceline.parallel.pipeline.timeline import Call, bubble, in_flight, order, simulate
+
+WORKERS = (2, 4)
+
+
+def drawn(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> list[str]:
+    events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
+    return [line.partition("  ")[2] for line in draw_text(events, workers).splitlines()]
+
+
+def test_gpipe_goes_forward_with_all_and_then_back() -> None:
+    assert drawn("gpipe", 3, 3) == [
+        "F0 F1 F2 .. .. .. .. .. .. B0 B0 B1 B1 B2 B2",
+        ".. F0 F1 F2 .. .. .. B0 B0 B1 B1 B2 B2 .. ..",
+        ".. .. F0 F1 F2 B0 B0 B1 B1 B2 B2 .. .. .. ..",
+    ]
+
+
+def test_1f1b_goes_back_as_soon_as_it_can() -> None:
+    assert drawn("1f1b", 2, 3) == [
+        "F0 F1 .. .. B0 B0 F2 B1 B1 .. B2 B2",
+        ".. F0 B0 B0 F1 B1 B1 F2 B2 B2 .. ..",
+    ]
+
+
+def test_interleaved_goes_round_twice() -> None:
+    assert drawn("interleaved", 2, 2, 2) == [
+        "0:F0 0:F1 2:F0 2:F1 ..   ..   2:B0 2:B0 ..   2:B1 2:B1 0:B0 0:B0 0:B1 0:B1",
+        "..   1:F0 1:F1 3:F0 3:B0 3:B0 3:F1 3:B1 3:B1 1:B0 1:B0 1:B1 1:B1 ..   ..",
+    ]
+
+
+@pytest.mark.parametrize(("schedule", "workers"), list(product(("gpipe", "1f1b"), WORKERS)))
+def test_the_time_of_a_step_is_that_of_the_bubble_formula(schedule: str, workers: int) -> None:
+    for microbatches in range(workers, 17):
+        events = simulate(schedule, workers, microbatches, backward=lambda stage: 2.0)
+        busy = 3 * microbatches
+        assert max(event.end for event in events) == pytest.approx(busy / (1 - bubble(schedule, workers, microbatches)))
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_interleaving_divides_the_bubble_by_the_number_of_chunks(workers: int) -> None:
+    for chunks, microbatches in product((2, 3), range(workers, 17, workers)):
+        events = simulate("interleaved", workers, microbatches, chunks, backward=lambda stage: 2.0)
+        idle = bubble("interleaved", workers, microbatches, chunks)
+        assert max(event.end for event in events) == pytest.approx(3 * chunks * microbatches / (1 - idle))
+        assert idle < bubble("1f1b", workers, microbatches)
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2)])
+def test_every_microbatch_goes_through_every_stage_once(schedule: str, chunks: int) -> None:
+    for workers, microbatches in product(WORKERS, (4, 8)):
+        calls = [call for worker in range(workers) for call in order(schedule, worker, workers, microbatches, chunks)]
+        expected = product("FB", range(workers * chunks), range(microbatches))
+        assert sorted(calls) == sorted(Call(*call) for call in expected)
+
+
+def test_1f1b_keeps_as_many_microbatches_as_stages_are_left() -> None:
+    assert [in_flight("1f1b", stage, 4, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
+    assert [in_flight("gpipe", stage, 4, 4, 16) for stage in range(4)] == [16] * 4
+    assert [in_flight("1f1b", stage, 4, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
+    assert in_flight("interleaved", 0, 4, 2, 4) == 4
+
+
+def test_a_slow_stage_holds_up_all() -> None:
+    events = simulate("1f1b", 2, 4, forward=lambda stage: 1.0 + stage, backward=lambda stage: 2.0 + 2 * stage)
+    # 4 microbatches through the slow stage, one forward pass before it and one backward pass after it.
+    assert max(event.end for event in events) == 4 * 6 + 1 + 2

@@ -1,0 +1,144 @@
+"""Stages hold what they use, under original names; what skips a stage is carried through it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel import ParallelError
+from paceline.parallel.tracing.boundaries import Boundaries, Mark
+from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
+from paceline.parallel.tracing.segments import split, stage_module
+from tests.parallel.models import CASES, LongSkip, Transformer
+from tests.parallel.tracing.parts import traced
+
+
+class Holder(nn.Module):
+    """A stage."""
+
+
+def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ignore[type-arg]
+    found = traced(model, *args)
+    boundaries = Boundaries(found)
+    return split(found, [boundaries.find(Mark(name=name)) for name in names], boundaries)
+
+
+def test_parameters_keep_their_names_and_their_identity() -> None:
+    model = Transformer(tied=True)
+    segments = cut(model, ["blocks.2"], torch.zeros(2, 8, dtype=torch.long))
+    first, second = (stage_module(model, segment.uses, Holder) for segment in segments)
+    whole = dict(model.named_parameters(remove_duplicate=False))
+    for stage in (first, second):
+        for name, param in stage.named_parameters(remove_duplicate=False):
+            assert whole[name] is param
+    names = [list(dict(stage.named_parameters(remove_duplicate=False))) for stage in (first, second)]
+    assert {"tok.weight", "pos.weight", "blocks.1.q.weight"} <= set(names[0])
+    assert {"blocks.2.q.weight", "norm.weight", "head.weight"} <= set(names[1])
+    assert set(names[0]) | set(names[1]) == set(whole)
+    # In the model's order, on every rank alike, whatever order a set of names has.
+    assert names[0] == [name for name in whole if name in names[0]]
+
+
+def test_the_order_of_parameters_is_the_models_whatever_the_order_of_names() -> None:
+    model = Transformer(tied=False)
+    names = ["head", "blocks.3", "tok", "blocks.0", "norm"]
+    orders = {
+        tuple(dict(stage_module(model, own, Holder).named_parameters())) for own in (names, names[::-1], set(names))
+    }
+    assert len(orders) == 1
+
+
+def test_modes_reach_the_blocks_of_a_stage() -> None:
+    model = CASES["cnn_batch"].make()
+    images, _ = CASES["cnn_batch"].batch(2)
+    stage = stage_module(model, cut(model, ["last"], images)[0].uses, Holder)
+    stage.eval()
+    assert not any(module.training for module in model.blocks.modules() if isinstance(module, nn.BatchNorm2d))
+    stage.train()
+    assert all(module.training for module in model.blocks.modules() if isinstance(module, nn.BatchNorm2d))
+
+
+def test_buffers_that_are_not_saved_stay_unsaved() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.ModuleDict({"a_b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})
+            self.register_buffer("kept", torch.ones(2))
+            self.register_buffer("left", torch.ones(2), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner["c"](self.inner["a_b"](x) + self.kept * self.left)
+
+    model = Model()
+    stage = stage_module(model, cut(model, ["inner.c"], torch.ones(1, 2))[0].uses, Holder)
+    assert set(stage.state_dict()) == {"inner.a_b.weight", "inner.a_b.bias", "kept"}
+    assert set(dict(stage.named_buffers())) == {"kept", "left"}
+
+
+def test_what_skips_stages_is_carried_through_them() -> None:
+    segments = cut(LongSkip(), ["blocks.1", "blocks.2", "last"], torch.zeros(3, 12))
+    # The output of tanh goes into the first block and, three stages on, into the last layer.
+    sent = [[value.name for value in segment.sends] for segment in segments]
+    received = [[value.name for value in segment.receives] for segment in segments]
+    assert received[1:] == sent[:-1]
+    assert [len(names) for names in sent] == [2, 2, 1, 0]
+    assert sent[0][0] == sent[1][0] == "tanh"
+
+
+def test_positions_and_masks_are_made_again_not_sent() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tok, self.pos = nn.Embedding(9, 4), nn.Embedding(9, 4)
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            mask = torch.tril(torch.ones(tokens.shape[1], tokens.shape[1], device=tokens.device))
+            known = (tokens != 0).unsqueeze(-1)
+            x = mask @ self.a(self.tok(tokens) + self.pos(torch.arange(tokens.shape[1])))
+            return mask @ self.b(x) * known
+
+    segments = cut(Model(), ["b"], torch.zeros(2, 5, dtype=torch.long))
+    assert len(segments[1].receives) == 1
+    assert segments[1].inputs == (0,)
+    assert "torch.tril" in segments[1].source
+
+
+def test_places_that_can_not_be_cut_are_refused_with_the_reason() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    found = traced(model, torch.ones(1, 2))
+    boundaries = Boundaries(found)
+    with pytest.raises(
+        ParallelError, match=r"cut='3': the model's forward calls no module of that name. It calls '0', '1'\."
+    ):
+        boundaries.find(Mark(name="3"))
+    with pytest.raises(ParallelError, match=r"cut='0'.*the stage before would be empty"):
+        boundaries.find(Mark(name="0"))
+    with pytest.raises(ParallelError, match=r"before call 2 of '1'.*calls it 1 times"):
+        boundaries.find(Mark(name="1", nth=1))
+
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.a, self.b = nn.BatchNorm1d(2), nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.norm(self.a(self.norm(x))))
+
+    boundaries = Boundaries(traced(Shared(), torch.ones(3, 2)))
+    with pytest.raises(ParallelError, match=r"cut='a'.*a buffer or an input that the forward pass changes.*in norm"):
+        boundaries.find(Mark(name="a"))
+    assert boundaries.find(Mark(name="b")) > 0
+
+
+def test_containers_are_walked_and_rebuilt() -> None:
+    value = {"a": [torch.ones(1), 2], "b": (torch.zeros(2), None)}
+    assert [path for path, _ in tensors_at(value)] == [(("item", "a"), ("item", 0)), (("item", "b"), ("item", 0))]
+    doubled = map_tensors(value, lambda tensor: tensor + 1)
+    assert float(doubled["a"][0]) == 2
+    assert doubled["b"][1] is None
+    assert signature(value) == signature(map_tensors(value, torch.clone))
+    assert signature(value) != signature({"a": [torch.ones(1), 3], "b": (torch.zeros(2), None)})
+    assert signature(()) != signature([])
+    assert signature(None) != signature("None")

@@ -1,0 +1,553 @@
+"""What an outer forward may do, and what it may not: the parts of a model give what the whole gives."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from paceline.parallel import ParallelError
+from paceline.parallel.tracing.trace import Tracer, key_of
+from tests.parallel.models import CASES
+from tests.parallel.tracing.parts import assert_parts_equal_whole, marks, traced
+
+
+class Blocks(nn.Module):
+    """Four blocks and whatever `forward` a test gives it."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+        self.scale = nn.Parameter(torch.full((width,), 1.5))
+        self.register_buffer("shift", torch.arange(float(width)))
+        self.mask = torch.tril(torch.ones(width, width))  # no buffer: a plain attribute
+
+
+@pytest.fixture
+def x() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(3, 6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_parts_of_each_model_give_what_the_whole_gives(name: str) -> None:
+    torch.manual_seed(0)
+    inputs, _ = CASES[name].batch(4)
+    assert_parts_equal_whole(CASES[name].make(), inputs)
+
+
+def test_several_inputs_keywords_and_defaults(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(
+            self, x: Tensor, y: Tensor | None = None, *, mask: Tensor, flip: bool = False, **rest: Any
+        ) -> Tensor:
+            h = self.a(x) * mask
+            h = self.b(h)
+            if y is not None:
+                h = h + self.c(y)
+            h = -h if flip else h
+            return self.d(h) * mask + rest.get("extra", 0)
+
+    mask = torch.tensor([[True], [False], [True]])
+    assert_parts_equal_whole(Model(), x, x + 1, mask=mask)
+    assert_parts_equal_whole(Model(), x, mask=mask, flip=True, extra=torch.ones(6))
+
+
+def test_inputs_in_containers(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, batch: dict[str, Any]) -> Tensor:
+            h = self.a(batch["x"])
+            for other in batch["others"]:
+                h = self.b(h) + other
+            return self.c(h) if "flag" in batch else h
+
+    assert_parts_equal_whole(Model(), {"x": x, "others": [x + 1, x + 2], "flag": None})
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    name: str = "result"
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_outputs_of_any_kind(x: Tensor) -> None:
+    class Model(Blocks):
+        def __init__(self, make: Any) -> None:
+            super().__init__()
+            self.make = make
+
+        def forward(self, x: Tensor) -> Any:
+            h = self.a(x)
+            k = self.b(h)
+            return self.make(self.c(k), (h, k))
+
+    for make in (
+        Result,
+        lambda y, hidden: Pair(y, hidden[0]),
+        lambda y, hidden: {"y": y, "hidden": hidden, "none": None, "three": 3},
+        lambda y, hidden: OrderedDict(y=y, h=hidden[1]),
+        lambda y, hidden: [y, *hidden],
+        lambda y, hidden: (y, {"deep": [hidden]}),
+    ):
+        assert_parts_equal_whole(Model(make), x)
+
+
+def test_blocks_that_take_and_give_containers(x: Tensor) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+
+        def forward(self, state: Result) -> Result:
+            h = self.inner(state.logits)
+            return Result(h, (*state.hidden, h))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([Two() for _ in range(3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            state = Result(x, ())
+            for block in self.blocks:
+                state = block(state)
+            return state.logits + sum(state.hidden)
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_sizes_are_numbers(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            rows, width = x.shape
+            assert rows <= 100
+            h = self.a(x)
+            positions = torch.arange(rows, device=x.device, dtype=h.dtype)
+            h = self.b(h.view(-1, h.size(1)))
+            if h.dim() == 2 and len(h) == rows:
+                h = h + positions[:, None] / max(h.shape)
+            return self.c(h.reshape(rows, width)) * h.new_ones(width)
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_parameters_buffers_and_plain_tensors_used_by_the_outer_forward(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x) * self.scale
+            h = self.b(h) @ self.mask
+            h = F.linear(self.c(h) + self.shift, self.a.weight * 2, self.a.bias)
+            return self.d(h) * self.scale
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_changes_in_place(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            h += 1
+            k = self.b(h)
+            k[:, 0] = 0.5
+            torch.relu_(k)
+            k = self.c(k)
+            k.mul_(2.0)
+            return self.d(k) + h
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_a_block_that_changes_its_input(x: Tensor) -> None:
+    model = nn.Sequential(
+        nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Hardtanh(inplace=True), nn.Linear(6, 6)
+    )
+    assert_parts_equal_whole(model, x)
+
+
+def test_two_views_of_a_tensor_that_is_changed_later_stay_together(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            left = h[:, :3]
+            k = self.b(x)
+            h.mul_(2.0)
+            return self.c(h + k) + left.sum()
+
+    assert "b" not in assert_parts_equal_whole(Model(), x)
+
+
+def test_parts_without_gradients(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = self.a(x)
+                h = self.b(h) * self.scale
+            k = self.c(h)
+            return self.d(k) + self.b(h.detach())
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_random_numbers_of_the_outer_forward_are_drawn_once(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.rand(x.shape)
+            h = F.dropout(self.a(x) + noise, 0.5, self.training)
+            h = self.b(h) + torch.randn_like(x)
+            return self.c(h) * noise
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_integers_and_masks_cross_cuts() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Embedding(9, 6), nn.Embedding(9, 6)
+            self.a, self.b = nn.Linear(6, 9), nn.Linear(6, 6)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            h = self.a(self.first(tokens))
+            best = h.argmax(-1)
+            k = self.b(self.second(best))
+            return k * (best > 3)[..., None]
+
+    assert_parts_equal_whole(Model(), torch.randint(0, 9, (2, 5)))
+
+
+def test_a_block_called_twice(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(self.b(self.a(x))))
+
+    assert "a (call 2)" in assert_parts_equal_whole(Model(), x)
+
+
+def test_batch_normalisation_called_twice_stays_in_one_part(x: Tensor) -> None:
+    class Model(Blocks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(self.a(x))
+            h = self.norm(self.b(h))
+            return self.d(self.c(h))
+
+    found = assert_parts_equal_whole(Model(), x)
+    assert "b" not in found
+    assert "norm (call 2)" not in found
+    assert "c" in found
+
+
+def test_a_counter_that_is_changed_in_place(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            self.shift.add_(1)
+            h = self.b(h)
+            return self.c(h)
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_a_block_that_looks_at_values_runs_for_real(x: Tensor) -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 6)
+            self.norm = nn.BatchNorm1d(6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(self.inner(x)) if x.sum() > -1e9 else x
+
+    model = nn.Sequential(nn.Linear(6, 6), Looks(), nn.Linear(6, 6))
+    assert_parts_equal_whole(model, x)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    state = torch.get_rng_state()
+    traced(model, x)
+    assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_second_shape_needs_a_block_that_runs_on_shapes(x: Tensor) -> None:
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if x.sum() > 0 else x
+
+    model = nn.Sequential(nn.Linear(6, 6), Looks(), nn.Linear(6, 6))
+    tracer = Tracer(model, lambda name: False)
+    tracer.trace((x,), {})
+    tracer.forget()
+    with pytest.raises(ParallelError, match=r"1 can't run on shapes alone \(.*`return x \* 2 if x.sum\(\) > 0 else x`"):
+        tracer.trace((x[:2],), {})
+
+
+def test_tracing_leaves_the_model_as_it_is(x: Tensor) -> None:
+    model = CASES["cnn_batch"].make()
+    images, _ = CASES["cnn_batch"].batch(4)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    attributes = set(vars(model))
+    call = nn.Module.__call__
+    state = torch.get_rng_state()
+    traced(model, images)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert set(vars(model)) == attributes
+    assert nn.Module.__call__ is call
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(param.grad is None for param in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("h = h if h.sum() > 0 else -h", "`bool` asks for a tensor's values"),
+        ("h = h * h.max().item()", "`item` asks for a tensor's values"),
+        ("h = h[h > 0]", "depends on a tensor's values"),
+        ("h = h + torch.tensor(h.tolist())", "a tensor's values"),
+        ("h.data = h * 2", "sets `data` of a tensor"),
+        ("h = Twice.apply(h)", "a custom autograd.Function"),
+    ],
+)
+def test_a_line_that_prevents_cutting_is_named(line: str, reason: str, x: Tensor, tmp_path: Any) -> None:
+    path = tmp_path / "my model.py"
+    path.write_text(
+        f"""import torch
+from torch import nn
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, h): return h * 2
+    @staticmethod
+    def backward(ctx, grad): return grad * 2
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+    def forward(self, x):
+        h = self.a(x)
+        {line}
+        return self.b(h)
+"""
+    )
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), names)
+    with pytest.raises(ParallelError) as caught:
+        traced(names["Model"](), x)
+    text = str(caught.value)
+    # What fails after the line, because of it, is named by its own line.
+    number = 15 if "Twice" in line else 14
+    assert f"{path}:{number}: `" in text
+    assert reason in text
+    assert "Model can't be cut into stages" in text
+
+
+def test_python_random_numbers_are_refused(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x)) if random.random() < 2 else x
+
+    state = random.getstate()
+    with pytest.raises(ParallelError, match="Python's `random`"):
+        traced(Model(), x)
+    assert random.getstate() == state
+
+
+def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            self.shift = self.shift + 1
+            return self.b(self.a(x)) + self.shift
+
+    with pytest.raises(ParallelError, match=r"something new in the place of 'shift'.*copy_"):
+        traced(Model(), x)
+
+
+def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> None:
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.calls = Counts(6, 6), Counts(6, 6), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.b(self.a(x)) * self.calls
+
+    with pytest.raises(ParallelError, match="something new in the place of 'calls'"):
+        traced(Model(), x)
+    assert_parts_equal_whole(nn.Sequential(Counts(6, 6), Counts(6, 6)), x, stages=(2,))
+
+
+def test_autocast_of_its_own_is_refused(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.a(x)
+            with torch.autocast("cpu", torch.bfloat16):
+                h = self.b(h)
+            return self.c(h)
+
+    with pytest.raises(ParallelError, match="changes autocast; give precision='bf16'"):
+        traced(Model(), x)
+
+
+def test_an_error_of_the_model_is_its_own(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        traced(Model(), x)
+    with pytest.raises((RuntimeError, ValueError), match=r"(?i)mat1|shape|size"):
+        traced(Blocks_of(nn.Linear(6, 6), nn.Linear(5, 6)), x)
+
+
+def Blocks_of(*blocks: nn.Module) -> nn.Module:  # noqa: N802
+    return nn.Sequential(*blocks)
+
+
+def test_an_opened_module_that_can_not_be_traced_is_one_block(x: Tensor) -> None:
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(6, 6) for _ in range(3)])
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x) if x.sum() > 0 else x
+            return x
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.mid, self.head = Chooses(), nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.mid(self.body(x)))
+
+    assert marks(Model(), x) == ["mid", "head"]
+
+
+def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.two(self.one(x))
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(Block(), Block())
+            self.list = nn.ModuleList([Block(), Block()])
+            self.head = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.body(x)
+            for block in self.list:
+                x = block(x)
+            return self.head(x)
+
+    assert marks(Model(), x) == ["body.1", "list.0", "list.1", "head"]
+    assert "list.0.two" in marks(Model(), x, level=1)
+    assert "list.1.two" in marks(Model(), x, cut=("list.1.two",))
+    assert_parts_equal_whole(Model(), x, level=1)
+
+
+def test_the_key_of_a_call_is_its_shapes_types_and_numbers(x: Tensor) -> None:
+    assert key_of((x,), {}, True) == key_of((x + 1,), {}, True)
+    others = [
+        ((x[:2],), {}, True),
+        ((x.double(),), {}, True),
+        ((x,), {}, False),
+        ((x,), {"n": 1}, True),
+        ((x, x), {}, True),
+    ]
+    keys = [key_of(*other) for other in [((x,), {}, True), *others]]
+    assert len(set(keys)) == len(keys)
+    assert key_of((x,), {"n": 1}, True) != key_of((x,), {"n": 1.0}, True)
+
+
+def test_a_model_that_can_not_be_copied_is_refused() -> None:
+    class Model(Blocks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = open(__file__)  # noqa: SIM115
+
+    model = Model()
+    with model.file, pytest.raises(ParallelError, match=r"can't be copied.*Keep files"):
+        traced(model, torch.zeros(1, 6))
+
+
+def test_modules_of_torch_that_hold_a_list_are_opened() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(8, 8))
+    assert assert_parts_equal_whole(model, torch.randn(2, 5, 8)) == ["1.layers.0", "1.layers.1", "1.layers.2", "2"]
+
+
+def test_checkpointed_blocks(x: Tensor) -> None:
+    class Model(Blocks):
+        def forward(self, x: Tensor) -> Tensor:
+            for block in (self.a, self.b, self.c):
+                x = F.dropout(checkpoint(block, x, use_reentrant=False), 0.5)
+            return x
+
+    assert_parts_equal_whole(Model(), x)
+
+
+def test_recurrent_blocks() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.LSTM(6, 6, batch_first=True), nn.GRU(6, 6, batch_first=True)
+            self.head = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, (last, _) = self.first(x)
+            h, _ = self.second(h, last)
+            return self.head(h[:, -1])
+
+    assert_parts_equal_whole(Model(), torch.randn(2, 5, 6))
+
+
+def test_a_wrapper_around_a_wrapper_is_opened(x: Tensor) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x)
+
+    model = Wrapper(Wrapper(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))))
+    assert assert_parts_equal_whole(model, x, stages=(2,)) == ["inner.inner.1"]
+
+
+def test_hooks_of_blocks_run_and_those_of_the_model_are_refused(x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].register_forward_hook(lambda module, args, output: output * 2)
+    assert_parts_equal_whole(model, x)
+    model.register_forward_hook(lambda *_: None)
+    with pytest.raises(ParallelError, match=r"Sequential has the hook .*lambda.* on itself"):
+        traced(model, x)
