@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 from common import in_turn, median, program, report, scratch
-
 from paceline.launchers.mpi import find_open_mpi
 
 ROUNDS = 11

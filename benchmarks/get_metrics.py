@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from common import in_turn, median, report, scratch
-
 import paceline as pl
+from common import in_turn, median, report, scratch
 from paceline.runs.metrics import MetricLog
 
 ROUNDS = 7

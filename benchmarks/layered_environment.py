@@ -14,7 +14,6 @@ import time
 from pathlib import Path
 
 from common import in_turn, median, report, scratch
-
 from paceline import Environment
 from paceline.environments import pip_settings
 from paceline.environments.store import EnvironmentStore

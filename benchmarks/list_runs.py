@@ -9,9 +9,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from common import in_turn, median, program, report, scratch
-
 import paceline as pl
+from common import in_turn, median, program, report, scratch
 from paceline.runs.folder import RunFolder
 
 ROUNDS = 7

@@ -14,9 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import in_turn, median, report, scratch
-
 import paceline as pl
+from common import in_turn, median, report, scratch
 
 ROUNDS = 7
 MILLIONS = 10

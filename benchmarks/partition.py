@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from common import in_turn, median, report
 from torch.utils.data import DistributedSampler as TorchSampler
 
+from common import in_turn, median, report
 from paceline.data import DistributedSampler, GlobalOrder, partition
 
 ROUNDS = 15

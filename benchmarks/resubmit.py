@@ -8,9 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from common import in_turn, median, report, scratch
-
 import paceline as pl
+from common import in_turn, median, report, scratch
 from paceline import snapshot
 
 ROUNDS = 15
