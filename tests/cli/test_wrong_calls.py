@@ -29,7 +29,7 @@ WRONG = {
     "nccl without GPUs": (["run", "src/train.py", "--backend", "nccl"], "Set use_gpu=True, or choose 'gloo'."),
     "an unknown target": (
         ["run", "src/train.py", "--compute", "moon"],
-        "no compute target 'moon'; there are local.",
+        "there is no compute target 'moon'. There are local.",
     ),
     "the script's argument without two dashes": (
         ["run", "src/train.py", "--epochs", "5"],
