@@ -230,7 +230,8 @@ def is_one(victim: str, pid: int) -> bool:
 
 def wait_for_end(folder: RunFolder) -> RunRecord:
     deadline = time.monotonic() + 30
-    while not (record := store.read(folder)).is_terminal:
+    # Readers are told of the end as soon as the supervisor is gone; it is written once all else is.
+    while not ((record := store.read(folder)).is_terminal and store.stored(folder).is_terminal):
         assert time.monotonic() < deadline, f"the run is still {record.status}"
         time.sleep(0.01)
     return record
