@@ -20,6 +20,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -260,11 +261,20 @@ class Hosts:
         _ip("addr", "add", f"{self.own_address}/24", "dev", link)
         _ip("link", "set", link, "up")
 
+    def _seen_by_all(self) -> list[Path]:
+        """What lies in a private folder and is no host's own: this checkout and its environment, in a clone below /tmp."""
+        tops = {Path(__file__).resolve().parents[2], Path(sys.prefix).resolve()}
+        apart = [top for top in tops if not any(top != other and top.is_relative_to(other) for other in tops)]
+        return [top for top in apart if any(top.is_relative_to(private) for private in self.private)]
+
     def _start(self, name: str, tmp_mib: int | None = None) -> None:
         tmp_mib = tmp_mib or self.tmp_mib
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
-        mounts = []
+        mounts, kept = [], self._seen_by_all()
+        for number, path in enumerate(kept):
+            (folder / f"kept_{number}").mkdir(exist_ok=True)
+            mounts.append(f"mount --rbind {shlex.quote(str(path))} {folder}/kept_{number}")
         for path in self.private:
             own = folder / path.strip("/").replace("/", "_")
             own.mkdir(exist_ok=True)
@@ -272,6 +282,9 @@ class Hosts:
             mounts.append(f"mount --rbind {shlex.quote(str(own))} {shlex.quote(path)}")
         if tmp_mib is not None:
             mounts.append(f"mount -t tmpfs -o size={tmp_mib}m,mode=1777 tmp /tmp")
+        for number, path in enumerate(kept):
+            quoted = shlex.quote(str(path))
+            mounts.append(f"mkdir -p {quoted}; mount --rbind {folder}/kept_{number} {quoted}")
         config = self.folder / "ssh" / f"sshd_{name}"
         config.write_text(
             f"Port 22\nHostKey {self.folder}/ssh/host_{name}\nAuthorizedKeysFile {self.folder}/ssh/authorized_keys\n"
