@@ -26,7 +26,7 @@ from paceline.containers import Engine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.plan import Launch
 from paceline.targets import Started
-from paceline.targets.local import LocalTarget
+from paceline.targets.local_nodes import LocalNodes
 from tests.engines.conftest import require_engine
 from tests.engines.container_lab import (
     ANOTHER_ENTRY,
@@ -118,7 +118,7 @@ class Runs:
         options["mounts"] = [*self.machine.mounts, *options.get("mounts", ())]
         wrapped = containers.wrap_all(commands(launch, shell), launch, engine=self.engine, image=found, **options)
         assert wrapped
-        return [LocalTarget().start(command, launch.work_dir, shell) for command in wrapped]
+        return [LocalNodes((), (), lambda: None).start(command, launch.work_dir, shell) for command in wrapped]
 
     def finish(self, launch: Launch, image: str = IMAGE, **options: Any) -> list[int]:
         """The exit codes of the launch's commands, once all have ended."""
