@@ -59,6 +59,8 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         ({"exit_codes": {0: 0, 1: 0}}, False),
         ({"exit_codes": {0: 0}}, True),
         ({"exit_codes": {0: 0}, "launcher_code": None}, False),
+        ({"exit_codes": {0: 137, 1: 137}, "driver": "PRTE has lost communication with a remote daemon.\n"}, True),
+        ({"exit_codes": {0: 137, 1: 137}}, False),
     ],
     ids=[
         "a peer lost its connection",
@@ -74,6 +76,8 @@ SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
         "all went well",
         "mpirun ended well before a rank was heard of",
         "a rank has ended and the other runs",
+        "mpirun says that it has lost a daemon",
+        "all were killed",
     ],
 )
 def test_a_node_may_be_lost_where_nothing_else_says_what_went_wrong(found, values, may):

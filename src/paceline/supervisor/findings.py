@@ -22,6 +22,8 @@ from paceline.supervisor.stalls import stalled_text
 _PORT_LINES = 200
 #: How mpirun ends its other workers once it has lost one, or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
+#: What mpirun says of that.
+_LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +121,9 @@ def may_have_lost_a_node(found: Findings) -> bool:
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
     ends = found.ends()
+    if _LOST_DAEMON.search("\n".join(found.driver_lines())):
+        # Where nodes share a folder over another network, even a lost node's workers are heard of.
+        return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
     if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
         return False
     failed = [end for end in ends if end.failed]
