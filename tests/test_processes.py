@@ -65,6 +65,30 @@ def test_a_zombie_is_neither_alive_nor_a_descendant():
     process.wait()
 
 
+@linux
+def test_children_of_a_process_whose_threads_are_still_ending_are_seen():
+    """Its first thread has ended, so it shows as a zombie; until the last one has, its children are nobody else's."""
+    code = """
+import ctypes, os, subprocess, threading, time
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+    with start_python(code) as process:
+        child = int(process.stdout.readline())
+        try:
+            wait_until(lambda: processes._state(process.pid) == "Z", "the end of the first thread")
+            assert child in processes.descendants(os.getpid())
+        finally:
+            end(child, process.pid)
+
+
+def test_a_child_whose_parent_ends_while_the_table_is_read_is_not_overlooked(monkeypatch):
+    tables = iter([[(9, 5, "S"), (1, 0, "S"), (4, 1, "S")], [(9, 4, "S"), (1, 0, "S"), (4, 1, "S")]])
+    monkeypatch.setattr(processes, "_table", lambda: next(tables))
+    assert processes.descendants(4) == [9]
+
+
 def test_is_alive_follows_a_process_to_its_end():
     process = subprocess.Popen(["sleep", "60"])
     assert processes.is_alive(process.pid)

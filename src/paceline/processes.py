@@ -53,17 +53,19 @@ def is_alive(pid: int) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """The children of `pid`, their children and so on, zombies and other runs' supervisors with theirs left out."""
+    parents, zombies = _family()
     children: dict[int, list[int]] = {}
-    for child, parent, state in _table():
-        if state != "Z":
-            children.setdefault(parent, []).append(child)
+    for child, parent in parents.items():
+        children.setdefault(parent, []).append(child)
     found: list[int] = []
     todo = list(children.get(pid, ()))
     while todo:
         child = todo.pop()
-        if _has_variable(child, SUPERVISOR_VARIABLE):
-            continue
-        found.append(child)
+        if child not in zombies:
+            if _has_variable(child, SUPERVISOR_VARIABLE):
+                continue
+            found.append(child)
+        # Of zombies too: what shows as one may have threads that are still ending, and has its children until they have.
         todo += children.get(child, ())
     return found
 
@@ -137,6 +139,24 @@ def shell_exit_code(wait_status: int) -> int:
     """The exit code as a shell gives it: 128+n for a process that signal n ended."""
     code = os.waitstatus_to_exitcode(wait_status)
     return 128 - code if code < 0 else code
+
+
+def _family() -> tuple[dict[int, int], set[int]]:
+    """pid -> parent's pid of every process, and which are zombies.
+
+    The table is read line by line. A child whose parent ended meanwhile stands in it below a process that is not there:
+    then it is read again, or one that lives would be overlooked.
+    """
+    known: set[tuple[int, int]] = set()
+    for _ in range(5):
+        table = list(_table())
+        parents = {child: parent for child, parent, _ in table}
+        # Some parents never show: outside this container, or other users' where the system hides those.
+        hidden = {(child, parent) for child, parent in parents.items() if parent and parent not in parents}
+        if hidden <= known:
+            break
+        known |= hidden
+    return parents, {child for child, _, state in table if state == "Z"}
 
 
 def _table() -> Iterator[tuple[int, int, str]]:
