@@ -279,13 +279,25 @@ def test_a_disk_that_fills_up_here_stops_no_end_and_is_told(make_nodes, run_fold
     assert (moved.outputs / "small").read_text() == "small\n"
 
 
-def test_what_could_not_be_fetched_stays_where_it_is(make_nodes, run_folder, library):
+def test_what_was_not_fetched_is_when_the_nodes_are_given_back(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
     nodes.begin(1)
     assert run(nodes, seen, "echo x > outputs/x") == 0
     nodes.close()
-    assert (seen.run_dir / "outputs/x").exists()
+    assert (run_folder.outputs / "x").read_text() == "x\n"
+    assert not seen.run_dir.exists()
+
+
+def test_what_could_not_be_fetched_stays_where_it_is(make_nodes, run_folder, library, small_disk):
+    moved = type(run_folder)(small_disk / run_folder.run_id)
+    write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
+    nodes = make_nodes()
+    seen = nodes.send(moved, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "head -c 3000000 /dev/zero > outputs/large") == 0
+    nodes.close()
+    assert (seen.run_dir / "outputs/large").stat().st_size == 3_000_000
 
 
 def test_one_node_runs_a_command_on_another_by_the_remote_shell(make_nodes, run_folder, library):

@@ -68,11 +68,13 @@ class Copies:
         self._unfetched.add(self._groups[rank])
 
     def fetch(self, attempt: int) -> None:
-        """Bring home all that is not here yet.
+        """Bring home all that is not here yet; nothing where the run could not be sent.
 
         Raises:
             TargetError: some could not be had; the message says what, and where it still is.
         """
+        if not self._groups:
+            return
         self.follow(attempt)  # where a node is lost, another of its group sends for both
         leaders = self._leaders()
         senders = [self._links[rank] for rank in leaders.values()]
