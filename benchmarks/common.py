@@ -9,8 +9,10 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,19 @@ def in_turn(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:
             if number > 0:
                 figures[place].append(figure)
     return figures
+
+
+def seconds_to_marks(marks: Path, command: list[str], **options: Any) -> float:
+    """Seconds from the start of `command` until the last of its workers has come to its first line.
+
+    marks: a folder, in which each worker leaves a file with the time (`repr(time.time())`). options: of `subprocess.run`.
+    """
+    marks.mkdir(exist_ok=True)
+    for mark in marks.iterdir():
+        mark.unlink()
+    before = time.time()
+    subprocess.run(command, check=True, capture_output=True, **options)
+    return max(float(mark.read_text()) for mark in marks.iterdir()) - before
 
 
 def median(figures: Sequence[float]) -> float:

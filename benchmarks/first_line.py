@@ -6,12 +6,10 @@ The script writes down when its first line ran, so neither side is charged for s
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-from common import in_turn, median, program, report, scratch
+from common import in_turn, median, program, report, scratch, seconds_to_marks
 from paceline.launchers.mpi import find_open_mpi
 
 ROUNDS = 11
@@ -28,12 +26,7 @@ with open(os.path.join(os.environ["FIRST_LINE"], rank), "w") as file:
 def first_line(folder: Path, command: list[str]) -> float:
     """Seconds from the start of `command` until every worker has come to its first line."""
     marks = folder / "marks"
-    marks.mkdir(exist_ok=True)
-    for mark in marks.iterdir():
-        mark.unlink()
-    before = time.time()
-    subprocess.run(command, check=True, env={**os.environ, "FIRST_LINE": str(marks)}, capture_output=True)
-    return max(float(mark.read_text()) for mark in marks.iterdir()) - before
+    return seconds_to_marks(marks, command, env={**os.environ, "FIRST_LINE": str(marks)})
 
 
 def main() -> None:

@@ -10,14 +10,14 @@ writes down when its first line ran; the last worker's counts.
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from common import in_turn, median, program, report
+from common import in_turn, median, program, report, seconds_to_marks
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.engines import ray_lab, slurm_lab
@@ -37,21 +37,10 @@ with open(os.path.join({marks!r}, rank), "w") as file:
 def sides(folder: Path, environment: Mapping[str, str], *commands: list[str]) -> list[Callable[[], float]]:
     """For each command, what gives the seconds from its start until the last worker has come to its first line."""
     marks = folder / "marks"
-    marks.mkdir()
     (folder / "source").mkdir()
     (folder / "source" / "trivial.py").write_text(SCRIPT.format(marks=str(marks)))
-
-    def side(command: list[str]) -> Callable[[], float]:
-        def run() -> float:
-            for mark in marks.iterdir():
-                mark.unlink()
-            before = time.time()
-            subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True, cwd=folder)
-            return max(float(mark.read_text()) for mark in marks.iterdir()) - before
-
-        return run
-
-    return [side(command) for command in commands]
+    env = {**os.environ, **environment}
+    return [functools.partial(seconds_to_marks, marks, command, env=env, cwd=folder) for command in commands]
 
 
 def tell(name: str, tool: str, figures: list[list[float]]) -> None:

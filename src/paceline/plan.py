@@ -162,6 +162,14 @@ def places(job: Job) -> tuple[Place, ...]:
     return tuple(result)
 
 
+def node_sizes(job: Job) -> list[int]:
+    """How many of the workers of `job` each node gets, in order of node rank."""
+    sizes = [0] * job.node_count
+    for place in places(job):
+        sizes[place.node_rank] += 1
+    return sizes
+
+
 def port_count(job: Job) -> int:
     """How many ports an attempt of `job` needs on its first node."""
     return 2 + (job.world_size if job.uses_tf_config else 0)

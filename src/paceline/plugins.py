@@ -11,7 +11,7 @@ def load(group: str, own: Mapping[str, str], name: str) -> object | None:
 
     own: name -> "module:class", looked at first. group: the entry-point group of all others.
     """
-    place = own.get(name) or _installed(group).get(name)
+    place = own.get(name) or installed(group).get(name)
     if place is None:
         return None
     module, _, attribute = place.partition(":")
@@ -21,10 +21,11 @@ def load(group: str, own: Mapping[str, str], name: str) -> object | None:
 
 def names(group: str, own: Mapping[str, str]) -> list[str]:
     """All names, sorted."""
-    return sorted({*own, *_installed(group)})
+    return sorted({*own, *installed(group)})
 
 
-def _installed(group: str) -> dict[str, str]:
+def installed(group: str) -> dict[str, str]:
+    """Name -> "module:class", of what installed packages bring."""
     from importlib.metadata import entry_points  # slow to load, and rarely needed
 
     return {point.name: point.value for point in entry_points(group=group)}

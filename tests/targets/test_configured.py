@@ -7,6 +7,7 @@ import multiprocessing
 
 import pytest
 
+from paceline import plugins
 from paceline.errors import TargetError
 from paceline.targets import configured, kinds
 from paceline.targets.configured import Configured
@@ -22,7 +23,7 @@ def toys(monkeypatch):
         "gone": "no.such.module:Target",
         "local": "tests.targets.toy:ToyTarget",
     }
-    monkeypatch.setattr(kinds, "_installed", lambda: places)
+    monkeypatch.setattr(plugins, "installed", lambda group: places)
 
 
 def lab(**settings: object) -> Configured:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from paceline import plugins
 from paceline.errors import TargetError
-from paceline.targets import configured, kinds
+from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.named import ComputeTargets
 
@@ -13,7 +14,7 @@ from paceline.targets.named import ComputeTargets
 @pytest.fixture(autouse=True)
 def toys(monkeypatch):
     places = {"toy": "tests.targets.toy:ToyTarget", "plain": "tests.targets.toy:PlainTarget"}
-    monkeypatch.setattr(kinds, "_installed", lambda: places)
+    monkeypatch.setattr(plugins, "installed", lambda group: places)
 
 
 def test_targets_are_found_by_name_and_say_how_they_stand(tmp_path):

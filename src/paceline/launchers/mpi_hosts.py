@@ -11,7 +11,7 @@ import shlex
 
 from paceline.errors import LauncherError
 from paceline.launchers import environment
-from paceline.plan import Launch, Place
+from paceline.plan import Launch, Place, node_sizes
 
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
@@ -23,10 +23,8 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 def host_options(launch: Launch, major: int) -> list[str]:
     """mpirun's options for several hosts; major: the version of Open MPI."""
     _check_same_mpi(launch)
-    sizes: dict[int, int] = {}
-    for place in launch.places:
-        sizes[place.node_rank] = place.local_world_size
-    hosts = ",".join(f"{node.address}:{sizes[node.node_rank]}" for node in launch.nodes if node.node_rank in sizes)
+    sizes = node_sizes(launch.job)
+    hosts = ",".join(f"{node.address}:{size}" for node, size in zip(launch.nodes, sizes, strict=True) if size)
     shell = shlex.join(launch.remote_shell)
     settings = {f"oob_tcp_keepalive_{name}": value for name, value in _KEEPALIVE.items()}
     # Whole networks: PRRTE 3 crashes half the time on a list of the nodes' own addresses.

@@ -57,11 +57,6 @@ class Teller(Protocol):
         """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
 
 
-def is_elsewhere(folder: RunFolder) -> bool:
-    """Whether an engine looks after the run."""
-    return folder.engine.exists()
-
-
 def read(folder: RunFolder, record: RunRecord) -> RunRecord:
     """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more."""
     try:

@@ -19,13 +19,12 @@ from typing import Any, cast
 
 from paceline.errors import TargetError
 from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
 from paceline.targets.base import Target
 from paceline.targets.kinds import OWN, kind_class, make_target
 from paceline.targets.status import Status
 
 LOCAL = "local"
-#: In a run's folder.
-COPY = "target.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
@@ -208,7 +207,7 @@ def remove(workspace_dir: Path, name: str) -> None:
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
     """Leave the description in a run's folder, by which the run is read and canceled from then on."""
-    write_json(run_dir / COPY, configured.to_json())
+    write_json(RunFolder(run_dir).target, configured.to_json())
 
 
 def target_of_run(run_dir: Path) -> Target:
@@ -219,10 +218,10 @@ def target_of_run(run_dir: Path) -> Target:
     Raises:
         TargetError: the copy can't be read, or the kind can't be loaded any more.
     """
-    path = run_dir / COPY
+    path = RunFolder(run_dir).target
     if path.exists():
         return Configured.from_json(read_json(path), str(path)).make()
-    record = read_json(run_dir / "run.json")
+    record = read_json(RunFolder(run_dir).record)
     name = record.get("target") if isinstance(record, dict) else None
     return find_target(name if isinstance(name, str) else LOCAL, run_dir.parent.parent)
 

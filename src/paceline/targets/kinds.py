@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline import plugins
 from paceline.errors import TargetError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ OWN = {
 
 def kind_names() -> list[str]:
     """All kinds, sorted."""
-    return sorted({*OWN, *_installed()})
+    return plugins.names(GROUP, OWN)
 
 
 def kind_class(kind: str) -> Any:
@@ -35,7 +36,7 @@ def kind_class(kind: str) -> Any:
     Raises:
         TargetError: there is no such kind, or its module can't be loaded; the message says which.
     """
-    place = OWN.get(kind) or _installed().get(kind)
+    place = OWN.get(kind) or plugins.installed(GROUP).get(kind)
     if place is None:
         import difflib  # slow to load, for a mistake alone
 
@@ -57,7 +58,7 @@ def kind_options(kind: str) -> tuple[Option, ...]:
 def load_errors() -> dict[str, str]:
     """Installed kind -> why it can't be loaded, for each that can't."""
     errors = {}
-    for kind, place in _installed().items():
+    for kind, place in plugins.installed(GROUP).items():
         if kind not in OWN:
             try:
                 _load(kind, place)
@@ -90,9 +91,3 @@ def _load(kind: str, place: str) -> Any:
             f"compute targets of kind {kind!r} can't be used: {place} can't be loaded "
             f"({type(error).__name__}: {error}). Mend or remove the package that brings it."
         ) from error
-
-
-def _installed() -> dict[str, str]:
-    from importlib.metadata import entry_points  # slow to load, and rarely needed
-
-    return {point.name: point.value for point in entry_points(group=GROUP)}

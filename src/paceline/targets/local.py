@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.agent.gpus import devices
 from paceline.errors import TargetError
 from paceline.job import Job
-from paceline.plan import Node, places, port_count
+from paceline.plan import Node, node_sizes, port_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
@@ -83,11 +83,8 @@ class LocalTarget:
         )
 
     def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
-        sizes = [0] * job.node_count
-        for place in places(job):
-            sizes[place.node_rank] += 1
         nodes, gpus = [], list(leased)
-        for node_rank, size in enumerate(sizes):
+        for node_rank, size in enumerate(node_sizes(job)):
             mine, gpus = (gpus[:size], gpus[size:]) if leased else ([], [])
             nodes.append(
                 Node(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.job import Job
-from paceline.plan import places
+from paceline.plan import node_sizes
 from paceline.targets.ray.settings import RaySettings
 
 #: Ray counts in ten-thousandths.
@@ -61,11 +61,8 @@ class Demand:
 
 def demand_of(job: Job, settings: RaySettings) -> Demand:
     """What `job` asks: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
-    sizes = [0] * job.node_count
-    for place in places(job):
-        sizes[place.node_rank] += 1
     bundles = []
-    for size in sizes:
+    for size in node_sizes(job):
         bundle = {"CPU": _plain(size * settings.cpus_per_worker)}
         if job.use_gpu:
             bundle["GPU"] = float(size * settings.gpus_per_worker)

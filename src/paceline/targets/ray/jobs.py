@@ -7,9 +7,7 @@ Whoever finds the answer too old asks again, one process at a time; the others w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -17,10 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.runs.files import read_json, write_json
+from paceline.targets.answers import FRESH_S, answers_dir, locked
 from paceline.targets.ray.client import RayJob, UnreachableError
-
-#: How old an answer may be.
-FRESH_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +33,14 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
     Raises:
         UnreachableError: the cluster did not answer, when it was last asked.
     """
-    folder = workspace_dir / "engines"
-    name = f"ray-{hashlib.sha256(address.encode()).hexdigest()[:12]}"
-    path = folder / f"{name}.json"
+    path = answers_dir(workspace_dir) / f"ray-{hashlib.sha256(address.encode()).hexdigest()[:12]}.json"
     found = _fresh(path)
     if found is None:
-        try:
-            folder.mkdir(exist_ok=True)
-            fd = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError:
-            # A workspace that is not ours to write: asked for this reader alone.
-            return Jobs(time=time.time(), jobs=_mine(ask(), prefix))
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locked(path.with_suffix(".lock")) as is_held:
+            if not is_held:
+                # A workspace that is not ours to write: asked for this reader alone.
+                return Jobs(time=time.time(), jobs=_mine(ask(), prefix))
             found = _fresh(path) or _asked(path, ask, prefix)
-        finally:
-            os.close(fd)
     if "error" in found:
         raise UnreachableError(found["error"])
     return Jobs(time=found["time"], jobs={key: RayJob(**value) for key, value in found["jobs"].items()})

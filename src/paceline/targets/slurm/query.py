@@ -10,22 +10,19 @@ any. How a job ended is kept here, so it is asked for once.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.runs.files import read_json, write_json
+from paceline.targets.answers import FRESH_S, locked
 from paceline.targets.slurm.reasons import has_ended
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
-#: How old an answer may be.
-FRESH_S = 5.0
 #: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
 _KEPT = 2000
 _NO_ACCOUNTING = "accounting storage is disabled"
@@ -75,14 +72,14 @@ class Query:
 
     def remember(self, job_id: str) -> None:
         """Let later questions ask for this job too, so that one question serves all whose end nobody has seen."""
-        with self._locked():
+        with locked(self._lock):
             data = self._read()
             data["known"] = [*data["known"], job_id][-_KEPT:]
             self._write(data)
 
     def forget_answer(self) -> None:
         """Let the next look ask anew: something was done to a job."""
-        with self._locked():
+        with locked(self._lock):
             data = self._read()
             data["told"] = 0.0
             self._write(data)
@@ -90,7 +87,7 @@ class Query:
     def _data(self, answers: Callable[[dict[str, Any]], bool], job_id: str | None) -> dict[str, Any]:
         data = self._read()
         if not self._is_fresh(data) or not (data["error"] or answers(data)):
-            with self._locked():
+            with locked(self._lock):
                 data = self._read()  # by now somebody else may have asked
                 if not self._is_fresh(data) or not (data["error"] or answers(data)):
                     data = self._ask(data, job_id)
@@ -186,16 +183,3 @@ class Query:
     def _write(self, data: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a full disk: the answer is good all the same
             write_json(self._path, data)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        fd = -1
-        try:
-            with contextlib.suppress(OSError):  # a file system without locks: two may ask at once
-                self._lock.parent.mkdir(parents=True, exist_ok=True)
-                fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            yield
-        finally:
-            if fd >= 0:
-                os.close(fd)

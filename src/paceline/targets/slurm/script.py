@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 
 from paceline.errors import TargetError
 from paceline.job import Job
-from paceline.plan import places
+from paceline.plan import node_sizes
 from paceline.targets.slurm.settings import Settings
 
 #: Beside the workers' grace: for the last files to be written and fetched.
@@ -79,7 +79,7 @@ def _options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) 
     yield f"--output={str(run_dir / 'logs' / 'driver.log').replace('%', '%%')}"
     yield "--open-mode=append"
     yield f"--nodes={job.node_count}"
-    yield f"--ntasks-per-node={_most_on_a_node(job)}"
+    yield f"--ntasks-per-node={max(node_sizes(job))}"
     yield f"--cpus-per-task={settings.cpus_per_process}"
     yield f"--signal=B:USR2@{warning_s(job, settings)}"
     yield "--requeue" if job.max_restarts else "--no-requeue"
@@ -112,15 +112,8 @@ def _gres(job: Job, settings: Settings) -> str | None:
     if not job.use_gpu or settings.asks_for_gpus:
         return settings.gres
     kind = f":{settings.gpu_type}" if settings.gpu_type else ""
-    gpus = f"gpu{kind}:{_most_on_a_node(job)}"
+    gpus = f"gpu{kind}:{max(node_sizes(job))}"
     return f"{settings.gres},{gpus}" if settings.gres else gpus
-
-
-def _most_on_a_node(job: Job) -> int:
-    sizes = [0] * job.node_count
-    for place in places(job):
-        sizes[place.node_rank] += 1
-    return max(sizes)
 
 
 def _escaped(option: str) -> str:

@@ -20,6 +20,7 @@ from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look, engine
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.targets.answers import answers_dir
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.slurm import submission
@@ -270,9 +271,9 @@ class SlurmTarget:
         )
 
     def _query(self, folder: RunFolder, noted: Mapping[str, Any]) -> Query:
-        engines = folder.path.parent.parent / "engines"
+        answers = answers_dir(folder.path.parent.parent)
         user = str(noted.get("user") or self._user())
-        return Query(engines, self._scheduler, user, output=self.settings.output)
+        return Query(answers, self._scheduler, user, output=self.settings.output)
 
     def _note(self, folder: RunFolder, **values: Any) -> None:
         write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.library import library_dir
-from paceline.plan import Node, places, port_count
+from paceline.plan import Node, node_sizes, port_count
 from paceline.runs.files import read_json
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
@@ -66,7 +66,7 @@ class SshTarget:
         looks = self._looks = self._look(with_gpus=job.use_gpu, enough=job.node_count)
         reasons = {look.host: look.failure for look in looks if look.failure is not None}
         down = dict(reasons)
-        gpus = max(sizes(job)) if job.use_gpu else 0
+        gpus = max(node_sizes(job)) if job.use_gpu else 0
         for look in looks:
             if look.failure is None and len(look.gpus) < gpus:
                 has = len(look.gpus)
@@ -86,7 +86,7 @@ class SshTarget:
         cores = {look.host: look.offered for look in looks}
         gpus = {look.host: look.gpus for look in looks}
         nodes = []
-        for node_rank, (host, size) in enumerate(zip(hosts, sizes(job), strict=False)):
+        for node_rank, (host, size) in enumerate(zip(hosts, node_sizes(job), strict=False)):
             given = (gpus.get(host) or tuple(map(str, range(size))))[:size] if job.use_gpu else ()
             nodes.append(
                 Node(
@@ -113,7 +113,7 @@ class SshTarget:
         from paceline.targets.ssh.gather import Demand, Gathering, Held
         from paceline.targets.ssh.members import Opening
 
-        per_node = max(sizes(job))
+        per_node = max(node_sizes(job))
         demand = Demand(
             count=job.node_count,
             cores=per_node,
@@ -182,7 +182,9 @@ class SshTarget:
                 gpus=item.gpus[:size],
                 interface=interface,
             )
-            for node_rank, (item, size, (address, interface)) in enumerate(zip(held, sizes(job), chosen, strict=True))
+            for node_rank, (item, size, (address, interface)) in enumerate(
+                zip(held, node_sizes(job), chosen, strict=True)
+            )
         )
 
     # --- for `paceline compute`
@@ -247,14 +249,6 @@ class SshTarget:
 
     def _look(self, *, with_gpus: bool, enough: int | None = None) -> list[Look]:
         return look_at(self._set.ssh, self._set.hosts, python=self._set.own_python, with_gpus=with_gpus, enough=enough)
-
-
-def sizes(job: Job) -> list[int]:
-    """How many workers each node gets."""
-    found = [0] * job.node_count
-    for place in places(job):
-        found[place.node_rank] += 1
-    return found
 
 
 def _key(run_dir: Path) -> str:
