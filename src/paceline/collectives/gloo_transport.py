@@ -15,12 +15,15 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.collectives import links
+from paceline.collectives import links, numbers
 from paceline.collectives.errors import LostRankError, ShutDownError
 from paceline.collectives.links import Link
 from paceline.collectives.rendezvous import Meeting
+
+if TYPE_CHECKING:
+    from paceline.collectives.board import Board
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
 #: What no pickle is: the sender has let go, and says why; the sender has come to the end.
@@ -118,7 +121,7 @@ class GlooTransport:
         parts = numpy.empty((self.size, target.size), target.dtype)
         sent = [count * source.itemsize for count in counts]
         self._alltoall(_bytes(source), sent, _bytes(parts), [target.nbytes] * self.size)
-        _ufunc(op, target.dtype).reduce(parts, axis=0, dtype=target.dtype, out=target)
+        numbers.ufunc(op, target.dtype).reduce(parts, axis=0, dtype=target.dtype, out=target)
 
     def allgather(self, array: Any, result: Any, rows: Sequence[int]) -> None:
         import numpy
@@ -198,7 +201,7 @@ class GlooTransport:
         else:
             everything = numpy.empty((self.size, array.size), array.dtype)
             self.allgather(array.reshape(1, -1), everything, [1] * self.size)
-            _ufunc(op, array.dtype).reduce(everything, axis=0, dtype=array.dtype, out=array)
+            numbers.ufunc(op, array.dtype).reduce(everything, axis=0, dtype=array.dtype, out=array)
 
     def _gloo(self, array: Any, op: str) -> None:
         from torch.distributed import ReduceOp
@@ -229,6 +232,10 @@ class GlooTransport:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
     # Life.
+
+    def open_board(self, size: int) -> Board | None:
+        # TCP has no barrier that is cheap enough to meet once for each buffer.
+        return None
 
     def gather_objects(self, value: Any) -> list[Any]:
         store = self._meeting.store(f"objects{next(self._gathered)}")
@@ -322,11 +329,3 @@ def _bytes(array: Any) -> Any:
     import numpy
 
     return array.reshape(-1).view(numpy.uint8)
-
-
-def _ufunc(op: str, dtype: Any) -> Any:
-    import numpy
-
-    if dtype.kind == "b":
-        return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
-    return {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}[op]

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.collectives import mpi
+from paceline.collectives.board import Board, open_board
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
@@ -77,6 +78,9 @@ class MpiTransport:
 
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         self.comm.Sendrecv(array, partner, _EXCHANGE_TAG, other, partner, _EXCHANGE_TAG)
+
+    def open_board(self, size: int) -> Board | None:
+        return open_board(self.rank, self.size, self.gather_objects, self.comm.Barrier, size)
 
     def gather_objects(self, value: Any) -> list[Any]:
         return list(self.comm.allgather(value))

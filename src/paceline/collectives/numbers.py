@@ -5,6 +5,7 @@ Half-precision arrays are added up in float32. bfloat16, which NumPy doesn't kno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 BFLOAT16 = "bfloat16"
@@ -51,6 +52,24 @@ def from_float32(source: Any, target: Any, dtype: str) -> None:
     else:
         with numpy.errstate(over="ignore"):
             target[...] = source
+
+
+def ufunc(op: str, dtype: Any) -> Any:
+    """What joins two arrays of a NumPy type by "sum", "min", "max" or "product". A sum of truth values is "any"."""
+    import numpy
+
+    if dtype.kind == "b":
+        return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
+    return {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}[op]
+
+
+def joined(op: str, arrays: Sequence[Any], out: Any) -> Any:
+    """`out`, filled with two or more arrays of its type, joined from the first one on."""
+    join = ufunc(op, out.dtype)
+    join(arrays[0], arrays[1], out=out)
+    for array in arrays[2:]:
+        join(out, array, out=out)
+    return out
 
 
 def scale(array: Any, factor: float, divisor: int = 1) -> None:

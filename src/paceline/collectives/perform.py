@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import move, numbers
 from paceline.collectives.adasum import adasum
-from paceline.collectives.reduce import Part, Reducer, scatter_rows
+from paceline.collectives.fusion import Part
+from paceline.collectives.reduce import Reducer, scatter_rows
 from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,

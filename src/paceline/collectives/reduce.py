@@ -1,16 +1,17 @@
 """All-reduce and reduce-scatter of arrays whose ranks have agreed.
 
-Small arrays are copied into one buffer and reduced together, large ones where they lie, in pieces: a piece that stays
-in the processor's cache is reduced two to three times as fast as an array that doesn't (64 MiB, 2 ranks).
+Small arrays are reduced together (`fusion.py`), large ones where they lie, in pieces: a piece that stays in the
+processor's cache is reduced two to three times as fast as an array that doesn't (64 MiB, 2 ranks).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.collectives import numbers
+from paceline.collectives.fusion import Fusion, Part
 
 if TYPE_CHECKING:
     from paceline.collectives.transport import Transport
@@ -21,18 +22,8 @@ PIECE_BYTES = 1 << 20
 DIRECT_BYTES = 1 << 20
 
 
-class Part(NamedTuple):
-    """One array to reduce: flat, contiguous input and output, which may be the same memory."""
-
-    source: Any
-    target: Any
-    prescale: float
-    postscale: float
-    divisor: int
-
-
 class Reducer:
-    """Reduces over one transport, None for a set of one rank; keeps its buffers from one call to the next.
+    """Reduces over one transport, None for a set of one rank.
 
     fusion_bytes: arrays share a buffer of up to this size; 0: each is reduced on its own.
     """
@@ -40,20 +31,19 @@ class Reducer:
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
         self._transport = transport
         self._fusion_bytes = min(fusion_bytes, PIECE_BYTES)
-        self._buffers: dict[str, Any] = {}
+        self._fusion = Fusion(transport, self._fusion_bytes or PIECE_BYTES)
 
     def retune(self, fusion_bytes: int) -> None:
         """Share buffers of so many bytes from now on, more than PIECE_BYTES too: whoever asks has measured it."""
         self._fusion_bytes = fusion_bytes
-        # They have the size of the old setting.
-        self._buffers.clear()
+        self._fusion.retune(fusion_bytes or PIECE_BYTES)
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
         small = []
         for part in parts:
             if numbers.is_half(dtype) or not self._fusion_bytes:
-                self._through_buffer([part], op, dtype) if numbers.is_half(dtype) else self._direct(part, op)
+                self._fusion.allreduce([part], op, dtype) if numbers.is_half(dtype) else self._direct(part, op)
             elif part.source.nbytes >= min(DIRECT_BYTES, self._fusion_bytes):
                 self._direct(part, op)
             else:
@@ -61,7 +51,7 @@ class Reducer:
         if len(small) == 1:
             self._direct(small[0], op)
         elif small:
-            self._through_buffer(small, op, dtype)
+            self._fusion.allreduce(small, op, dtype)
 
     def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
         """Fill the target with this rank's `counts[rank]` elements of the reduced source."""
@@ -98,61 +88,6 @@ class Reducer:
                 copied = in_place or part.prescale != 1.0
                 transport.allreduce(into if copied else source[start : start + step], into, op)
             numbers.scale(into, part.postscale, part.divisor)
-
-    def _through_buffer(self, parts: Sequence[Part], op: str, dtype: str) -> None:
-        """Work through the parts as if they were one array, a buffer's length at a time."""
-        buffer = self._buffer(dtype)
-        half = numbers.is_half(dtype)
-        pieces: list[tuple[Part, int, int, int]] = []  # part, its start, the buffer's start, length
-        filled = 0
-        for part in parts:
-            start = 0
-            while start < part.source.size:
-                length = min(part.source.size - start, buffer.size - filled)
-                into = buffer[filled : filled + length]
-                if half:
-                    numbers.to_float32(part.source[start : start + length], into, dtype)
-                else:
-                    into[...] = part.source[start : start + length]
-                if part.prescale != 1.0:
-                    numbers.scale(into, part.prescale)
-                pieces.append((part, start, filled, length))
-                filled += length
-                start += length
-                if filled == buffer.size:
-                    self._flush(buffer, pieces, op, dtype)
-                    pieces, filled = [], 0
-        if filled:
-            self._flush(buffer[:filled], pieces, op, dtype)
-
-    def _flush(self, buffer: Any, pieces: Sequence[tuple[Part, int, int, int]], op: str, dtype: str) -> None:
-        import numpy
-
-        if self._transport is not None:
-            self._transport.allreduce(buffer, buffer, op)
-        is_float = buffer.dtype.kind in "fc"
-        with numpy.errstate(all="ignore"):
-            for part, start, offset, length in pieces:
-                reduced, target = buffer[offset : offset + length], part.target[start : start + length]
-                if numbers.is_half(dtype):
-                    numbers.scale(reduced, part.postscale, part.divisor)
-                    numbers.from_float32(reduced, target, dtype)
-                elif is_float and (part.postscale != 1.0 or part.divisor != 1):
-                    # Copied and scaled in one pass.
-                    numpy.multiply(reduced, buffer.dtype.type(part.postscale / part.divisor), out=target)
-                else:
-                    target[...] = reduced
-                    numbers.scale(target, part.postscale, part.divisor)
-
-    def _buffer(self, dtype: str) -> Any:
-        buffer = self._buffers.get(dtype)
-        if buffer is None:
-            import numpy
-
-            kind = numpy.dtype("float32" if numbers.is_half(dtype) else dtype)
-            size = max(1, (self._fusion_bytes or PIECE_BYTES) // kind.itemsize)
-            buffer = self._buffers[dtype] = numpy.empty(size, kind)
-        return buffer
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:

@@ -48,11 +48,9 @@ def fold(request: Request, payloads: Sequence[bytes]) -> bytes:
     if op == "average":
         # Of truth values, cut off: true where all of them are.
         op = "min" if kind.kind == "b" else "sum"
-    join = {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}[op]
-    whole = numpy.frombuffer(bytearray(payloads[0]), kind)
+    arrays = [numpy.frombuffer(data, kind) for data in payloads]
     with numpy.errstate(all="ignore"):
-        for other in payloads[1:]:
-            join(whole, numpy.frombuffer(other, kind), out=whole)
+        whole = numbers.joined(op, arrays, numpy.empty_like(arrays[0])) if len(arrays) > 1 else arrays[0]
     return bytes(whole)
 
 

@@ -8,7 +8,10 @@ gone shows as `ShutDownError`, or not at all (MPI): `peers.py` looks after that.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from paceline.collectives.board import Board
 
 
 class Transport(Protocol):
@@ -47,6 +50,9 @@ class Transport(Protocol):
 
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         """Fill the flat `other` with the partner's `array`; two ranks call it with each other."""
+
+    def open_board(self, size: int) -> Board | None:
+        """Memory that all ranks see, `size` bytes for each to fill; None where there is none. Every rank calls it."""
 
     # Life.
 
