@@ -23,6 +23,7 @@ NAMES = [
     "get_metrics",
     "resubmit",
     "list_runs",
+    "queued_submissions",
     "layered_environment_first",
     "layered_environment_second",
     "s3_download",

@@ -56,7 +56,7 @@ class FakeSlurm:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     folder = tmp_path / "slurm"
-    for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo"):
+    for name in ("sbatch", "squeue", "sacct", "scancel", "scontrol", "sinfo", "srun"):
         write_program(folder / "bin" / name, _PROGRAM.format(folder=f"'{folder}'"))
     monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
     return FakeSlurm(folder)

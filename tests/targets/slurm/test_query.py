@@ -7,8 +7,9 @@ from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
 from paceline.targets.slurm.states import JobState
-from tests.helpers import run_python
+from tests.helpers import run_python, write_program
 from tests.targets.slurm.conftest import FakeSlurm
+from tests.targets.slurm.recordings import failure, recorded
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
 
@@ -58,15 +59,24 @@ def test_processes_that_ask_at_once_share_the_answer(slurm: FakeSlurm, tmp_path:
     assert slurm.count("squeue") == 1
 
 
-def test_an_answer_from_before_a_submission_says_nothing_of_it(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+def test_an_answer_from_before_a_submission_says_nothing_of_it_and_is_not_asked_for_again(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
+    # Each of 200 submissions, looked at while it is made, was once a question of its own.
     slurm.say("squeue", "")
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     query = make(tmp_path, clock)
     assert query.job("1", clock.now - 1) is None
+    for number in range(2, 20):
+        clock.now += 0.1
+        assert query.job(str(number), clock.now) == JobState(job_id=str(number), state="PENDING")
+    assert slurm.count("squeue") == 1
     slurm.say("squeue", "2|PENDING|Priority||paceline-r\n")
-    clock.now += 1
-    job = query.job("2", clock.now - 0.5)
+    clock.now += 5
+    job = query.job("2", clock.now - 5)
     assert job is not None
+    assert job.reason == "Priority"
+    assert query.job("3", clock.now - 5) is None
     assert slurm.count("squeue") == 2
 
 
@@ -104,6 +114,27 @@ def test_without_accounting_the_last_word_of_squeue_is_kept(slurm: FakeSlurm, tm
     query.job("5", 0)
     # It was told once that there is none.
     assert slurm.count("sacct") == 1
+
+
+def test_accounting_that_is_away_leaves_the_word_of_squeue_and_nobody_is_called_lost(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
+    query = make(tmp_path, clock)
+    query.remember("2")
+    said = failure("22.05", "slurmdbd down: sacct")
+    slurm.say("sacct", err=said.stderr, code=said.returncode)
+    slurm.say("squeue", "1|RUNNING|None|n1|paceline-r\n3|CANCELLED|None||paceline-s\n")
+    for job_id, state in (("1", "RUNNING"), ("3", "CANCELLED")):
+        job = query.job(job_id, 0)
+        assert job is not None
+        assert job.state == state
+    with pytest.raises(AwayError, match=r"Slurm's accounting does not answer .*Connection refused"):
+        query.job("2", 0)
+    clock.now += 6
+    slurm.say("sacct", "2|NODE_FAIL|0:0|None|n2|x\n")
+    job = query.job("2", 0)
+    assert job is not None
+    assert job.state == "NODE_FAIL"
 
 
 def test_a_job_that_nobody_knows_is_none(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
@@ -159,10 +190,10 @@ def test_an_answer_that_took_longer_than_it_stays_fresh_still_serves_everybody(
 
 def test_a_job_is_found_by_its_name(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("squeue", "4|PENDING|Priority||other\n5|PENDING|Priority||paceline-r\n")
-    job = make(tmp_path, clock).job_named("paceline-r", 0)
+    job = make(tmp_path, clock).job_named("paceline-r")
     assert job is not None
     assert job.job_id == "5"
-    assert make(tmp_path, clock).job_named("paceline-s", 0) is None
+    assert make(tmp_path, clock).job_named("paceline-s") is None
 
 
 def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
@@ -176,9 +207,34 @@ def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: F
 
 
 def test_json_is_asked_for_where_it_is_set(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
-    slurm.say("squeue", (Path(__file__).parent / "recorded" / "squeue-24.05.json").read_text())
+    slurm.say("squeue", recorded("squeue-24.11.json"))
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
-    job = make(tmp_path, clock, "json").job("4209", 0)
+    job = make(tmp_path, clock, "json").job("23", 0)
     assert job is not None
-    assert job.state == "RUNNING"
-    assert slurm.calls[0] == "squeue -h -u 1000 -t all --json"
+    assert (job.state, job.name) == ("RUNNING", "paceline-running")
+    assert slurm.calls == ["squeue -h -u 1000 -t all --json"]
+
+
+def test_where_json_can_not_be_had_the_plain_form_is_asked_for(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    write_program(
+        slurm.folder / "bin" / "sacct",
+        f"#!/bin/sh\ncd '{slurm.folder}'\necho \"sacct $*\" >> calls\n"
+        'case "$*" in *--json) echo "{\\"jobs\\": []}"; cat cut >&2;; *) echo "1|TIMEOUT|0:0|None|n1|x";; esac\n',
+    )
+    (slurm.folder / "cut").write_text(failure("22.05", "sacct json").stderr)
+    slurm.say("squeue", '{"jobs": [], "errors": []}')
+    job = make(tmp_path, clock, "json").job("1", 0)
+    assert job is not None
+    assert job.state == "TIMEOUT"
+    assert [call.split()[-1] for call in slurm.calls if call.startswith("sacct")] == [
+        "--json",
+        "JobIDRaw,State,ExitCode,Reason,NodeList,JobName",
+    ]
+
+
+def test_an_exit_code_that_accounting_leaves_out_is_that_of_squeue(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
+    slurm.say("squeue", recorded("squeue-22.05.json"))
+    slurm.say("sacct", recorded("sacct-22.05.json"))
+    job = make(tmp_path, clock, "json").job("5", 0)
+    assert job is not None
+    assert (job.name, job.state, job.exit_code) == ("paceline-missing", "FAILED", 127)

@@ -2,8 +2,9 @@ import pytest
 
 from paceline.runs.elsewhere import GONE, QUEUED, RUNNING
 from paceline.runs.failure import CAUSES
-from paceline.targets.slurm.reasons import can_never_start, has_ended, look_of, waits_for
-from paceline.targets.slurm.states import JobState
+from paceline.targets.slurm.reasons import has_ended, look_of, waits_for
+from paceline.targets.slurm.states import JobState, parse_squeue
+from tests.targets.slurm.recordings import JSON, PLAIN, recorded
 
 
 def job(state: str, **values: object) -> JobState:
@@ -15,12 +16,21 @@ def job(state: str, **values: object) -> JobState:
     [
         ("Priority", "jobs with a higher priority are ahead (Priority)"),
         ("Resources", "next in line"),
-        ("QOSMaxJobsPerUserLimit", "as many jobs as your quality of service allows"),
+        ("QOSMaxJobsPerUserLimit", "you have reached the quality of service's limit on jobs"),
+        ("MaxGRESPerAccount", "your account has reached the quality of service's limit on GPUs"),
+        ("AssocGrpCPUMinutesLimit", "all jobs of the account together have reached its limit on core minutes"),
+        ("AssocGrpCPURunMinutesLimit", "all jobs of the account together have reached its limit on core minutes"),
+        ("AssocMaxJobsLimit", "you have reached the account's limit on jobs"),
         (
             "ReqNodeNotAvail, UnavailableNodes:gpu[01-04]",
             "nodes that it needs are down, drained or reserved (ReqNodeNotAvail, Un",
         ),
         ("launch failed requeued held", "`scontrol release 7` lets it try again"),
+        ("launch_failed_requeued_held", "`scontrol release 7` lets it try again"),
+        (
+            "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions",
+            "nodes that it needs are down, drained or reserved (Nodes required",
+        ),
         ("SomethingOf2031", "waits (SomethingOf2031)"),
         ("", "not looked at by the scheduler yet"),
     ],
@@ -29,17 +39,44 @@ def test_why_a_job_waits_is_said_in_words(reason: str, words: str):
     look = look_of(job("PENDING", reason=reason))
     assert look.state == QUEUED
     assert words in look.message
-    assert not can_never_start(job("PENDING", reason=reason))
+    assert "can't start" not in look.message
 
 
 @pytest.mark.parametrize(
-    "reason", ["BadConstraints", "InvalidQOS", "InvalidAccount", "PartitionNodeLimit", "PartitionTimeLimit"]
+    ("reason", "words"),
+    [
+        ("BadConstraints", "no node has what it asks for"),
+        ("InvalidQOS", "see the setting qos"),
+        ("InvalidAccount", "see the setting account"),
+        ("PartitionNodeLimit", "see node_count and partition"),
+        ("PartitionTimeLimit", "see the setting time"),
+        (
+            "QOSMaxNodePerJobLimit",
+            "it asks for more nodes than the quality of service allows to one job; see node_count",
+        ),
+        (
+            "QOSMaxWallDurationPerJobLimit",
+            "more time than the quality of service allows to one job; see the setting time",
+        ),
+        ("AssocMaxGRESPerJob", "it asks for more GPUs than the account allows to one job"),
+        ("AssocMaxMemPerNode", "more memory than the account allows to one node; see the setting memory"),
+        ("QOSMinCpuNotSatisfied", "the quality of service wants a job to ask for more cores"),
+    ],
 )
-def test_a_job_that_can_never_start_is_said_to(reason: str):
-    waiting = job("PENDING", reason=reason)
-    assert can_never_start(waiting)
-    assert "it can't start as it is: " in waits_for(waiting)
-    assert f"({reason})" in waits_for(waiting)
+def test_a_job_that_can_never_start_is_said_to(reason: str, words: str):
+    said = waits_for(job("PENDING", reason=reason))
+    assert said.startswith("Slurm job 7: it can't start as it is: ")
+    assert said.endswith(f" ({reason})")
+    assert words in said
+
+
+@pytest.mark.parametrize("name", [*(f"squeue-{it}.txt" for it in PLAIN), *(f"squeue-{it}.json" for it in JSON)])
+def test_whatever_a_cluster_gave_as_a_reason_is_said_in_words(name: str):
+    waiting = [found for found in parse_squeue(recorded(name)) if found.state == "PENDING"]
+    assert len({found.reason for found in waiting}) > 10
+    for found in waiting:
+        assert look_of(found).state == QUEUED
+        assert " waits (" not in waits_for(found), found
 
 
 @pytest.mark.parametrize(
@@ -82,6 +119,9 @@ def test_who_has_canceled_is_named():
 def test_a_node_that_does_not_see_the_run_is_told_from_other_failures():
     failed = job("FAILED", exit_code=0, signal=53, nodes="n1")
     assert "the node can't open files in '/home/me/runs/x'" in look_of(failed, run_dir="/home/me/runs/x").message
+    # All that 20.11 says of the same.
+    older = look_of(job("FAILED", exit_code=1, signal=0, nodes="n1"), run_dir="/home/me/runs/x")
+    assert "the node can't open files in '/home/me/runs/x'" in older.message
     missing = look_of(job("FAILED", exit_code=127, nodes="n1"), python="/env/bin/python").message
     assert (
         missing

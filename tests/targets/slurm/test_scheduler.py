@@ -5,6 +5,7 @@ from paceline.targets.slurm import scheduler as module
 from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler, plain
 from paceline.targets.slurm.settings import Settings
 from tests.targets.slurm.conftest import FakeSlurm
+from tests.targets.slurm.recordings import PLAIN, failure
 
 
 def make(**settings: object) -> Scheduler:
@@ -31,6 +32,59 @@ def test_a_controller_that_is_away_is_not_a_refusal(slurm: FakeSlurm, words: str
     slurm.say("squeue", err=words, code=1)
     with pytest.raises(AwayError, match="compute target 'c': Slurm's controller does not answer"):
         make().call(["squeue"])
+
+
+@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize(
+    ("what", "program"),
+    [
+        *((f"controller down: {call}", call.split()[0]) for call in ("squeue", "sbatch", "scancel", "sinfo", "salloc")),
+        *((f"controller hangs: {call}", call.split()[0]) for call in ("squeue", "sbatch", "scancel", "sinfo")),
+        *((f"munge down: {call}", call.split()[0]) for call in ("squeue", "sbatch --test-only")),
+        ("controller down: sbatch --test-only", "sbatch"),
+        ("controller down: scontrol show", "scontrol"),
+        ("slurmdbd down: sacct", "sacct"),
+    ],
+)
+def test_what_each_version_says_of_a_daemon_that_is_away_is_understood(
+    slurm: FakeSlurm, version: str, what: str, program: str
+):
+    # The fake has no salloc: what was said counts, not by whom.
+    name = "sbatch" if program == "salloc" else program
+    said = failure(version, what)
+    slurm.say(name, err=said.stderr, code=said.returncode)
+    who = "accounting" if program == "sacct" else "controller"
+    with pytest.raises(AwayError, match=f"Slurm's {who} does not answer"):
+        make().call([name])
+
+
+@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize("what", ["sbatch: partition", "sbatch: bad time", "scancel unknown", "scancel another's"])
+def test_a_refusal_of_any_version_is_no_absence_and_is_told_without_the_program_s_name(
+    slurm: FakeSlurm, version: str, what: str
+):
+    said = failure(version, what)
+    slurm.say("sbatch", err=said.stderr, code=said.returncode)
+    done = make().call(["sbatch"])
+    assert done.returncode == said.returncode != 0
+    assert not done.said.startswith(("sbatch", "scancel", "error"))
+
+
+def test_json_that_tells_of_a_failure_is_one_whatever_the_exit_code(slurm: FakeSlurm):
+    # Slurm 22.05 has no jobs and an exit code of 0 while its controller is down: each run would have been lost.
+    said = failure("22.05", "controller down: squeue json")
+    assert said.returncode == 0
+    slurm.say("squeue", said.stdout)
+    done = make().call(["squeue", "--json"])
+    assert (done.returncode, done.said) == (1, "Failed while looking for jobs, Unspecified error")
+    # Its sacct leaves out jobs, and says so on its stderr alone.
+    cut = failure("22.05", "sacct json")
+    slurm.say("sacct", '{"errors": [], "jobs": []}', err=cut.stderr, code=cut.returncode)
+    assert make().call(["sacct", "--json"]).returncode == 1
+    slurm.say("squeue", '{"jobs": [{')
+    assert make().call(["squeue", "--json"]).said == "its JSON can't be read"
+    slurm.say("squeue", '{"errors": [], "jobs": []}')
+    assert make().call(["squeue", "--json"]).returncode == 0
 
 
 def test_a_missing_program_says_where_it_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path):
@@ -101,3 +155,15 @@ def test_a_login_host_that_can_not_be_reached_is_away(slurm: FakeSlurm):
     write_program(slurm.folder / "bin" / "ssh", "#!/bin/sh\necho 'bash: squeue: command not found' >&2\nexit 127\n")
     with pytest.raises(TargetError, match="the login host head has no program 'squeue'"):
         make(login="head").call(["squeue"])
+
+
+@pytest.mark.parametrize("version", PLAIN)
+def test_sbatch_s_own_255_is_not_taken_for_ssh_s(slurm: FakeSlurm, version: str):
+    from tests.helpers import write_program
+
+    said = failure(version, "sbatch: bad time")
+    assert said.returncode == 255
+    (slurm.folder / "said").write_text(said.stderr)
+    write_program(slurm.folder / "bin" / "ssh", f"#!/bin/sh\ncat '{slurm.folder}/said' >&2\nexit 255\n")
+    done = make(login="head").call(["sbatch", "--time=abc"])
+    assert "Invalid --time specification" in done.said

@@ -77,8 +77,14 @@ def test_a_line_break_in_a_setting_is_refused(values: dict[str, object]):
         settings(**values)
 
 
+@pytest.mark.parametrize("value", ["mpirun", "pmix", "pmix_v4"])
+def test_what_starts_mpi_has_the_names_that_srun_gives_it(value: str):
+    assert settings(mpi=value).mpi == value
+
+
 @pytest.mark.parametrize(
-    ("name", "value"), [("login", "-oProxyCommand=x"), ("partition", " "), ("cpus_per_process", 0)]
+    ("name", "value"),
+    [("login", "-oProxyCommand=x"), ("partition", " "), ("cpus_per_process", 0), ("mpi", "pmi2"), ("mpi", "pmix --x")],
 )
 def test_a_value_that_can_only_be_wrong_is_refused(name: str, value: object):
     with pytest.raises(TargetError, match=name):

@@ -12,7 +12,8 @@ from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.kinds import kind_class, make_target
 from paceline.targets.slurm import SlurmTarget
-from tests.helpers import make_job, make_run
+from paceline.targets.status import SettingError
+from tests.helpers import make_job, make_run, write_program
 from tests.targets.slurm.conftest import FakeSlurm
 
 NO_ACCOUNTING = "Slurm accounting storage is disabled\n"
@@ -136,10 +137,19 @@ def test_status_is_one_call_for_nodes_and_one_for_the_queue(slurm: FakeSlurm):
     slurm.say("sinfo", recorded.read_text())
     slurm.say("squeue", "RUNNING\nPENDING\nPENDING\n")
     status = SlurmTarget("cluster", {"partition": "gpu"}).status()
-    assert (status.state, status.cores, status.used_cores, status.gpus, status.used_gpus) == ("degraded", 64, 16, 4, 2)
+    assert (status.state, status.cores, status.used_cores, status.gpus, status.used_gpus) == ("degraded", 16, 10, 4, 2)
     assert (status.queued, status.running) == (2, 1)
-    assert status.nodes[1].message == "bad fan"
+    assert status.nodes[2].message == "bad fan"
     assert [call.split()[:3] for call in slurm.calls] == [["sinfo", "-p", "gpu"], ["squeue", "-h", "-p"]]
+
+
+def test_a_partition_that_is_not_there_is_named_with_those_that_are(slurm: FakeSlurm):
+    write_program(slurm.folder / "bin" / "sinfo", "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\nmain\\n'\n")
+    with pytest.raises(
+        SettingError, match=r"'cluster': Slurm has no partition 'gpuu', 'x'; it has main, short\. Change"
+    ):
+        SlurmTarget("cluster", {"partition": "gpuu,main,x"}).status()
+    assert SlurmTarget("cluster", {"partition": "main"}).status().nodes == ()  # it may have none
 
 
 def test_outside_of_a_job_there_are_no_nodes_to_wait_for(tmp_path: Path):

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.runs.files import read_json, write_json
 from paceline.targets.answers import FRESH_S, locked
 from paceline.targets.slurm.reasons import has_ended
-from paceline.targets.slurm.scheduler import AwayError, Scheduler
+from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
 #: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
@@ -51,22 +51,31 @@ class Query:
     def job(self, job_id: str, since: float) -> JobState | None:
         """The state of a job, no older than `FRESH_S`; None where the engine knows nothing of it.
 
-        since: when it was submitted (seconds since the epoch); an answer from before that says nothing of it.
+        since: when it was submitted (seconds since the epoch). An answer from before that says nothing of it, and is no
+            reason to ask again: whoever submits hundreds would have the engine asked for each. Until the answer has
+            aged such a job is pending.
 
         Raises:
             AwayError: the engine does not answer.
         """
-        data = self._data(lambda data: self._knows(data, job_id) or data["time"] > since, job_id)
+        data = self._data(job_id)
         found = data["jobs"].get(job_id) or data["ended"].get(job_id)
-        return None if found is None else JobState.from_json(found)
+        if found is not None:
+            return JobState.from_json(found)
+        if data["time"] <= since:
+            return JobState(job_id=job_id, state="PENDING")
+        if data["unaccounted"]:
+            # squeue lists it no more, and who knows how it ended does not answer: no reason to call it lost.
+            raise AwayError(data["unaccounted"])
+        return None
 
-    def job_named(self, name: str, since: float) -> JobState | None:
-        """The state of the newest job of this name; None where squeue lists none.
+    def job_named(self, name: str) -> JobState | None:
+        """The state of the newest job of this name; None where the last answer has none.
 
         Raises:
             AwayError: the engine does not answer.
         """
-        data = self._data(lambda data: data["time"] > since, None)
+        data = self._data()
         found = [job for job in data["jobs"].values() if job["name"] == name]
         return JobState.from_json(found[-1]) if found else None
 
@@ -84,21 +93,18 @@ class Query:
             data["told"] = 0.0
             self._write(data)
 
-    def _data(self, answers: Callable[[dict[str, Any]], bool], job_id: str | None) -> dict[str, Any]:
+    def _data(self, job_id: str | None = None) -> dict[str, Any]:
         data = self._read()
-        if not self._is_fresh(data) or not (data["error"] or answers(data)):
+        if not self._is_fresh(data):
             with locked(self._lock):
                 data = self._read()  # by now somebody else may have asked
-                if not self._is_fresh(data) or not (data["error"] or answers(data)):
+                if not self._is_fresh(data):
                     data = self._ask(data, job_id)
                     self._write(data)
         if data["error"]:
             raise AwayError(data["error"])
         self.answered_at = float(data["time"])
         return data
-
-    def _knows(self, data: dict[str, Any], job_id: str) -> bool:
-        return job_id in data["jobs"] or job_id in data["ended"]
 
     def _is_fresh(self, data: dict[str, Any]) -> bool:
         # Clocks of machines that share the folder may differ.
@@ -116,7 +122,7 @@ class Query:
             # Those of ours alone: a user may have thousands of others.
             ours = {*data["known"], *([job_id] if job_id else [])}
             wanted = [key for key in sorted(ours) if key not in ended and (key not in jobs or key in ends)]
-            told, accounting = self._sacct(wanted, data["accounting"])
+            told, accounting, unaccounted = self._sacct(wanted, data["accounting"])
             for key in wanted:
                 best = self._best(ends.get(key), told.get(key))
                 if best is not None:
@@ -131,33 +137,45 @@ class Query:
             "told": self._clock(),
             "error": None,
             "accounting": accounting,
+            "unaccounted": unaccounted,
             "jobs": {key: job.to_json() for key, job in jobs.items() if key not in ended},
             "ended": {key: job.to_json() for key, job in list(ended.items())[-_KEPT:]},
             "known": [key for key in dict.fromkeys(data["known"]) if key not in ended],
         }
 
     def _squeue(self) -> list[JobState]:
-        form = ["--json"] if self._is_json else ["-o", SQUEUE_FORMAT]
-        done = self._scheduler.call(["squeue", "-h", "-u", self._user, "-t", "all", *form])
+        done = self._call(["squeue", "-h", "-u", self._user, "-t", "all"], ["-o", SQUEUE_FORMAT])
         if done.returncode != 0:
             raise AwayError(f"squeue can't say how jobs stand: {done.said}.")
         return parse_squeue(done.stdout)
 
-    def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool]:
-        """What accounting knows of these jobs, and whether there is accounting."""
+    def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
+        """What accounting knows of these jobs, whether there is accounting, and why it does not answer just now, or ""."""
         if not job_ids or not accounting:
-            return {}, accounting
-        form = ["--json"] if self._is_json else ["-n", "-P", "-o", SACCT_FORMAT]
-        done = self._scheduler.call(["sacct", "-X", "-j", ",".join(job_ids), *form])
+            return {}, accounting, ""
+        try:
+            done = self._call(["sacct", "-X", "-j", ",".join(job_ids)], ["-n", "-P", "-o", SACCT_FORMAT])
+        except AwayError as error:
+            # slurmdbd is away, the controller is not: of what squeue lists its word will do.
+            return {}, True, str(error)
         if done.returncode != 0:
-            # Without slurmdbd, or with one that is away, squeue's word has to do.
-            return {}, _NO_ACCOUNTING not in done.stderr
-        return {job.job_id: job for job in parse_sacct(done.stdout)}, True
+            return {}, _NO_ACCOUNTING not in done.stderr, ""
+        return {job.job_id: job for job in parse_sacct(done.stdout)}, True, ""
+
+    def _call(self, argv: list[str], form: list[str]) -> Done:
+        """What a program says as JSON, where that is set and can be had; else in a form of ours."""
+        if self._is_json:
+            done = self._scheduler.call([*argv, "--json"])
+            if done.returncode == 0:
+                return done
+        return self._scheduler.call([*argv, *form])
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
         """How a job ended, by squeue's word and accounting's; accounting may be some seconds behind."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
-            return told
+            if listed is None or told.exit_code is not None or told.signal:
+                return told
+            return replace(told, exit_code=listed.exit_code, signal=listed.signal)
         if listed is not None and listed.exit_code is None and listed.state == "FAILED":
             with contextlib.suppress(AwayError):
                 shown = parse_job(self._scheduler.call(["scontrol", "show", "job", "-o", listed.job_id]).stdout)
@@ -173,6 +191,7 @@ class Query:
             "told": 0.0,
             "error": None,
             "accounting": True,
+            "unaccounted": "",
             "jobs": {},
             "ended": {},
             "known": [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pwd
+import re
 
 from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look
 from paceline.targets.slurm.states import JobState
@@ -21,19 +22,7 @@ _WAITS = {
     "PartitionInactive": "the partition takes no jobs to start",
     "NodeDown": "a node that it needs is down",
     "FrontEndDown": "no front end is up",
-    "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions": (
-        "nodes that it needs are down, drained or reserved"
-    ),
-    "QOSMaxJobsPerUserLimit": "you run as many jobs as your quality of service allows",
-    "QOSMaxCpuPerUserLimit": "you use as many cores as your quality of service allows",
-    "QOSMaxNodePerUserLimit": "you use as many nodes as your quality of service allows",
-    "QOSMaxGRESPerUser": "you use as many GPUs as your quality of service allows",
-    "QOSGrpCpuLimit": "all jobs of the quality of service together use as many cores as it allows",
-    "QOSGrpNodeLimit": "all jobs of the quality of service together use as many nodes as it allows",
-    "AssocGrpCpuLimit": "the account's jobs together use as many cores as it may",
-    "AssocGrpGRES": "the account's jobs together use as many GPUs as it may",
-    "AssocMaxJobsLimit": "you run as many jobs as the account allows",
-    "MaxJobsPerAccount": "the account runs as many jobs as it may",
+    "Nodes required for job are DOWN": "nodes that it needs are down, drained or reserved",
     "JobArrayTaskLimit": "as many jobs of its array run as may",
     "None": "not looked at by the scheduler yet",
     "": "not looked at by the scheduler yet",
@@ -50,14 +39,7 @@ _NEVER = {
     "AccountNotAllowed": "the partition does not take this account; see the settings account and partition",
     "ReservationDeleted": "its reservation was deleted; see the setting reservation",
     "DependencyNeverSatisfied": "a job that it depends on has failed",
-    "QOSMaxNodePerJobLimit": "it asks for more nodes than the quality of service allows to one job; see node_count",
-    "QOSMaxCpuPerJobLimit": "it asks for more cores than the quality of service allows to one job",
-    "QOSMaxWallDurationPerJobLimit": "it asks for more time than the quality of service allows; see the setting time",
-    "QOSMaxGRESPerJob": "it asks for more GPUs than the quality of service allows to one job",
-    "AssocMaxNodePerJobLimit": "it asks for more nodes than the account allows to one job; see node_count",
-    "AssocMaxCpuPerJobLimit": "it asks for more cores than the account allows to one job",
-    "AssocMaxWallDurationPerJobLimit": "it asks for more time than the account allows; see the setting time",
-    "AssocMaxGRESPerJob": "it asks for more GPUs than the account allows to one job",
+    "MaxMemPerLimit": "it asks for more memory than the partition allows; see the setting memory",
 }
 
 #: Held: it starts once somebody lets it.
@@ -69,8 +51,27 @@ _HELD = {
         "held: its nodes could not start it; `scontrol show job {job_id}` names them, "
         "`scontrol release {job_id}` lets it try again"
     ),
+    "launch failure limit exceeded requeued held": (
+        "held: its nodes could not start it time and again; `scontrol show job {job_id}` names them"
+    ),
+    "user env retrieval failed requeued held": (
+        "held: its node could not read your environment; `scontrol release {job_id}` lets it try again"
+    ),
     "job requeued in held state": "held: it was requeued so; `scontrol release {job_id}` lets it go",
 }
+
+#: Slurm's names for limits, more than a hundred: whose it is, of which kind, on what, and for whom.
+_LIMIT = re.compile(
+    r"(?P<whose>QOS|Assoc|)(?P<kind>Max|Grp|Min)"
+    r"(?P<of>Cpu|CPU|Node|GRES|Memory|Mem|SubmitJobs?|Jobs|WallDuration|Wall|License|BB|Billing|Energy)"
+    r"(?P<minutes>RunMinutes|RunMins|Minutes|)(?P<whom>PerJob|PerNode|PerUser|PerAccount|)(?:Limit|NotSatisfied|)"
+)
+_OF = {
+    **{"Cpu": "cores", "CPU": "cores", "Node": "nodes", "GRES": "GPUs", "Mem": "memory", "Memory": "memory"},
+    **{"Jobs": "jobs", "SubmitJob": "jobs in the queue", "SubmitJobs": "jobs in the queue", "BB": "burst buffer"},
+    **{"Wall": "time", "WallDuration": "time", "License": "licenses", "Billing": "billing units", "Energy": "energy"},
+}
+_SETTING = {"nodes": "node_count", "time": "the setting time", "memory": "the setting memory"}
 
 _QUEUED = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _ENDED = {
@@ -110,18 +111,36 @@ def has_ended(job: JobState) -> bool:
 def waits_for(job: JobState) -> str:
     """What a job waits for: Slurm's word first, for whoever knows it."""
     reason = job.reason or "None"
-    plain = reason.strip("()").split(",")[0]
-    for table in (_NEVER, _HELD, _WAITS):
-        if (text := table.get(reason) or table.get(plain)) is not None:
-            never = "it can't start as it is: " if table is _NEVER else ""
-            shown = "" if plain == "None" else f" ({reason})"
-            return f"Slurm job {job.job_id}: {never}{text.format(job_id=job.job_id)}{shown}"
+    # squeue has spaces where scontrol has underscores; after a comma come names of nodes.
+    plain = reason.strip("()").replace("_", " ").split(",")[0]
+    shown = "" if plain == "None" else f" ({reason})"
+    if plain in _NEVER:
+        return f"Slurm job {job.job_id}: it can't start as it is: {_NEVER[plain]}{shown}"
+    text = _HELD.get(plain) or _WAITS.get(plain) or _limit(plain)
+    if text is not None:
+        return f"Slurm job {job.job_id}: {text.format(job_id=job.job_id)}{shown}"
     return f"Slurm job {job.job_id} waits ({reason})"
 
 
-def can_never_start(job: JobState) -> bool:
-    """Whether the job waits for what will not come by itself."""
-    return job.reason.strip("()").split(",")[0] in _NEVER
+def _limit(reason: str) -> str | None:
+    """What a job that a limit holds back waits for; None where the reason is no limit's."""
+    found = _LIMIT.fullmatch(reason)
+    if found is None:
+        return None
+    whose = "the account" if found["whose"] == "Assoc" else "the quality of service"
+    of = _OF[found["of"]]
+    see = f"; see {_SETTING[of]}" if of in _SETTING else ""
+    if found["minutes"]:
+        of = f"{of.removesuffix('s')} minutes"
+    if found["kind"] == "Min":
+        return f"it can't start as it is: {whose} wants a job to ask for more {of}{see}"
+    if found["whom"] in ("PerJob", "PerNode"):
+        one = found["whom"].removeprefix("Per").lower()
+        return f"it can't start as it is: it asks for more {of} than {whose} allows to one {one}{see}"
+    if found["kind"] == "Grp":
+        return f"all jobs of {whose} together have reached its limit on {of}"
+    who = "your account has" if found["whom"] == "PerAccount" else "you have"
+    return f"{who} reached {whose}'s limit on {of}"
 
 
 def _how_ended(job: JobState, by: str | None, python: str, run_dir: str) -> str:
@@ -147,6 +166,12 @@ def _how_ended(job: JobState, by: str | None, python: str, run_dir: str) -> str:
         )
     if job.exit_code in (126, 127) and python:
         return f"{what} could not run {python!r}{where}. Set python on the target to one that its nodes have."
+    if job.exit_code == 1 and run_dir:
+        # All that Slurm 20.11 says of an output file that it could not open; and the script's own word of a missing folder.
+        return (
+            f"{what} ended (exit code 1){where} without a word of the run's supervisor. If the run's driver.log is empty, "
+            f"the node can't open files in {run_dir!r}: the workspace has to lie where all nodes see it at the same path."
+        )
     how = f", exit code {job.exit_code}" if job.exit_code else f", signal {job.signal}" if job.signal else ""
     return f"{what} ended ({job.state}{how}){where} without a word of the run's supervisor."
 

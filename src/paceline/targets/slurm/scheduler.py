@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -24,7 +25,8 @@ _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection refused|Connection timed out|No route to host"
     r"|Transport endpoint is not connected|Zero Bytes were transmitted|Communication connection failure"
     r"|Message receive failure|temporarily unable to accept job|Slurm backup controller in standby|connect failure"
-    r"|Resource temporarily unavailable|Error connecting slurm stream socket|Could not establish a configuration source",
+    r"|Resource temporarily unavailable|Error connecting slurm stream socket|Could not establish a configuration source"
+    r"|Munge encode failed",
     re.IGNORECASE,
 )
 #: Would give its answers another form.
@@ -99,10 +101,15 @@ class Scheduler:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
         result = Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-        if settings.login is not None and done.returncode in (255, 127):
+        if "--json" in argv and result.returncode == 0:
+            result = _told_in_json(result)
+        # sbatch, too, ends with 255, where it does not know an option.
+        is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
+        if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
             self._complain(argv[0], result)
-        if done.returncode != 0 and _AWAY.search(done.stderr):
-            raise AwayError(f"{self._title}: Slurm's controller does not answer ({result.said}).")
+        if result.returncode != 0 and _AWAY.search(result.stderr):
+            who = "accounting" if argv[0] == "sacct" else "controller"
+            raise AwayError(f"{self._title}: Slurm's {who} does not answer ({result.said}).")
         return result
 
     def call_patiently(
@@ -158,6 +165,24 @@ class Scheduler:
         raise TargetError(
             f"{self._title}: the login host {login} has no program {program!r} on its PATH ({done.said})."
         )
+
+
+def _told_in_json(done: Done) -> Done:
+    """What was said, as a failure where it is one in spite of an exit code of 0.
+
+    Slurm 22.05 says "errors" and no jobs when its controller is down. Its sacct leaves out all jobs after one whose quality
+    of service was deleted.
+    """
+    if "_parser_dump: failed" in done.stderr:
+        return Done(returncode=1, stdout="", stderr=done.stderr)
+    try:
+        errors = json.loads(done.stdout).get("errors")
+        told = [
+            ", ".join(str(error[key]) for key in ("description", "error") if error.get(key)) for error in errors or ()
+        ]
+    except (ValueError, AttributeError):
+        told = ["its JSON can't be read"]
+    return Done(returncode=1, stdout="", stderr="\n".join(told)) if told else done
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What squeue, sacct, scontrol and sinfo say, as data, in each shape that Slurm 20.11 to 25.05 give it.
+"""What squeue, sacct, scontrol and sinfo say, as data, in each shape that Slurm 20.11 to 26.05 give it.
 
 Plain output is alike in all of them. JSON is not:
 
@@ -245,7 +245,8 @@ def _of_queue_json(job: Mapping[str, Any]) -> JobState:
     return JobState(
         job_id=str(_number(job.get("job_id")) or 0),
         state=_word(job.get("job_state")),
-        reason=_said(str(job.get("state_reason") or "")),
+        # As squeue's own table has it: "launch failed requeued held", where the reason alone is "JobHeldUser".
+        reason=_said(str(job.get("state_description") or job.get("state_reason") or "")),
         nodes=_said(str(job.get("nodes") or "")),
         name=str(job.get("name") or ""),
         exit_code=code,
@@ -257,6 +258,8 @@ def _of_account_json(job: Mapping[str, Any]) -> JobState:
     state = job.get("state") or {}
     code, number = _exit_of(job.get("exit_code"))
     word = _word(state.get("current"))
+    if word == "FAILED" and code == 0 and not number:
+        code = None  # 22.05 says so of every exit code
     by = job.get("kill_request_user")
     return JobState(
         job_id=str(_number(job.get("job_id")) or 0),

@@ -1,0 +1,38 @@
+"""What Slurm's programs have printed; `recorded/README.md` says how it was got, and what was not."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from paceline.targets.slurm.scheduler import Done
+
+_FOLDER = Path(__file__).parent
+
+#: Clusters that ran: each with plain answers and failures.
+PLAIN = ["20.11", "22.05", "24.11", "26.05"]
+#: Form of JSON -> the cluster that it came from, whose plain answers were given at the same moment.
+JSON = {"22.05": "22.05", "23.11": "24.11", "24.11": "24.11", "25.05": "26.05", "26.05": "26.05"}
+#: Forms of JSON that were written by hand.
+WRITTEN = ["21.08", "23.02"]
+
+
+def recorded(name: str) -> str:
+    return (_FOLDER / "recorded" / name).read_text(encoding="utf-8")
+
+
+def written(name: str) -> str:
+    return (_FOLDER / "written" / name).read_text(encoding="utf-8")
+
+
+def failure(version: str, what: str) -> Done:
+    """What a call said that did not go well, such as "controller down: squeue"."""
+    found = _failures(version)[what]
+    return Done(returncode=found["code"], stdout=found["out"], stderr=found["err"])
+
+
+@cache
+def _failures(version: str) -> dict[str, dict[str, object]]:
+    found: dict[str, dict[str, object]] = json.loads(recorded(f"failures-{version}.json"))
+    return found

@@ -1,0 +1,81 @@
+"""Requests that no cluster takes, and what sbatch and salloc of each version have said of them."""
+
+import shutil
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.slurm import SlurmTarget, examine
+from paceline.targets.slurm.scheduler import Scheduler
+from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.submission import try_out
+from tests.helpers import make_job
+from tests.targets.slurm.conftest import FakeSlurm
+from tests.targets.slurm.recordings import PLAIN, failure, recorded
+
+REFUSED = {
+    "partition": "Invalid partition name specified",
+    "account": "Invalid account or account/partition combination specified",
+    "qos": "Invalid qos specification",
+    "constraint": "Invalid feature specification",
+    "gres": r"Invalid generic resource \(gres\) specification",
+    "reservation": "Requested reservation is invalid",
+    "nodelist": "Invalid node name specified",
+    "memory": "Requested node configuration is not available",
+    "nodes": "Requested node configuration is not available",
+    "bad time": "Invalid --time specification",
+    "unknown option": "unrecognized option",
+    "partition closed": "Required partition not available",
+}
+
+
+def look_at(slurm: FakeSlurm, version: str, request: str, *, lacks_nodes: bool = False) -> None:
+    said = failure(version, f"sbatch --test-only: {request}")
+    slurm.say("sbatch", err=said.stderr, code=said.returncode)
+    made = Settings.of("c", {})
+    try_out(Scheduler("c", made), "c", "#!/bin/sh\n", made, lacks_nodes=lambda: lacks_nodes)
+
+
+@pytest.mark.parametrize("version", PLAIN)
+def test_what_a_cluster_would_refuse_is_refused_in_its_words(slurm: FakeSlurm, version: str):
+    for request, words in REFUSED.items():
+        with pytest.raises(TargetError, match=f"^c: Slurm refuses the job: .*{words}"):
+            look_at(slurm, version, request)
+
+
+@pytest.mark.parametrize("version", PLAIN)
+def test_what_a_cluster_takes_into_its_queue_is_not_refused(slurm: FakeSlurm, version: str):
+    look_at(slurm, version, "time")
+    # Of nodes that are drained, or reserved for an hour later and busy until then, --test-only speaks as of nodes that
+    # there are not.
+    for request in ("drained", "busy", "partition down", "picky qos", "picky account"):
+        assert (request, failure(version, f"sbatch: {request}").returncode) == (request, 0)
+        look_at(slurm, version, request, lacks_nodes=True)
+
+
+def test_nodes_that_are_reserved_for_later_are_not_taken_for_missing_ones(slurm: FakeSlurm):
+    said = failure("22.05", "sbatch --test-only: busy")
+    slurm.say("sbatch", err=said.stderr, code=said.returncode)
+    slurm.say(
+        "sinfo", sinfo := "".join(line for line in recorded("sinfo-22.05.txt").splitlines(True) if "n3" not in line)
+    )
+    assert sinfo.count("\n") == 2
+    slurm.say("scontrol", "No reservations in the system\n")
+    with pytest.raises(TargetError, match="node configuration is not available"):
+        SlurmTarget("c").check(make_job())
+    slurm.say("scontrol", "ReservationName=later StartTime=2026-11-21T18:20:56 Nodes=n1 State=INACTIVE\n")
+    SlurmTarget("c").check(make_job())
+
+
+@pytest.mark.parametrize("version", PLAIN)
+def test_an_allocation_for_the_doctor_is_understood_whether_there_are_free_nodes_or_not(slurm: FakeSlurm, version: str):
+    shutil.copy(slurm.folder / "bin" / "sbatch", slurm.folder / "bin" / "salloc")
+    made = Settings.of("c", {})
+    granted = failure(version, "salloc granted")
+    slurm.say("salloc", err=granted.stderr, code=granted.returncode)
+    number = "2" if version == "20.11" else "1"
+    assert examine._allocate("c", Scheduler("c", made), made, 1) == number
+    busy = failure(version, "salloc immediate")
+    slurm.say("salloc", err=busy.stderr, code=busy.returncode)
+    with pytest.raises(TargetError, match="c: Slurm has not given 2 nodes within"):
+        examine._allocate("c", Scheduler("c", made), made, 2)
