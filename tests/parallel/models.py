@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -163,4 +163,10 @@ CASES = {
         Case(name="transformer_untied", make=lambda: Transformer(tied=False), batch=plain_tokens, loss=token_loss),
         Case(name="long_skip", make=LongSkip, batch=vectors),
     )
+}
+
+#: The same models with two blocks where depth proves nothing: what is found, traced and written goes with the blocks.
+SHALLOW = CASES | {
+    name: replace(CASES[name], make=lambda tied=tied: Transformer(tied=tied, depth=2))
+    for name, tied in (("transformer_tied", True), ("transformer_untied", False))
 }

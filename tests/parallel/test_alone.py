@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Parts
+from paceline.parallel import Data, FullyShard, ParallelError, Parts, Pipeline
 from tests.parallel.equality import adamw, alone, batches, sgd, together
 from tests.parallel.models import CASES, Mlp, Transformer, token_loss
 
 
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("strategy", [Data(), FullyShard()], ids=["data", "shard"])
+@pytest.mark.parametrize("strategy", [Data(), FullyShard(), Pipeline(), "auto"], ids=["data", "shard", "pipe", "auto"])
 def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) -> None:
     one = alone(CASES[name], dtype=torch.float32, clip_norm=0.1)
     many = together(CASES[name], strategy, dtype=torch.float32, clip_norm=0.1)
@@ -103,6 +103,7 @@ def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("precision='fp8'", precision="fp8")
     refused("seed=1.5", seed=1.5)
     refused("loss='mse'", loss="mse")
+    refused(r"that is the class; write CrossEntropyLoss\(\)", loss=nn.CrossEntropyLoss)
     refused("optimizer=str", optimizer="adam")
     refused("can't be iterated", loader=3)
     refused("no shape yet", model=nn.Sequential(nn.LazyLinear(3)), optimizer=None)
@@ -129,6 +130,21 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     model = Mlp()
     par = paceline.parallelize(model, sgd(model), loss=lambda output, target: 3.0, strategy=Data())
     with pytest.raises(ParallelError, match="returned float"):
+        par.step(CASES["mlp"].batch(4))
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (lambda target: target != 0, r"a tensor of shape \[4\]"),
+        (lambda target: None, "NoneType"),
+        (lambda target: -1, "-1"),
+    ],
+)
+def test_a_weight_that_is_no_number_is_refused(weight: Any, said: str) -> None:
+    model = Mlp()
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=Data())
+    with pytest.raises(ParallelError, match=f"the weight of a target .* is {said}; it has to be"):
         par.step(CASES["mlp"].batch(4))
 
 

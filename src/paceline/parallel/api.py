@@ -76,75 +76,76 @@ def parallelize(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
             "or name torch in the job's environment."
         )
-    _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed)
-
     from paceline.parallel import mesh, same_model
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
+    from paceline.parallel.failure.watch import Watch
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
 
     place = mesh.start(device)
-    model.to(place.device)
-    task = Task(
-        model=model,
-        loss=loss,
-        loss_weight=loss_weight,
-        split=split or default_split,
-        microbatches=microbatches,
-        precision=precision,
-        seed=seed,
-    )
-    original = OriginalParameters(model, optimizer)
-    skeleton = Skeleton(model)
-    settings = {
-        "strategy": strategy,
-        "clip_norm": clip_norm,
-        "find_unused": find_unused,
-        "loss_weight": loss_weight is not None,
-        "loader": type(loader).__qualname__,
-    }
-    same_model.check(task, optimizer, place, settings)
-    same_model.share(model)
-    reason = None
-    if strategy == "auto":
-        from paceline.parallel import auto
+    # From here on what goes wrong on one rank ends the others, which would wait for it.
+    with Watch(mesh.joined(place)).guard("parallelize()"):
+        _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed)
+        model.to(place.device)
+        task = Task(
+            model=model,
+            loss=loss,
+            loss_weight=loss_weight,
+            split=split or default_split,
+            microbatches=microbatches,
+            precision=precision,
+            seed=seed,
+        )
+        original = OriginalParameters(model, optimizer)
+        skeleton = Skeleton(model)
+        settings = {
+            "strategy": strategy,
+            "clip_norm": clip_norm,
+            "find_unused": find_unused,
+            "loss_weight": loss_weight is not None,
+            "loader": type(loader).__qualname__,
+        }
+        same_model.check(task, optimizer, place, settings)
+        same_model.share(model)
+        reason = None
+        if strategy == "auto":
+            from paceline.parallel import auto
 
-        batch = sample
-        if batch is None and loader is not None:
-            batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
-        strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
-    world = mesh.build(place, strategies.resolve(strategy, place.size))
+            batch = sample
+            if batch is None and loader is not None:
+                batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
+            strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
+        world = mesh.build(place, strategies.resolve(strategy, place.size))
 
-    def build(batch: Callable[[], Any]) -> Executor:
-        def first() -> Any:
-            if sample is not None:
-                return sample
-            found = batch()
-            return found if found is not None or given is None else given.sample()
+        def build(batch: Callable[[], Any]) -> Executor:
+            def first() -> Any:
+                if sample is not None:
+                    return sample
+                found = batch()
+                return found if found is not None or given is None else given.sample()
 
-        return _build(task, world, first, find_unused, memory_bytes)
+            return _build(task, world, first, find_unused, memory_bytes)
 
-    given = feed(loader, task, world) if loader is not None else None
-    par = Parallel(
-        task,
-        optimizer,
-        given,
-        world,
-        build=build,
-        clip_norm=clip_norm,
-        original=original,
-        skeleton=skeleton,
-        reason=reason,
-    )
-    with par.watch.guard("parallelize()"):
+        given = feed(loader, task, world) if loader is not None else None
+        par = Parallel(
+            task,
+            optimizer,
+            given,
+            world,
+            build=build,
+            clip_norm=clip_norm,
+            original=original,
+            skeleton=skeleton,
+            reason=reason,
+        )
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
             par.executor_for_sample(lambda: None)
-    return par
+        return par
 
 
 def _build(
@@ -213,6 +214,8 @@ def _check_arguments(
         raise ParallelError(
             f"loss={loss!r}: give a function of (output, target), such as torch.nn.functional.cross_entropy."
         )
+    if isinstance(loss, type):
+        raise ParallelError(f"loss={loss.__name__}: that is the class; write {loss.__name__}().")
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise ParallelError(f"microbatches={microbatches!r}: a whole number of at least 1.")
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.batches.loader import feed
-from paceline.parallel.batches.micros import cut
+from paceline.parallel.batches.micros import cut, weigh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.executor import Executor
 from paceline.parallel.mesh import World
@@ -39,7 +40,7 @@ def evaluate(
     """
     # Padding has no weight of its own in an evaluation: its rows are 0.
     counted = dataclasses.replace(task, loss_weight=None)
-    means = _Means(metric, weight)
+    means = _Means(metric, weight, lambda: task.autocast(world.device))
     total: Tensor | None = None
     with evaluating(executor):
         for batch in feed(loader, counted, world).epoch(0):
@@ -76,14 +77,22 @@ def evaluating(executor: Executor) -> Iterator[None]:
 class _Means:
     """What `predict` is given: (output, micro) -> [weight * metric, ..., weight], float64."""
 
-    def __init__(self, metric: Callable[[Any, Any], Any], weight: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        metric: Callable[[Any, Any], Any],
+        weight: Callable[[Any], Any] | None,
+        autocast: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
         self._metric = metric
         self._weight = weight
+        self._autocast = autocast
         self._names: list[str] | None = None
         self._called = False
 
     def __call__(self, output: Any, micro: Micro) -> Tensor:
-        found = self._metric(output, micro.target)
+        # As the loss of a step: outside, that of bf16 outputs would itself be rounded to bf16.
+        with self._autocast():
+            found = self._metric(output, micro.target)
         self._called = True
         if isinstance(found, Mapping):
             self._names = [str(name) for name in found]
@@ -93,7 +102,7 @@ class _Means:
         # Of padding too: how many numbers there are is known from the metric alone.
         weight = float(micro.rows)
         if micro.rows and self._weight is not None:
-            weight = float(self._weight(micro.target))
+            weight = weigh(self._weight, micro.target)
         shares = [weight * value if weight else 0.0 for value in values]
         return torch.tensor([*shares, weight], dtype=torch.float64)
 

@@ -45,7 +45,7 @@ def explain(par: Any) -> Explanation:
     """What `Parallel.explain` returns. Asks no other rank: every one has the same numbers."""
     world, task = par.world, par.task
     layout = world.layout
-    lines = [f"{type(task.model).__name__} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
+    lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]
     if getattr(par, "reason", None):
         lines.append(f"  why: {par.reason}")
     executor = par.executor

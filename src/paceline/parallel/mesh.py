@@ -111,6 +111,12 @@ def start(device: torch.device | str | None = None) -> Place:
     return Place(rank=dist.get_rank(), size=dist.get_world_size(), device=chosen)
 
 
+def joined(place: Place) -> World:
+    """The world before it has a layout: without groups, and with the store for messages. Called on all ranks."""
+    store = _message_store(place) if place.size > 1 else None
+    return World(rank=place.rank, size=place.size, device=place.device, layout=Layout(data=place.size), store=store)
+
+
 def build(place: Place, layout: Layout) -> World:
     """The world with the groups of this layout. Called on all ranks."""
     if place.size == 1:

@@ -16,6 +16,8 @@ class Skeleton:
     """The user's model as it was before it was cut, without its values: made before anything is changed."""
 
     def __init__(self, model: nn.Module) -> None:
+        # Of the user's class: FSDP2 gives a model one of its own.
+        self.name = type(model).__name__
         self.ties = ties.find(model)
         self._reason = ""
         self._model: nn.Module | None = None

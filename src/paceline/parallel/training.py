@@ -276,7 +276,7 @@ class Parallel:
         return explain(self)
 
     def __repr__(self) -> str:
-        return f"Parallel({type(self.task.model).__name__}, {self.world.layout}, rank {self.rank} of {self.world_size})"
+        return f"Parallel({self.skeleton.name}, {self.world.layout}, rank {self.rank} of {self.world_size})"
 
     def executor_for(self, batch: Any) -> Executor:
         """The executor, made with the help of this batch if it doesn't exist yet."""

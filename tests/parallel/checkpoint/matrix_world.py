@@ -9,7 +9,6 @@ which lies in another stage.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 import time
@@ -37,9 +36,9 @@ LAYOUTS = {
 
 def case() -> Any:
     """The tied transformer, of few tensors: each load reads all of them on each rank."""
-    from tests.parallel.models import CASES, Transformer
+    from tests.parallel.models import SHALLOW
 
-    return dataclasses.replace(CASES["transformer_tied"], make=lambda: Transformer(tied=True, depth=2))
+    return SHALLOW["transformer_tied"]
 
 
 def main(folder: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +13,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler, random_split
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Parts, Whole
+from paceline.parallel import Data, FullyShard, ParallelError, Parts, Pipeline, Whole
 from tests.parallel.equality import (
     Outcome,
     adamw,
@@ -61,6 +63,8 @@ def numbered(length: int, batch: int, **options: Any) -> tuple[Any, Numbered]:
     model = Mlp()
     loader = DataLoader(dataset, batch_size=batch, **options)
     par = paceline.parallelize(model, adamw(model), loader, loss=F.cross_entropy, strategy=Data())
+    # Two samples were compared with the other ranks'.
+    dataset.read.clear()
     return par, dataset
 
 
@@ -381,6 +385,14 @@ def check_half_precision_stays_near(ranks: Ranks) -> None:
         many = together(case, strategy, dtype=torch.float32, rows=(8,), optimizer=sgd, precision="bf16")
         assert_equal(one, many, loss=5e-2, gradient=5e-2)
         assert all(param.dtype == torch.float32 for param in many.parameters.values())
+    # The metric is computed as the loss of a step is: of bf16 outputs alone it would be rounded to bf16 itself.
+    model = made(case, torch.float32)
+    x, y = batches(case, torch.float32, (8,))[0]
+    par = paceline.parallelize(
+        model, sgd(model), loss=token_loss, loss_weight=count_tokens, precision="bf16", strategy=Data()
+    )
+    found = par.evaluate([(x, y)], token_loss)
+    assert found == pytest.approx(float(par.step((x, y))), rel=1e-5)
 
 
 def check_local_batch_norm_is_settled_before_it_is_used(ranks: Ranks) -> None:
@@ -482,6 +494,61 @@ def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
     with pytest.raises(ParallelError, match="rank 1: none any more"):
         train()
     assert par.progress.steps == 2
+
+
+def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:
+    # Of one length, so that nothing else tells: each rank would train on its own samples, some of them twice.
+    x, y = CASES["mlp"].batch(12)
+    own = torch.Generator().manual_seed(ranks.rank)
+    model = Mlp()
+
+    def spread(dataset: Dataset[Any], strategy: Any) -> Any:
+        loader = DataLoader(dataset, batch_size=4)
+        return paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=strategy)
+
+    for strategy in (*BOTH, Pipeline()):
+        for dataset in (
+            TensorDataset(torch.randn(12, 12, generator=own), y),
+            random_split(TensorDataset(x, y), [6, 6], generator=own)[0],
+            Subset(TensorDataset(x, y), range(6 * ranks.rank, 6 * ranks.rank + 6)),
+        ):
+            with pytest.raises(
+                ParallelError, match=r"same dataset: sample [05] is \[1, 12\] .* on rank 0, .* on rank 1"
+            ):
+                spread(dataset, strategy)
+    good = TensorDataset(x, y)
+    par = spread(good, Data())
+    with pytest.raises(ParallelError, match="same dataset"):
+        par.evaluate(DataLoader(TensorDataset(x + ranks.rank, y), batch_size=4), F.cross_entropy)
+    assert par.evaluate(DataLoader(good, batch_size=4), F.cross_entropy) > 0
+
+
+def check_random_augmentation_is_no_other_dataset(ranks: Ranks) -> None:
+    class Noisy(Numbered):
+        def __init__(self, draw: Callable[[], Any]) -> None:
+            super().__init__(8)
+            self.draw = draw
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            x, y = super().__getitem__(index)
+            return x + torch.as_tensor(self.draw(), dtype=x.dtype), y
+
+    class Broken(Numbered):
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            if ranks.rank == 1:
+                raise OSError("no such disk")
+            return super().__getitem__(index)
+
+    random.seed(ranks.rank)
+    torch.manual_seed(ranks.rank)
+    of_its_own = torch.Generator().manual_seed(ranks.rank)
+    for draw in (lambda: torch.randn(12), random.random, lambda: torch.randn(12, generator=of_its_own)):
+        model = Mlp()
+        loader = DataLoader(Noisy(draw), batch_size=4)
+        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=Data())
+        assert len([par.step(batch) for batch in par.epoch(0)]) == 2
+    # What can't be read is the epoch's to say.
+    paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=Data())
 
 
 def check_a_loss_may_change_the_output_in_place(ranks: Ranks) -> None:

@@ -343,3 +343,16 @@ def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tu
     with replaced(clip, "_owned", lambda params, world: set(params)):
         many = together(case, Pipeline(), microbatches=4, rows=(8,), clip_norm=0.05)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-6))
+
+
+def check_with_each_stage_clipped_by_its_own_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    from paceline.parallel.clip import Clipper
+
+    def own_norm(self: Clipper) -> Tensor:
+        return torch.nn.utils.get_total_norm([param.grad for param in self._params.values()])
+
+    case = CASES["mlp"]
+    one = alone(case, microbatches=4, rows=(8,), clip_norm=0.05)
+    with replaced(Clipper, "norm", own_norm):
+        many = together(case, Pipeline(), microbatches=4, rows=(8,), clip_norm=0.05)
+    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))

@@ -229,6 +229,11 @@ for case, odd in enumerate((
         paceline.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), loss=F.cross_entropy, **given)
     except ParallelError as error:
         print("case", case, error)
+# Wrong by itself, on one rank: the other one would wait for it.
+try:
+    spread(nn.Linear(3, 2), microbatches=1 - RANK)
+except (ParallelError, WorkerError) as error:
+    print("case 5", type(error).__name__, str(error).splitlines()[0])
 """
     ended = run(tmp_path, code)
     assert [end.returncode for end in ended] == [0, 0], ended[0].output
@@ -238,6 +243,9 @@ for case, odd in enumerate((
         assert "case 2 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; " in end.output
         assert "case 3 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; 8" in end.output
         assert "case 4 the ranks don't have the same model: loader is 'DataLoader' on rank 0; 'list'" in end.output
+    assert "case 5 WorkerError rank 1 failed first" in ended[0].output
+    assert "microbatches=0: a whole number of at least 1" in ended[0].output
+    assert "case 5 ParallelError microbatches=0" in ended[1].output
 
 
 def test_a_rank_without_rows_has_the_type_of_the_others_loss(tmp_path: Path) -> None:
@@ -295,6 +303,18 @@ par.step((x, y))
     assert all(end.returncode != 0 for end in ended)
     said = ended[0].output + ended[1].output
     assert "called full_state_dict() where rank 1 called step()" in said, said
+
+
+def test_a_rank_that_waits_for_one_at_its_end_says_so(tmp_path: Path) -> None:
+    code = """
+par = spread(nn.Linear(3, 2))
+par.step((x, y))
+if RANK == 0:
+    par.save(sys.argv[0] + ".saved")
+"""
+    ended = run(tmp_path, code)
+    assert [end.returncode for end in ended] == [1, 0]
+    assert "rank 1 has come to the end of its script, and rank 0 waits for it in save()" in ended[0].output
 
 
 def test_nothing_is_said_at_a_good_end(tmp_path: Path) -> None:

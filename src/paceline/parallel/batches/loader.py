@@ -26,6 +26,7 @@ from paceline.parallel.batches.agree import agree_on_batch
 from paceline.parallel.batches.batch import count_rows, own_rows
 from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, split
 from paceline.parallel.batches.order import Order
+from paceline.parallel.batches.same_data import agree_on_data
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams, derive, generators
@@ -84,6 +85,7 @@ class _MapFeed(Feed):
         self._given = loader
         self._world = world
         self._order = Order(loader, task.seed, world)
+        agree_on_data(loader, world)
         self._sampler = _OwnRows(self._order, task, world)
         self._seed = task.seed
         self._streams = Streams(

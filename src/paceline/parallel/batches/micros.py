@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +119,26 @@ def _take(parts: Parts, span: range, rows: int) -> Parts:
 def _weight(piece: Parts, rows: int, task: Task) -> float:
     if rows == 0 or task.loss_weight is None:
         return float(rows)
-    weight = float(task.loss_weight(unwrap(piece.target)))
-    if not 0 <= weight < float("inf"):
-        raise ParallelError(f"loss_weight(target) returned {weight:g}; it has to be a number of at least 0.")
-    return weight
+    return weigh(task.loss_weight, unwrap(piece.target))
+
+
+def weigh(weight: Callable[[Any], Any], target: Any) -> float:
+    """What `weight` gives for this target.
+
+    Raises:
+        ParallelError: it is no number of at least 0.
+    """
+    found = weight(target)
+    try:
+        value = float(found)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = f"a tensor of shape {list(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        raise ParallelError(
+            f"the weight of a target (loss_weight=, or weight= of evaluate) is {shown}; it has to be one number, such as "
+            "(target != -100).sum()."
+        ) from error
+    if not 0 <= value < float("inf"):
+        raise ParallelError(
+            f"the weight of a target (loss_weight=, or weight= of evaluate) is {value:g}; it has to be a number of at least 0."
+        )
+    return value

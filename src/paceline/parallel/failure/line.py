@@ -119,12 +119,28 @@ class Line:
 
     def lost(self, error: BaseException) -> WorkerError:
         """What is to be said where no rank has told why."""
+        for rank in range(self.size):
+            if rank != self.rank and self._has_ended(rank):
+                return WorkerError(
+                    f"rank {rank} has come to the end of its script, and rank {self.rank} waits for it in "
+                    f"{dict(self._calls).get(self._round, 'a call')}. Every rank has to make the same calls in the same order: "
+                    "is one below `if rank == 0`?",
+                    rank=rank,
+                    cause_text="",
+                )
         return WorkerError(
             f"rank {self.rank} can't reach another rank, which has ended without a word: was it killed, for want of memory "
             f"perhaps? See its log, or its machine's. torch says: {error}",
             rank=-1,
             cause_text="",
         )
+
+    def _has_ended(self, rank: int) -> bool:
+        try:
+            return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
+        except Exception:
+            # Rank 0 may have taken the store along.
+            return False
 
     def close(self) -> None:
         """Look no more. At the end of the process; rank 0 lets the others go first, for they ask its store."""

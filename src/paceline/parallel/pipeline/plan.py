@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.first import decide
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
@@ -49,17 +49,7 @@ def agree(task: Task, world: World, sample: Micro, programs: Programs, memory_by
     Raises:
         ParallelError: on every rank, with the first rank's reason.
     """
-    decided: list[Any] = [None]
-    if world.rank == 0:
-        try:
-            decided = [_decide(task, world, sample, programs, memory_bytes)]
-        except ParallelError as error:
-            decided = [error]
-    if world.size > 1:
-        dist.broadcast_object_list(decided, src=0)
-    if isinstance(decided[0], ParallelError):
-        raise decided[0]
-    marks, blocks, plan, loss_dtype = decided[0]
+    marks, blocks, plan, loss_dtype = decide(world, lambda: _decide(task, world, sample, programs, memory_bytes))
     return StagePlan(
         marks=marks, blocks=blocks, plan=plan, uses=_uses(task, sample, programs, marks), loss_dtype=loss_dtype
     )

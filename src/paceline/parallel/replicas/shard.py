@@ -34,8 +34,9 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
     ignored = set(left_whole(module))
     if ignored:
         options["ignored_params"] = ignored
+    names = [*find_units(module, layout.units), ""]
     try:
-        for name in [*find_units(module, layout.units), ""]:
+        for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
             fully_shard(part, **options)

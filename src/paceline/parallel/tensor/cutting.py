@@ -17,8 +17,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.first import decide
 from paceline.parallel.mesh import World
 from paceline.parallel.tensor.check import verify
+from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 
 
@@ -33,8 +35,15 @@ class Applied:
     def lines(self) -> list[str]:
         """What is cut and how, what was changed, and what stayed whole."""
         plan = self.plan
-        shown = [f"{placement}: {name}" for name, placement in plan.placements.items()]
-        shown += [f"{name}.{attribute} is divided by {self.parts} on each rank" for name, attribute in plan.divided]
+        shown = [
+            f"{placement}: {name}"
+            for placement in dict.fromkeys(plan.placements.values())
+            for name in fold(name for name, own in plan.placements.items() if own == placement)
+        ]
+        shown += [
+            f"{name} is divided by {self.parts} on each rank"
+            for name in fold(f"{name}.{attribute}" for name, attribute in plan.divided)
+        ]
         return shown + list(plan.notes)
 
 
@@ -57,14 +66,18 @@ def apply(
     """
     parts = world.extent("tensor")
     run = _runner(model, sample)
-    if plan is not None:
-        found = plan_from_table(model, plan, run, parts)
-    elif run is None:
-        raise ParallelError(
-            "a plan for Tensor() is found by a pass over a batch. Give a loader, or Tensor(plan={...})."
-        )
-    else:
-        found = find_plan(model, run, parts, ties)
+
+    def find() -> TensorPlan:
+        if plan is not None:
+            return plan_from_table(model, plan, run, parts)
+        if run is None:
+            raise ParallelError(
+                "a plan for Tensor() is found by a pass over a batch. Give a loader, or Tensor(plan={...})."
+            )
+        return find_plan(model, run, parts, ties)
+
+    # Tried with numbers, which may come out equal on one machine and not quite on another.
+    found: TensorPlan = decide(world, find)
     if not found.placements:
         raise ParallelError(
             f"Tensor({parts}) finds no layer of {type(model).__name__} that it can cut"

@@ -21,7 +21,8 @@ from torch import nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tensor.groups import Group, Seen, is_plain, observe
-from paceline.parallel.tensor.trial import Attribute, try_groups
+from paceline.parallel.tensor.names import fold
+from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +61,12 @@ def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequen
     placements |= _vocabulary(model, seen, ties, taken=set(placements), parts=parts)
     if not placements:
         placements = _lone(model, seen, tied, parts)
-    notes = [
-        f"{', '.join(bad.group.columns)} and {bad.group.row} stay whole: {bad.reason}" for bad in verdicts if bad.reason
-    ]
     return TensorPlan(
         placements=placements,
         groups=tuple(verdict.group for verdict in good),
         divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
         changed=seen.changed,
-        notes=tuple(notes),
+        notes=_notes(verdicts, "stay whole"),
     )
 
 
@@ -98,11 +96,20 @@ def plan_from_table(
         groups=tuple(verdict.group for verdict in good),
         divided=tuple(dict.fromkeys(item for verdict in good for item in verdict.divided)),
         changed=seen.changed,
-        notes=tuple(
-            f"{', '.join(bad.group.columns)} and {bad.group.row} put their values together in between: {bad.reason}"
-            for bad in verdicts
-            if bad.reason
-        ),
+        notes=_notes(verdicts, "put their values together in between"),
+    )
+
+
+def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
+    """What can't be cut, and why; equal blocks in one line."""
+    groups: dict[str, list[Group]] = {}
+    for bad in verdicts:
+        if bad.reason:
+            groups.setdefault(bad.reason, []).append(bad.group)
+    return tuple(
+        f"{', '.join(fold(name for group in own for name in group.columns))} and "
+        f"{', '.join(fold(group.row for group in own))} {what}: {reason}"
+        for reason, own in groups.items()
     )
 
 

@@ -1,0 +1,173 @@
+"""Whether all ranks have the same dataset: each reads its own rows, so nobody else would notice. Imports torch.
+
+Drawn without a seed, split at random or by rank, datasets of one length differ: some samples are then seen twice, others
+never, and the loss looks well. The first and the last sample are read on every rank, twice, from equal generators:
+
+    two readings of a rank differ     drawn anew each time, by generators of its own: nothing can be said
+    they agree, and ranks don't       not the same dataset
+
+So augmentation may be random. Small differences are let pass, for other machines may decode an image a little differently.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from paceline.parallel.batches.batch import tensors_in
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.mesh import World
+from paceline.parallel.randomness import generators
+
+#: So many numbers of each tensor are compared, spread over all of it.
+SAMPLED = 64
+#: The part of the largest number by which others than counts may differ.
+TOLERANCE = 0.02
+
+#: Of each tensor of a sample: its shape, whether its numbers are exact, some of them.
+Summary = list[tuple[list[int], bool, list[float]]]
+
+_agreed: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def agree_on_data(loader: DataLoader[Any], world: World) -> None:
+    """Compare two samples of the loader's dataset with the other ranks'; a dataset once. Called on all ranks.
+
+    Raises:
+        ParallelError: on every rank, with the sample that differs, and on which ranks.
+    """
+    if world.size == 1 or _is_known(loader.dataset):
+        return
+    try:
+        own = read_twice(loader)
+    except Exception:
+        # Training will read it too, and say what is wrong where it can be told to all.
+        own = {}
+    everyone: list[Any] = [None] * world.size
+    dist.all_gather_object(everyone, own)
+    for index in own:
+        found: list[Summary | None] = [of_rank.get(index) for of_rank in everyone]
+        first = found[0]
+        if first is None or None in found:
+            continue
+        others = [rank for rank, summary in enumerate(found) if summary is not None and not are_alike(first, summary)]
+        if others:
+            other = found[others[0]]
+            assert other is not None
+            raise ParallelError(
+                f"the ranks don't have the same dataset: sample {index} is {_shown(first)} on rank 0, {_shown(other)} on rank"
+                f"{'s' * (len(others) > 1)} {', '.join(map(str, others))}. Each rank reads its own rows of one dataset: "
+                "seed what is drawn at random when it is made (torch.manual_seed(0) before it, "
+                "random_split(..., generator=torch.Generator().manual_seed(0))), and don't split it by rank."
+            )
+
+
+def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
+    """Sample -> what it holds, None where two readings differ; read where the loader reads, here or in a worker."""
+    dataset: Any = loader.dataset
+    indices = sorted({0, len(dataset) - 1})
+    probe = _Probe(dataset, loader.collate_fn)
+    if loader.num_workers == 0:
+        return {index: probe[index] for index in indices}
+    # Not in this process: a file that is opened here would be shared by all workers that are forked later.
+    there: DataLoader[Any] = DataLoader(
+        probe,
+        batch_size=None,
+        sampler=indices,
+        collate_fn=_as_it_is,
+        num_workers=1,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        timeout=loader.timeout,
+        generator=torch.Generator().manual_seed(0),
+    )
+    return dict(zip(indices, there, strict=True))
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+class _Probe(torch.utils.data.Dataset[Any]):
+    """A dataset of what two readings of each sample hold."""
+
+    def __init__(self, dataset: Any, collate: Any) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __getitem__(self, index: int) -> Summary | None:
+        first, second = self._read(index), self._read(index)
+        return first if first == second else None
+
+    def _read(self, index: int) -> Summary:
+        many = getattr(self._dataset, "__getitems__", None)
+        with _seeded():
+            rows = many([index]) if callable(many) else [self._dataset[index]]
+            return summarise(self._collate(rows))
+
+
+def summarise(sample: Any) -> Summary:
+    """Shapes and some numbers of all tensors in `sample`."""
+    found = []
+    for tensor in tensors_in(sample):
+        flat = tensor.detach().reshape(-1)
+        flat = flat[:: max(len(flat) // SAMPLED, 1)][:SAMPLED]
+        if flat.is_complex():
+            flat = torch.view_as_real(flat).reshape(-1)
+        exact = not flat.is_floating_point() and flat.dtype != torch.uint8
+        found.append((list(tensor.shape), exact, flat.double().nan_to_num().tolist()))
+    return found
+
+
+def are_alike(first: Summary, second: Summary) -> bool:
+    """Whether these are one sample, as two machines may read it."""
+    if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
+        return False
+    for (_, exact, left), (_, _, right) in zip(first, second, strict=True):
+        scale = 0.0 if exact else TOLERANCE * max(map(abs, [*left, *right]), default=0.0)
+        if any(abs(a - b) > scale for a, b in zip(left, right, strict=True)):
+            return False
+    return True
+
+
+@contextmanager
+def _seeded() -> Iterator[None]:
+    """The generators of torch, of Python and of numpy as on every other rank; put back afterwards."""
+    numpy: Any = sys.modules.get("numpy")
+    before, before_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    random.seed(0)
+    if numpy:
+        numpy.random.seed(0)
+    try:
+        with generators(0, torch.device("cpu")):
+            yield
+    finally:
+        random.setstate(before)
+        if numpy:
+            numpy.random.set_state(before_numpy)
+
+
+def _is_known(dataset: Any) -> bool:
+    """Whether it has been compared before; it is noted down. One that can't be is compared each time."""
+    try:
+        known = dataset in _agreed
+        _agreed.add(dataset)
+    except TypeError:
+        return False
+    return known
+
+
+def _shown(summary: Summary) -> str:
+    parts = []
+    for shape, _, numbers in summary[:2]:
+        begin = " ".join(f"{number:.4g}" for number in numbers[:3])
+        parts.append(f"{shape} ({begin}{' ...' * (len(numbers) > 3)})")
+    return " and ".join(parts) or "nothing"

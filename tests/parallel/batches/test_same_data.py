@@ -1,0 +1,85 @@
+"""Two samples say whether ranks have one dataset; those that are drawn anew each time say nothing."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from paceline.parallel.batches.same_data import are_alike, read_twice, summarise
+
+
+class Drawn(Dataset[Any]):
+    """Its index, many times, what `draw` gives, and what is no number."""
+
+    def __init__(self, draw: Callable[[], Any]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.full((300,), float(index)), "drawn": self.draw(), "path": "mine"}
+
+
+def from_torch() -> float:
+    return float(torch.rand(()))
+
+
+def from_numpy() -> float:
+    return float(np.random.rand())
+
+
+@pytest.mark.parametrize("draw", [from_torch, random.random, from_numpy])
+def test_augmentation_from_the_usual_generators_is_equal_and_leaves_them_alone(draw: Callable[[], float]) -> None:
+    random.seed(3), torch.manual_seed(3), np.random.seed(3)
+    first = draw()
+    random.seed(3), torch.manual_seed(3), np.random.seed(3)
+    found = read_twice(DataLoader(Drawn(draw), batch_size=2))
+    assert sorted(found) == [0, 4]
+    for index, summary in found.items():
+        assert summary is not None
+        assert summary[0] == ([1, 300], False, [float(index)] * 64)
+    assert draw() == first
+
+
+def test_augmentation_from_a_generator_of_its_own_says_nothing() -> None:
+    own = np.random.default_rng()
+    assert read_twice(DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
+
+
+def test_with_workers_the_samples_are_read_by_one_of_them() -> None:
+    class Here(Drawn):
+        def __getitem__(self, index: int) -> Any:
+            assert torch.utils.data.get_worker_info() is not None
+            return super().__getitem__(index)
+
+    found = read_twice(DataLoader(Here(from_torch), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    assert found == read_twice(DataLoader(Drawn(from_torch), batch_size=2))
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (lambda x: x.clone(), True),
+        # As two decoders of one image.
+        (lambda x: x + 0.01 * x.abs().max(), True),
+        (lambda x: x.flip(0), False),
+        (lambda x: x.long(), False),
+        (lambda x: x[:-1], False),
+    ],
+)
+def test_samples_are_alike_as_two_machines_may_read_them(other: Callable[[Any], Any], same: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(40)
+    assert are_alike(summarise((x, torch.tensor(3))), summarise((other(x), torch.tensor(3)))) is same
+
+
+def test_counts_have_to_be_equal() -> None:
+    x = torch.arange(1000)
+    assert not are_alike(summarise(x), summarise(torch.where(x == 900, 901, x)))
