@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import DOCS, section, tables
+from tests.helpers import write_program
 
 TOY = Path(__file__).parents[1] / "targets" / "toy.py"
 
@@ -33,6 +34,19 @@ def compute(cli):
         return cli("compute", *words, **options)
 
     return call
+
+
+def test_a_setting_that_the_engine_refutes_is_an_error_and_leaves_what_was(compute, cli):
+    sinfo = "#!/bin/sh\n[ \"$1\" = -p ] || printf 'main\\nshort\\n'\n"
+    cli.environment["PATH"] = f"{write_program(cli.folder / 'bin' / 'sinfo', sinfo).parent}:{os.environ['PATH']}"
+    words = ("add", "cluster", "--kind", "slurm", "--partition", "mian")
+    done = compute(*words, code=2)
+    assert "Slurm has no partition 'mian'; it has main, short." in done.stderr
+    assert done.stdout == ""
+    assert not list((cli.folder / ".paceline/compute").glob("*"))
+    compute("add", "cluster", "--kind", "slurm", "--time", "10", "--no-check")
+    compute(*words, "--replace", code=2)
+    assert cli.json("compute", "show", "cluster")["settings"] == {"time": "10"}
 
 
 def test_a_target_is_added_listed_shown_and_removed(compute, cli):

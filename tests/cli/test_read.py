@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 
@@ -95,6 +96,20 @@ def test_list_is_a_plain_table_newest_first(gallery: Gallery) -> None:
         [gallery.good, "Completed", "1x1", "-"],
     ]
     assert not any("\x1b" in line for line in lines)
+
+
+def test_list_tells_the_targets_where_one_is_another_than_this_machine(gallery: Gallery, cli: Cli) -> None:
+    shutil.copytree(gallery.folder / ".paceline" / "runs", cli.folder / ".paceline" / "runs", symlinks=True)
+    path = cli.run_folder(gallery.bad) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "target": "lab"}))
+
+    lines = cli("list").stdout.splitlines()
+    assert [line.split()[:4] for line in lines] == [
+        ["RUN", "STATUS", "TARGET", "SIZE"],
+        [gallery.bad, "Failed", "lab", "1x2"],
+        [gallery.good, "Completed", "local", "1x1"],
+    ]
+    assert [run["target"] for run in cli.json("list")] == ["lab", "local"]
 
 
 def test_list_as_json(gallery: Gallery) -> None:

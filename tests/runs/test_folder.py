@@ -142,6 +142,7 @@ def test_the_files_have_the_names_of_the_design():
         "logs/rank_3.log": FOLDER.live_log(3),
         "attempts/2/rank_3.log": FOLDER.rank_log(2, 3),
         "metrics/rank_3.jsonl": FOLDER.metric_log(3),
+        "metrics/rank_3.2.jsonl": FOLDER.metric_log(3, attempt=2),
         "outputs": FOLDER.outputs,
         "checkpoints": FOLDER.checkpoints,
     }

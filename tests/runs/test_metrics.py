@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import MetricError
-from paceline.runs.metrics import MetricLog, json_safe, plain_scalar, rank_files, read, read_by_rank
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog, json_safe, plain_scalar, read, read_by_rank
 from tests.helpers import run_python, start_python
 
 
@@ -238,7 +239,6 @@ def test_ranks_are_kept_apart(folder):
     assert read_by_rank(folder) == {0: {"loss": [0, 0.5]}, 1: {"loss": [1, 1.5]}, 10: {"loss": [10, 10.5]}}
     assert read(folder, rank=10) == {"loss": [10, 10.5]}
     assert read(folder, rank=5) == {}
-    assert list(rank_files(folder)) == [0, 1, 10]
 
 
 def test_a_name_may_be_asked_for_alone(folder):
@@ -257,7 +257,7 @@ def test_a_run_that_logged_nothing_has_no_metrics(folder):
 
 def test_files_of_others_in_the_folder_are_passed_over(folder):
     logged(folder, 1)
-    for name in ("rank_x.jsonl", "rank_.jsonl", "other.jsonl", "rank_1.txt"):
+    for name in ("rank_x.jsonl", "rank_.jsonl", "rank_1.2.3.jsonl", "other.jsonl", "rank_1.txt"):
         (folder / name).write_text('{"name": "loss", "value": 2}\n')
     assert read(folder) == {"loss": 1}
 
@@ -439,9 +439,13 @@ def test_the_log_is_not_inherited_by_programs(folder):
 # --- several attempts
 
 
+def log_of(folder: Path, attempt: int, rank: int = 0) -> MetricLog:
+    return MetricLog(folder / RunFolder(folder).metric_log(rank, attempt).name, attempt=attempt)
+
+
 def attempt_of(folder: Path, attempt: int, *steps: int | None, name: str = "loss", rank: int = 0) -> None:
     """What an attempt logged under these steps: values that tell attempt and step apart, `attempt` + step / 1000."""
-    log = MetricLog(folder / f"rank_{rank}.jsonl", attempt=attempt)
+    log = log_of(folder, attempt, rank)
     for step in steps:
         log.scalar(name, attempt + (step or 0) / 1000, step=step)
     log.close()
@@ -506,7 +510,7 @@ def test_values_without_a_step_stay_with_those_of_all_attempts(folder):
     attempt_of(folder, 2, 5, None)
     assert read(folder) == {"loss": [1.0, 2.005, 2.0]}
     for attempt in (1, 2):
-        log = MetricLog(folder / "rank_0.jsonl", attempt=attempt)
+        log = log_of(folder, attempt)
         log.other("list", "m", [attempt])
         log.close()
     assert read(folder, name="m") == {"m": [1, 2]}
@@ -568,7 +572,7 @@ def test_wherever_it_was_killed_and_resumed_the_series_is_that_of_a_run_never_in
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for number, (start, written, torn) in enumerate(attempts, 1):
-            log, left = MetricLog(folder / "rank_0.jsonl", attempt=number), written
+            log, left = log_of(folder, number), written
             for step in range(start, steps):
                 for metric in ("loss", "accuracy"):
                     if left == 0:

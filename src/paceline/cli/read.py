@@ -26,6 +26,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
+from paceline.targets import configured
 from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -91,11 +92,15 @@ def list_runs(
     if not shown:
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
         return 0
-    print_table(
+    lines: list[tuple[str, ...]] = [
         ("RUN", "STATUS", "SIZE", "BACKEND", "CREATED", "TOOK"),
-        [_row(record, folder) for record, folder in shown],
-        status_column=1,
-    )
+        *(_row(record, folder) for record, folder in shown),
+    ]
+    # Where all runs are this machine's, as most are, the column would say nothing.
+    targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
+    if set(targets[1:]) - {configured.LOCAL, "-"}:
+        lines = [(*line[:2], target, *line[2:]) for line, target in zip(lines, targets, strict=True)]
+    print_table(lines[0], lines[1:], status_column=1)
     total = len(store.ids(runs_dir))
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")

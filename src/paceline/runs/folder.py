@@ -14,6 +14,7 @@ from paceline.errors import FileNameError, WorkspaceError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+_METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 #: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
@@ -78,6 +79,15 @@ def age_key(run_id: str) -> tuple[int, str]:
     """Sorts ids by the time in them; ids that were given by hand, without one, come first."""
     _, second, fraction = ("", *run_id.rsplit("_", 2))[-3:] if run_id.count("_") > 1 else ("", "", run_id)
     return (int(second), fraction) if second.isascii() and second.isdigit() else (0, run_id)
+
+
+def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
+    """Rank -> attempt -> metric log under `directory`, for each rank that logged anything; both in order."""
+    found: dict[int, dict[int, Path]] = {}
+    for path in directory.glob("rank_*.jsonl"):
+        if name := _METRIC_LOG.fullmatch(path.name):
+            found.setdefault(int(name[1]), {})[int(name[2] or 1)] = path
+    return {rank: dict(sorted(found[rank].items())) for rank in sorted(found)}
 
 
 @dataclass(frozen=True)
@@ -186,6 +196,11 @@ class RunFolder:
         """What the run took from datastores, with fingerprints, and what it stored there."""
         return self.path / "data.json"
 
+    @property
+    def carried(self) -> Path:
+        """Where what the job names on the submitting machine lies on this one; not there where that is the same."""
+        return self.path / "carried.json"
+
     def prepare_log(self, node_rank: int) -> Path:
         """What was installed and fetched on a node before the workers, and stored after them."""
         return self.logs / f"prepare_{node_rank}.log"
@@ -210,8 +225,9 @@ class RunFolder:
     def metrics(self) -> Path:
         return self.path / "metrics"
 
-    def metric_log(self, rank: int) -> Path:
-        return self.metrics / f"rank_{rank}.jsonl"
+    def metric_log(self, rank: int, attempt: int = 1) -> Path:
+        """What a rank logs in one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
+        return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     @property
     def logs(self) -> Path:

@@ -4,9 +4,6 @@ Writing: one JSON line per value in one `write` to a file opened for appending. 
 the kernel's hands, so it survives a SIGKILL of the process (not a power cut); the cost is the same for the ten
 millionth value as for the first. NaN and the infinities are written as Python's `json` spells them (NaN, Infinity).
 
-    metrics/rank_0.jsonl       what rank 0 logged in the first attempt
-    metrics/rank_0.2.jsonl     in the second: a worker of the first that is cut off, and not dead yet, can't write here
-
 Reading: all lines of all ranks, in order of time where several ranks logged the same name. One value under a name is
 a scalar, several are a list, as in the Azure SDK. Of several attempts, each takes up where it was resumed: the values
 of earlier ones from its first step on are left out, as TensorBoard does it.
@@ -23,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import MetricError
+from paceline.runs.folder import metric_logs
 
 Scalar: TypeAlias = "int | float | str | bool"
 
@@ -31,13 +29,10 @@ _BYTES_AT_ONCE = 1 << 21
 
 
 class MetricLog:
-    """Appends one rank's metrics to a file. Safe to call from several threads, and from forked children.
-
-    path: of the first attempt's file; later ones have their own beside it.
-    """
+    """Appends one rank's metrics of one attempt to a file. Safe to call from several threads, and from forked children."""
 
     def __init__(self, path: Path, *, attempt: int = 1) -> None:
-        self._path = path if attempt == 1 else path.with_suffix(f".{attempt}{path.suffix}")
+        self._path = path
         self._attempt = attempt
         self._fd = -1
         self._names: dict[str, str] = {}
@@ -133,7 +128,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
     """
     ranks = {
         number: _in_sequence(_entries(paths, name))
-        for number, paths in rank_files(directory).items()
+        for number, paths in metric_logs(directory).items()
         if rank in (None, number)
     }
     return {metric: _value(entries) for metric, entries in _by_name(ranks).items()}
@@ -141,17 +136,7 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:
     """Rank -> its metrics, as `read` gives them."""
-    return {number: read(directory, name=name, rank=number) for number in rank_files(directory)}
-
-
-def rank_files(directory: Path) -> dict[int, dict[int, Path]]:
-    """Rank -> attempt -> metric log, for each rank that logged anything; both in order."""
-    found: dict[int, dict[int, Path]] = {}
-    for path in directory.glob("rank_*.jsonl"):
-        rank, _, attempt = path.stem.removeprefix("rank_").partition(".")
-        if rank.isdecimal() and (attempt or "1").isdecimal():
-            found.setdefault(int(rank), {})[int(attempt or 1)] = path
-    return {rank: dict(sorted(found[rank].items())) for rank in sorted(found)}
+    return {number: read(directory, name=name, rank=number) for number in metric_logs(directory)}
 
 
 def json_safe(value: Any) -> Any:

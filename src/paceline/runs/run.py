@@ -324,7 +324,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def _log(self) -> MetricLog:
         if self._metric_log is None:
             rank, attempt = (self._worker.rank, self._worker.attempt) if self._worker else (0, 1)
-            self._metric_log = MetricLog(self._folder.metric_log(rank), attempt=attempt)
+            self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
 
     # --- waiting for it
