@@ -84,6 +84,22 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Starter:
+    """A program of an engine's own that starts MPI's workers in mpirun's place: the command line that is put behind its own
+    once for each worker, each on the node of its place, in order of rank, with PMIx.
+
+    environment: what it needs itself; its workers do not see it.
+    """
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return Path(self.argv[0]).name
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """All that a launcher is told of one attempt.
 
@@ -95,6 +111,7 @@ class Launch:
         rank for TensorFlow's servers.
     scratch_dir: a short path for the launcher's own sockets and shared memory; the nodes remove it.
     remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine.
+    starter: what starts MPI's workers; None for mpirun.
     """
 
     job: Job
@@ -110,6 +127,7 @@ class Launch:
     ports: tuple[int, ...]
     attempt: int = 1
     remote_shell: tuple[str, ...] = ()
+    starter: Starter | None = None
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -262,8 +262,11 @@ class SlurmLab:
             "InactiveLimit=0\nJobRequeue=1\nSchedulerType=sched/backfill\n"
             "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,sched_min_interval=0\n"
             "SlurmdParameters=config_overrides\nMessageTimeout=10\nOverTimeLimit=0\n"
+            "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
             f"{accounting}{nodes}PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
             "PartitionName=short Nodes=ALL MaxTime=60 State=UP\n"
+            # Its jobs take the nodes of others'.
+            "PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP\n"
         )
 
 

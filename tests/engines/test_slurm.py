@@ -58,11 +58,9 @@ def need(*, accounting: bool = False) -> None:
     require_engine(f"Slurm ({lacks})" if lacks else "Slurm", not lacks)
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[SlurmLab]:
-    need()
-    with slurm_lab.cluster("pb") as lab:
-        yield lab
+@pytest.fixture
+def cluster(slurm_cluster: SlurmLab) -> SlurmLab:
+    return slurm_cluster
 
 
 @pytest.fixture
@@ -185,6 +183,8 @@ def test_a_refusal_comes_before_there_is_a_run_and_names_what_was_asked_for(slur
     add(lab, "gpus", gres="gpu:a100:1")
     with pytest.raises(TargetError, match=r"Slurm refuses the job: .*--gres=gpu:a100:1"):
         submit(lab, "pass", "gpus")
+    with pytest.raises(TargetError, match="Slurm has no partition 'mian'; it has main, short, urgent"):
+        SlurmTarget("mistyped", {"partition": "mian"}).status()
     assert not list((lab.workspace_dir / "runs").glob("*"))
     assert not slurm.run("squeue", "-h")
 
@@ -210,6 +210,93 @@ def test_the_doctor_examines_nodes_of_a_short_allocation(slurm: SlurmLab, lab: L
         lambda: not any("paceline" in text for text in slurm.hosts.processes(slurm.hosts.names[1]).values()),
         "no agent is left",
     )
+
+
+# --- MPI by srun
+
+
+def with_pmix(slurm: SlurmLab, lab: Lab) -> None:
+    """Let srun start MPI's workers on `cluster`."""
+    listed = slurm.run("srun", "--mpi=list")
+    require_engine("Slurm with PMIx (libpmix-dev)", "pmix" in listed.split())
+    add(lab, time="10", mpi="pmix")
+
+
+@pytest.mark.usefixtures("any_mpirun")
+def test_srun_starts_mpi_s_workers_each_at_its_place_with_what_mpirun_gives_them(slurm: SlurmLab, lab: Lab):
+    script = KEEP + (
+        "from mpi4py import MPI\n"
+        "world = MPI.COMM_WORLD\n"
+        "names = ('LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'NODE_RANK', 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_LOCAL_RANK')\n"
+        "own = {name: os.environ[name] for name in (*names, 'CUDA_VISIBLE_DEVICES', 'SLURM_MINE')}\n"
+        "keep([own, world.rank, world.allreduce(2 ** world.rank), sys.argv[1:], os.uname().nodename])\n"
+        "keep(sorted(os.environ), 'names')\n"
+        "print('rank', os.environ['RANK'])\n"
+    )
+    values = {
+        "node_count": 2,
+        "process_count_per_node": 2,
+        "distributed_backend": "mpi",
+        "use_gpu": True,
+        "script_params": {"--text": "a'b\"c $HOME;#&"},
+        "environment_variables": {"SLURM_MINE": "1"},
+    }
+    by_mpirun = complete(lab, script, **values)
+    with_pmix(slurm, lab)
+    by_srun = complete(lab, script, **values)
+    assert "srun (pid" in by_srun.folder.driver_log.read_text()
+    for rank in range(4):
+        assert seen(by_srun, rank) == seen(by_mpirun, rank)
+        assert seen(by_srun, rank)[1:3] == [rank, 15]
+        assert log_text(by_srun, rank) == f"rank {rank}\n"
+        names = [set(seen(run, rank, "names")) for run in (by_srun, by_mpirun)]
+        # mpirun lets the loader find its own library.
+        own = ("PMIX_", "PRTE_", "OMPI_", "OPAL_", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+        only = {name for name in names[0] ^ names[1] if not name.startswith(own)}
+        assert not only, "the environment does not depend on what has started the workers"
+    assert exit_codes(by_srun) == dict.fromkeys("0123", 0)
+    wait_until(lambda: slurm.states()[job_id(by_srun)] == "COMPLETED", "the job has ended well")
+
+
+#: Rank 1 ends as its argument says, once no other is within MPI, which would abort all; the others save what they have
+#: when they are told to end.
+FAILS = """
+    import os, signal, sys, time
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.rank
+    def end(number, frame):
+        time.sleep(1.5)
+        print("saved", flush=True)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end)
+    MPI.COMM_WORLD.allreduce(1)
+    open(f"outputs/past_{rank}", "w").close()
+    if rank == 1:
+        while len([name for name in os.listdir("outputs") if name.startswith("past_")]) < 4:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL) if sys.argv[2] == "kill" else os._exit(int(sys.argv[2]))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.usefixtures("any_mpirun")
+@pytest.mark.parametrize("how", ["7", "kill"])
+def test_under_srun_the_others_have_their_grace_when_a_worker_fails(slurm: SlurmLab, lab: Lab, how: str):
+    with_pmix(slurm, lab)
+    values = {
+        "node_count": 2,
+        "process_count_per_node": 2,
+        "distributed_backend": "mpi",
+        "script_params": {"--how": how},
+    }
+    run = lab.finish(FAILS, compute_target="cluster", **values)
+    code = 137 if how == "kill" else int(how)
+    record = run.record()
+    assert (record.status, record.exit_code) == ("Failed", code)
+    assert record.failure is not None
+    assert (record.failure.rank, record.failure.cause) == (1, "killed" if how == "kill" else "exception")
+    assert exit_codes(run) == {"0": 0, "1": code, "2": 0, "3": 0}
+    assert [log_text(run, rank) for rank in (0, 2, 3)] == ["saved\n"] * 3
 
 
 # --- the queue
@@ -301,17 +388,29 @@ def test_a_job_whose_supervisor_was_killed_has_failed_and_leaves_no_process(slur
 # --- further attempts
 
 
-def test_a_requeued_run_goes_on_with_its_next_attempt(slurm: SlurmLab, lab: Lab):
-    run = begin(lab, max_restarts=1)
-    slurm.run("scontrol", "requeue", job_id(run))
-    assert begun(run, 2) == list(slurm.hosts.names)
-    wait_for_status(run, "Running")
+def test_a_preempted_run_goes_on_from_its_checkpoint(slurm: SlurmLab, lab: Lab):
+    add(lab, time="10", exclusive=True)
+    script = """
+        import os, signal, sys, time
+        path = os.path.join(os.environ["PACELINE_CHECKPOINT_DIR"], f"step_{os.environ['RANK']}")
+        if os.path.exists(path):
+            print("goes on from step", open(path).read(), flush=True)
+            sys.exit()
+        def save(number, frame):
+            with open(path, "w") as file:
+                file.write("41")
+            sys.exit()
+        signal.signal(signal.SIGTERM, save)
+        open(f"outputs/begun_{os.environ['RANK']}_1", "w").write("here")
+        time.sleep(600)
+    """
+    run = submit(lab, script, **TWO, max_restarts=1)
+    begun(run, 1)
+    slurm.run("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=exit 0")
+    assert wait_for_end(run) == "Completed"
     record = run.record()
-    assert [attempt.number for attempt in record.attempts] == [1, 2]
-    assert record.attempts[0].cause in ("interrupted", "preempted")
-    assert "told to end" in run.folder.rank_log(1, 0).read_text()
-    run.cancel()
-    assert wait_for_end(run) == "Canceled"
+    assert [(attempt.number, attempt.cause) for attempt in record.attempts] == [(1, "preempted"), (2, None)]
+    assert [log_text(run, rank) for rank in (0, 1)] == ["goes on from step 41\n"] * 2
 
 
 def test_a_lost_node_is_replaced_and_the_run_goes_on(slurm: SlurmLab, lab: Lab):

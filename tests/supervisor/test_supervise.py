@@ -173,7 +173,7 @@ def test_a_run_that_its_engine_interrupts_waits_as_it_was_and_goes_on(tmp_path):
 
     record = stage.see_through(B)
     assert (record.status, record.waiting_for) == (states.COMPLETED, None)
-    assert attempts(record) == [(1, "interrupted", ("a",)), (2, None, ("b",))]
+    assert attempts(record) == [(1, "preempted", ("a",)), (2, None, ("b",))]
     # In the same working directory.
     assert (stage.folder.outputs / "seen").read_text() == "12"
 

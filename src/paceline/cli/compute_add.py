@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -46,11 +47,25 @@ def add(
     asked = {name: settings.pop(name) for name in own & set(settings)}
     described = Configured(name=_one_name(alone), kind=kind, settings=settings)
     workspace = Workspace.from_config()
+    is_new = described.name not in configured.names(workspace.path)
+    before = None if is_new else configured.read(workspace.path, described.name)
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
+    found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
+    if found is not None and found.is_wrong:
+        _take_back(workspace.path, described.name, before)
+        raise TargetError(str(found.error))
     print(f"{described.name}: {_text(configured.read(workspace.path, described.name))}")
-    if asked.get("check", True):
-        _tell(look_at_all(workspace.path, [described.name], _CHECK_S)[0])
+    if found is not None:
+        _tell(found)
     return 0
+
+
+def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> None:
+    """Leave the workspace as it was before a target was added."""
+    if before is None:
+        configured.remove(workspace_dir, name)
+    else:
+        configured.add(workspace_dir, before, replace=True)
 
 
 def _kind(words: Sequence[str]) -> str | None:

@@ -12,18 +12,20 @@ from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.patience import all_within, said
-from paceline.targets.status import Status
+from paceline.targets.status import SettingError, Status
 
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was found out of one target. error: why there is no status, where that is a fault."""
+    """What was found out of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
+    settings, not of the target's being away."""
 
     name: str
     kind: str | None
     settings: Mapping[str, Any] = field(default_factory=dict)
     status: Status | None = None
     error: str | None = None
+    is_wrong: bool = False
 
     @property
     def state(self) -> str:
@@ -78,6 +80,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
                 settings=found.settings,
                 status=None if isinstance(answer, Exception) else answer,
                 error=said(answer) if isinstance(answer, Exception) else None,
+                is_wrong=isinstance(answer, SettingError),
             )
         )
     return looks

@@ -40,6 +40,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         nodes=granted.nodes,
         prepared=_prepared(job),
         ports=granted.ports,
+        starter=granted.starter,
     )
     commands = [
         environment.with_paths(command, launch, environment.inherited(os.environ))

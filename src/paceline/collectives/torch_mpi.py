@@ -13,9 +13,6 @@ comes back is taken as it is, so these two, and the time limit that torch doesn'
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import inspect
 import sys
 import threading
@@ -24,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.when_loaded import when_loaded
 
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
@@ -53,8 +51,8 @@ def install_when_loaded() -> None:
         # Without it, `torch.distributed` is an empty module.
         if distributed.is_available():
             _patch(distributed)
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+    else:
+        when_loaded(_MODULE, lambda module: _patch(module) if module.is_available() else None)
 
 
 class ProcessGroupMPI:
@@ -107,37 +105,3 @@ def _refuse_mixture(backend: str) -> None:
             "tensors on the CPU. Make the default group with 'nccl' and another one for the CPU with "
             "torch.distributed.new_group(backend='mpi')."
         )
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds nothing itself: it watches for one module, and puts a loader around the one that is found."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != _MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
-
-
-class _Loader(importlib.abc.Loader):
-    """Loads as the loader within does, then installs."""
-
-    def __init__(self, within: Any) -> None:
-        self._within = within
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._within.create_module(spec)  # type: ignore[no-any-return]
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The module keeps the loader it would have without us, for whoever reads its source.
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._within
-        module.__loader__ = self._within
-        self._within.exec_module(module)
-        if module.is_available():
-            _patch(module)

@@ -1,4 +1,4 @@
-"""Open MPI: one mpirun that starts all workers.
+"""Open MPI: one mpirun that starts all workers, or what the target has for it (`mpi_starter`).
 
 Each worker's output goes to its own file and each worker's end is reported by the process that waits for it
 (`paceline.worker`), so neither mpirun's forwarding of output nor its exit code is relied upon: Open MPI 5 exits with
@@ -20,8 +20,9 @@ from pathlib import Path
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.launchers import environment
-from paceline.launchers.mpi_hosts import INTERFACES, context_options, host_options
+from paceline.launchers.mpi_hosts import context_options, host_options, set_words, values_of_place
 from paceline.launchers.mpi_library import mpi4py_library
+from paceline.launchers.mpi_starter import starter_command
 from paceline.plan import Command, Launch, Place
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
@@ -46,13 +47,16 @@ class MpiLauncher:
             find_open_mpi(job.environment.python or sys.executable)
 
     def commands(self, launch: Launch) -> list[Command]:
+        if launch.starter is not None:
+            version = _open_mpi(launch).version
+            return [starter_command(launch, launch.starter, version[0], _open_mpi_variables(launch, version))]
         mpi = _open_mpi(launch)
         head = launch.places[0]
         return [
             Command(
                 argv=(mpi.mpirun, *_options(launch, mpi), *_workers(launch)),
                 environment=environment.of_run(launch)
-                | _open_mpi_variables(launch, mpi)
+                | _open_mpi_variables(launch, mpi.version)
                 | dict(launch.job.environment_variables),
                 defaults=environment.defaults(launch, head),
                 node_rank=0,
@@ -164,11 +168,11 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
     return options
 
 
-def _open_mpi_variables(launch: Launch, mpi: OpenMpi) -> dict[str, str]:
+def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, str]:
     """Where Open MPI keeps its sockets and shared memory: in a folder that the run's end removes, whatever was killed."""
     scratch = str(launch.scratch_dir)
     variables = {"OMPI_MCA_btl_sm_backing_directory": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
-    if mpi.version[0] >= 5:
+    if version[0] >= 5:
         variables["PRTE_MCA_prte_tmpdir_base"] = scratch
     else:
         variables["OMPI_MCA_orte_tmpdir_base"] = scratch
@@ -213,9 +217,4 @@ def _worker(launch: Launch, place: Place, options: list[str]) -> list[str]:
 
 
 def _set_options(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> list[str]:
-    left_out = {*skip, *launch.job.environment_variables}
-    values = environment.of_place(launch, place)
-    if launch.remote_shell:
-        own = environment.defaults(launch, place)
-        values |= {name: own[name] for name in INTERFACES if name in own}
-    return [word for name, value in values.items() if name not in left_out for word in ("--set", f"{name}={value}")]
+    return set_words(values_of_place(launch, place, skip))

@@ -8,6 +8,7 @@ link is noticed, which without keepalive it is not for hours.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 from paceline.errors import LauncherError
 from paceline.launchers import environment
@@ -22,15 +23,14 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 def host_options(launch: Launch, major: int) -> list[str]:
     """mpirun's options for several hosts; major: the version of Open MPI."""
-    _check_same_mpi(launch)
+    check_same_mpi(launch)
     sizes = node_sizes(launch.job)
     hosts = ",".join(f"{node.address}:{size}" for node, size in zip(launch.nodes, sizes, strict=True) if size)
     shell = shlex.join(launch.remote_shell)
     settings = {f"oob_tcp_keepalive_{name}": value for name, value in _KEEPALIVE.items()}
-    # Whole networks: PRRTE 3 crashes half the time on a list of the nodes' own addresses.
-    networks = sorted({node.network or "" for node in launch.nodes})
-    if is_known := "" not in networks:
-        settings["oob_tcp_if_include"] = ",".join(networks)
+    networks = networks_of(launch)
+    if networks:
+        settings["oob_tcp_if_include"] = networks
     if major >= 5:
         runtime = "--prtemca"
         settings |= {"plm": "ssh", "plm_ssh_agent": shell, "plm_ssh_no_tree_spawn": "1"}
@@ -40,7 +40,31 @@ def host_options(launch: Launch, major: int) -> list[str]:
     words = ["--host", hosts]
     for name, value in settings.items():
         words += [runtime, name, value]
-    return [*words, *(("--mca", "btl_tcp_if_include", ",".join(networks)) if is_known else ())]
+    return [*words, *(("--mca", "btl_tcp_if_include", networks) if networks else ())]
+
+
+def networks_of(launch: Launch) -> str:
+    """The networks of the nodes' addresses, as Open MPI takes them; empty where they are not known.
+
+    Whole networks: PRRTE 3 crashes half the time on a list of the nodes' own addresses.
+    """
+    networks = sorted({node.network or "" for node in launch.nodes})
+    return "" if "" in networks else ",".join(networks)
+
+
+def values_of_place(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> dict[str, str]:
+    """What a worker has to be told of its place, but for what the user has set and what is to be skipped."""
+    left_out = {*skip, *launch.job.environment_variables}
+    values = environment.of_place(launch, place)
+    if launch.remote_shell:
+        own = environment.defaults(launch, place)
+        values |= {name: own[name] for name in INTERFACES if name in own}
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+def set_words(values: Mapping[str, str]) -> list[str]:
+    """The worker's options that set these variables."""
+    return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
 def context_options(launch: Launch, place: Place) -> list[str]:
@@ -63,7 +87,12 @@ def _forwarded(launch: Launch) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _check_same_mpi(launch: Launch) -> None:
+def check_same_mpi(launch: Launch) -> None:
+    """Refuse nodes that do not have the same Open MPI and interpreter.
+
+    Raises:
+        LauncherError: two differ; what each has.
+    """
     first = launch.prepared[0]
     for node, prepared in zip(launch.nodes, launch.prepared, strict=True):
         if prepared.open_mpi != first.open_mpi or prepared.python != first.python:

@@ -22,7 +22,7 @@ def attempts(run: Supervision) -> Outcome:
     Raises:
         UserError: there never were any nodes, or what only they could show: the environment has no mpirun.
     """
-    run.close_attempt(Outcome(stopped="preempted"))
+    run.note_preemption()
     number = len(run.record.attempts)  # not 0 where the engine has put the job back into its queue
     if number > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))

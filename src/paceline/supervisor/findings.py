@@ -176,19 +176,20 @@ def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
     """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
     launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
+    starter = launch.starter.name if launch.starter else "mpirun"
     noticed = _noticed(driver)
     rank: int | None = None
     cause = "launcher"
     if code is not None and code > 128 and not noticed:
-        message = f"mpirun was killed by {signal_name(code - 128)}."
+        message = f"{starter} was killed by {signal_name(code - 128)}."
     elif noticed:
         rank, number = noticed
         message, cause = f"rank {rank} failed: its process was killed by {signal_name(number)}.", "killed"
         code = 128 + number
     elif not any(rank in found.started for rank in missing):
-        message = f"mpirun started no worker; it ended with exit code {code}."
+        message = f"{starter} started no worker; it ended with exit code {code}."
     else:
-        message = f"mpirun ended with exit code {code} while ranks {missing} had not reported their end."
+        message = f"{starter} ended with exit code {code} while ranks {missing} had not reported their end."
     places = {place.rank: place for place in launch.places}
     return FailureReport(
         cause=cause,

@@ -11,6 +11,7 @@ from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.attempt import AttemptWatch, Outcome
 from paceline.supervisor.in_containers import remove_containers, wrapped
+from paceline.supervisor.preparing import remove_on_nodes
 from paceline.supervisor.supervision import Supervision
 
 
@@ -38,9 +39,10 @@ def attempt(run: Supervision, number: int) -> Outcome:
         on_running=lambda: run.to(states.RUNNING),
     )
     try:
-        return watch.run(wrapped(commands, launch, shells[0]))
+        return watch.run(wrapped(commands, launch, shells))
     finally:
         remove_containers(run.job, run.record.run_id)
+        remove_on_nodes(run)
 
 
 def _launch(run: Supervision, number: int) -> Launch:
@@ -61,6 +63,7 @@ def _launch(run: Supervision, number: int) -> Launch:
         ports=run.nodes.ports,
         attempt=number,
         remote_shell=run.seen.remote_shell,
+        starter=run.seen.starter,
     )
 
 

@@ -75,6 +75,14 @@ class Supervision:
         last = dataclasses.replace(last, ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
         self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
 
+    def note_preemption(self) -> None:
+        """The engine has started the run again: what its last attempt was ended or interrupted by was that."""
+        self.close_attempt(Outcome(stopped="preempted"))
+        if self.record.attempts and self.record.attempts[-1].cause == "interrupted":
+            *earlier, last = self.record.attempts
+            last = dataclasses.replace(last, cause="preempted")
+            self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
+
     # --- reasons to stop
 
     def start_clock(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from paceline.job import Job
-from paceline.plan import Command, Node
+from paceline.plan import Command, Node, Starter
 from paceline.runs.folder import RunFolder
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
@@ -21,10 +21,11 @@ Waiting: TypeAlias = "Callable[[str], bool]"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Nodes as a job would get them, for showing. ports: made up."""
+    """Nodes as a job would get them, for showing. ports: made up. starter: as in `Seen`."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
+    starter: Starter | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Seen:
     work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
         made there; otherwise each node makes its own from the snapshot that was sent.
     python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
-        another node of the run; empty where there is no such thing.
+        another node of the run; empty where there is no such thing. starter: what starts MPI's workers in mpirun's place.
     """
 
     run_dir: Path
@@ -62,6 +63,7 @@ class Seen:
     python: str
     is_shared: bool = True
     remote_shell: tuple[str, ...] = ()
+    starter: Starter | None = None
 
 
 class Nodes(Protocol):

@@ -6,6 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.errors import TargetError
+
+
+class SettingError(TargetError):
+    """The engine was asked, and a setting names what it has not got."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:

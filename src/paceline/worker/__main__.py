@@ -1,9 +1,10 @@
 """Run the user's script as `python script.py` would, and say how it ended.
 
-    python .../paceline/worker/__main__.py [--mpi] [--set NAME=VALUE ...] -- script.py [argument ...]
+    python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] -- script.py [argument ...]
 
 --mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
-    waits, in a process of its own, for the script's end.
+    waits, in a process of its own, for the script's end. --srun: so did srun, which has one command line for all workers:
+    what follows `--for FIRST-LAST --on NODE` is for these ranks, which are on that node (`paceline.worker.srun`).
 --set: a variable for the script.
 Every word may have a `=` in front, by which mpirun does not take it for one of its own.
 
@@ -25,17 +26,26 @@ def main(argv: "list[str]") -> None:
         argv = [word[1:] for word in argv]
     end = argv.index("--")
     options, command = argv[:end], argv[end + 1 :]
+    launcher = options.pop(0) if options and options[0] in ("--mpi", "--srun") else None
+    if launcher == "--srun":
+        from paceline.worker import srun
+
+        options = srun.take_place(os.environ, options)
     for option, value in zip(options, options[1:], strict=False):  # noqa: RUF007 - itertools is not loaded yet
         if option == "--set":
             name, _, text = value.partition("=")
             os.environ[name] = text
-    if "--mpi" in options:
+    if launcher is not None:
         from paceline.worker import monitor, ranks
 
-        ranks.from_open_mpi(os.environ)
+        ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         monitor.redirect_output()
-        monitor.wait_for_child()
+        monitor.wait_for_child(under_srun=launcher == "--srun")
         _offer_mpi_to_torch()
+        if launcher == "--srun":
+            from paceline.worker import mpi_world
+
+            mpi_world.check_when_loaded(int(os.environ["WORLD_SIZE"]))
     _offer_names()
     report.started()
     script.run(command[0], [_with_paths(word) for word in command[1:]])

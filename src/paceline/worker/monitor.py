@@ -1,4 +1,4 @@
-"""Under mpirun: a worker's own log, and a process that sees the script's end exactly, whatever ends it.
+"""Under mpirun or srun: a worker's own log, and a process that sees the script's end exactly, whatever ends it.
 
 mpirun is the parent of this process and tells nobody the exit codes of its children; so this process stays the
 parent of the script, writes down how it ended, and reports success to mpirun, which would otherwise kill the other
@@ -25,14 +25,26 @@ def redirect_output() -> None:
     os.close(log)
 
 
-def wait_for_child() -> None:
-    """Fork: the child returns and goes on as the worker; the parent waits for it, reports its end and exits."""
+def wait_for_child(*, under_srun: bool = False) -> None:
+    """Fork: the child returns and goes on as the worker; the parent waits for it, reports its end and exits.
+
+    under_srun: the parent holds the worker's connection to PMIx, and passes no signals on: Slurm's reach every process.
+    """
+    relay = None
+    if under_srun:
+        from paceline.worker.pmix import Relay
+
+        relay = Relay(os.environ)
     report.hold_space(f"end_{os.environ['RANK']}.json")
     child = os.fork()
     if child == 0:
+        if relay is not None:
+            relay.leave()
         return
 
     def forward(number: int, frame: FrameType | None) -> None:
+        if relay is not None:
+            return
         try:
             os.kill(child, number)
         except ProcessLookupError:
@@ -40,7 +52,11 @@ def wait_for_child() -> None:
 
     for number in _FORWARDED:
         signal.signal(number, forward)
+    if relay is not None:
+        relay.start(child)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     report.ended(128 - code if code < 0 else code)
+    if relay is not None:
+        relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
     os._exit(0)

@@ -17,10 +17,13 @@ _PLACE_FROM = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
 }
+_SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
 
 
-def from_open_mpi(environment: MutableMapping[str, str]) -> None:
+def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun") -> None:
     """Set RANK and its family from Open MPI's variables, and check them against the job's world size.
+
+    starter: the program that started the workers, for messages.
 
     Raises:
         RunContextError: a variable of Open MPI's is missing, or mpirun started another number of workers.
@@ -29,8 +32,8 @@ def from_open_mpi(environment: MutableMapping[str, str]) -> None:
     size = _needed(environment, "OMPI_COMM_WORLD_SIZE")
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
-            f"mpirun started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
-            "A setting of Open MPI's (OMPI_MCA_*, PRTE_MCA_*) changes how many it starts; unset it."
+            f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
+            f"A setting of {_SETTINGS.get(starter, starter)} changes how many it starts; unset it."
         )
     for name, source in _RANK_FROM.items():
         environment[name] = _needed(environment, source)

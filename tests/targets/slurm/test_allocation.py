@@ -54,7 +54,7 @@ def test_the_first_node_s_agent_needs_no_step_and_the_others_take_nothing_from_a
     assert {"--jobid=42", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n2", "--mem=0", "--unbuffered"} <= set(
         words
     )
-    assert words[-3:] == link_words(allocation, "n1")
+    assert words[-4:] == link_words(allocation, "n1")
 
 
 def test_a_step_gets_none_of_the_job_s_sizes_and_a_worker_none_of_the_step_s():

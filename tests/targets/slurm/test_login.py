@@ -4,17 +4,20 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from paceline.errors import TargetError
+from paceline.carried.arrived import arrived
+from paceline.data.reference import DataReference, Source
+from paceline.errors import DataError, TargetError
 from paceline.runs import states, store
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.slurm.login import Login, There
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
-from tests.helpers import make_run, write_program, write_tree
+from tests.helpers import make_job, make_run, write_program, write_tree
 
 #: Says something first, as the shells of many login hosts do.
 SSH = """#!/bin/sh
@@ -40,11 +43,11 @@ def make_login(**settings: object) -> Login:
     return Login("compute target 'far'", made, Scheduler("compute target 'far'", made))
 
 
-def submitted(tmp_path: Path) -> RunFolder:
+def submitted(tmp_path: Path, **values: Any) -> RunFolder:
     """A run here whose snapshot has a script and a link."""
     snapshot = write_tree(tmp_path / "ws" / "snapshots" / "abc123", {"train.py": "print(1)", "lib/a b.py": ""})
     (snapshot / "link").symlink_to("train.py")
-    folder, fd = make_run(tmp_path / "ws" / "runs")
+    folder, fd = make_run(tmp_path / "ws" / "runs", **values)
     os.close(fd)
     folder.snapshot.symlink_to("../../snapshots/abc123")
     (folder.path / "target.json").write_text("{}")
@@ -90,6 +93,38 @@ def test_what_is_there_already_is_not_sent_again(tmp_path: Path, home: Path):
     login.push(other, library(tmp_path))
     assert (script.stat().st_mtime_ns, script.stat().st_ino) == stamp
     assert (Path(there.folder) / "runs" / other.run_id / "snapshot" / "train.py").exists()
+
+
+def test_what_the_job_names_on_this_machine_is_sent_once(tmp_path: Path, home: Path):
+    write_tree(tmp_path / "data", {"a.txt": "a", "deep/b c.txt": "b"})
+    os.link(tmp_path / "data" / "a.txt", tmp_path / "data" / "again.txt")
+    (tmp_path / "data" / "link.txt").symlink_to("a.txt")
+    reference = DataReference(name="data", sources=(Source(path=str(tmp_path / "data")),))
+    folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
+
+    there = make_login().push(folder, library(tmp_path))
+
+    far = RunFolder(Path(there.run_dir))
+    came = arrived(far)
+    assert came is not None
+    assert not folder.carried.exists()
+    (tree,) = came.manifest.trees
+    top = Path(there.folder) / "carried" / tree
+    texts = {str(path.relative_to(top)): path.read_text() for path in top.rglob("*") if path.is_file()}
+    assert texts == {"a.txt": "a", "again.txt": "a", "link.txt": "a", "deep/b c.txt": "b"}
+    assert not any(path.is_symlink() or path.stat().st_mode & 0o222 for path in top.rglob("*.txt"))
+
+    stamp = (top / "a.txt").stat().st_ino
+    make_login().push(folder, library(tmp_path))
+    assert (top / "a.txt").stat().st_ino == stamp
+
+
+def test_an_output_to_a_folder_of_this_machine_is_refused(tmp_path: Path, home: Path):
+    reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
+    folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
+    with pytest.raises(DataError, match="'model' goes to datastore 'default'"):
+        make_login().push(folder, library(tmp_path))
+    assert not list(home.iterdir())
 
 
 def run_on(far: RunFolder) -> None:

@@ -11,6 +11,7 @@ states      what squeue, sacct, scontrol and sinfo print, in each shape that the
 reasons     why a job waits, in words
 query       one question for all runs of a user, shared between processes
 allocation  the supervisor's side: from the environment of a batch step to nodes with an agent each
+mpi         MPI's workers by srun, where the cluster has PMIx
 login       the run's folder on the far side of a login host
 target      what the other layers see
 """

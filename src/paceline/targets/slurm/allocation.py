@@ -25,6 +25,7 @@ from paceline.job import Job
 from paceline.plan import Node, port_count
 from paceline.targets.agents import AgentNodes, Hello, Link, LinkError
 from paceline.targets.base import Waiting
+from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import Settings
 from paceline.targets.slurm.states import counts, expand
 
@@ -131,7 +132,7 @@ def open_nodes(
 
     Raises:
         LinkError: a node can't be had; the message names it.
-        TargetError: no network that all of them are in.
+        TargetError: no network that all of them are in, or no srun where that is to start workers.
     """
     names = allocation.nodes[: job.node_count]
     links = _open_all(
@@ -147,7 +148,12 @@ def open_nodes(
         nodes = _nodes(allocation, names, [link.hello for link in links], settings, job)
         ports = tuple(links[0].free_ports(port_count(job)))
         return AgentNodes(
-            links, nodes, ports, folder=f"/tmp/paceline-{_user()}", python=settings.python or sys.executable
+            links,
+            nodes,
+            ports,
+            folder=f"/tmp/paceline-{_user()}",
+            python=settings.python or sys.executable,
+            starter=starter(job, settings, allocation.job_id, names, os.environ),
         )
     except BaseException:
         _close_all(links)
@@ -156,7 +162,7 @@ def open_nodes(
 
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
     """The command line that becomes the agent of a node."""
-    agent = [python or sys.executable, "-c", _AGENT]
+    agent = [python or sys.executable, "-S", "-c", _AGENT]
     return agent if node == allocation.here else [*srun_words(allocation.job_id, node), *agent]
 
 

@@ -33,6 +33,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("folder", "with login: a folder there that all nodes see, for runs and snapshots", default="~/.paceline"),
     Option("python", "Python 3.10 or later as the nodes see it; if not set, the submitting one, or with login python3"),
     Option("interface", "network interface between the nodes, such as ib0"),
+    Option("mpi", "what starts MPI's workers: mpirun, or srun with the plugin pmix, pmix_v4, ...", default="mpirun"),
     Option("output", "which form of the engine's answers to read", default="plain", choices=("plain", "json")),
 )
 
@@ -73,6 +74,7 @@ MANAGED: Mapping[str, str | None] = {
 #: Options of sbatch whose name begins another's that is managed, so not an abbreviation of it.
 _OWN_NAMES = frozenset({"mem-per-cpu", "mem-per-gpu", "gpus", "time-min"})
 _OPTION = re.compile(r"--([a-z][a-z0-9-]*)(=.*)?")
+_MPI = re.compile(r"mpirun|pmix(_v[0-9]+)?")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
@@ -101,6 +103,7 @@ class Settings:
     folder: str
     python: str | None
     interface: str | None
+    mpi: str
     output: str
 
     @classmethod
@@ -161,6 +164,11 @@ def _check(title: str, values: Mapping[str, Any]) -> None:
                 f"{title}: time={values['time']!r} is no time limit of sbatch's. "
                 "Write minutes, 'hours:minutes:seconds' or 'days-hours:minutes:seconds'."
             ) from None
+    if not _MPI.fullmatch(values["mpi"]):
+        raise TargetError(
+            f"{title}: mpi={values['mpi']!r} is nothing that starts MPI's workers. Write 'mpirun', or 'pmix' for srun with "
+            "Slurm's PMIx plugin, or one of its versions that `srun --mpi=list` names, such as 'pmix_v4'."
+        )
     if values["login"] is not None and (values["login"].startswith("-") or not values["login"].strip()):
         raise TargetError(f"{title}: login={values['login']!r} is no name of a host. Write 'host' or 'user@host'.")
     for name in (

@@ -60,8 +60,8 @@ def try_out(
 ) -> None:
     """Have Slurm look at a script without taking it.
 
-    lacks_nodes: whether some are down just now; then Slurm says of a job that needs them what it says of one for which
-        there are none at all.
+    lacks_nodes: whether some are down just now, or reserved for a later time; then Slurm says of a job that needs them
+        what it says of one for which there are none at all, but takes it all the same.
 
     Raises:
         TargetError: it would refuse it; with its own words and what was asked for.

@@ -24,13 +24,14 @@ from paceline.targets.answers import answers_dir
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.slurm import submission
+from paceline.targets.slurm.mpi import check_srun, starter
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.reasons import has_ended, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
 from paceline.targets.slurm.script import job_name, sbatch_text
 from paceline.targets.slurm.settings import OPTIONS, Settings
 from paceline.targets.slurm.states import parse_sinfo, sinfo_words
-from paceline.targets.status import NodeStatus, Status
+from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
     from paceline.targets.slurm.login import Login
@@ -54,17 +55,13 @@ class SlurmTarget:
     # --- for the submitting program
 
     def check(self, job: Job) -> None:
-        if self.settings.login is not None and job.inputs:
-            raise TargetError(
-                f"{self._title} is reached through a login host, where this workspace's datastores are not known: input "
-                f"{job.inputs[0].name!r} can't be carried there yet. Give the script a path of the cluster's as an argument."
-            )
+        check_srun(job, self.settings, self._scheduler, self._title)
         submission.try_out(
             self._scheduler,
             self._title,
             self.script(job),
             self.settings,
-            lacks_nodes=lambda: self.status().state != "up",
+            lacks_nodes=self._lacks_nodes,
         )
 
     def preview(self, job: Job) -> Preview:
@@ -78,7 +75,11 @@ class SlurmTarget:
             )
             for rank in range(job.node_count)
         )
-        return Preview(nodes=nodes, ports=tuple(range(29500, 29500 + port_count(job))))
+        return Preview(
+            nodes=nodes,
+            ports=tuple(range(29500, 29500 + port_count(job))),
+            starter=starter(job, self.settings, "JOB_ID", [node.name for node in nodes]),
+        )
 
     def script(
         self,
@@ -212,12 +213,19 @@ class SlurmTarget:
     # --- for people
 
     def status(self) -> Status:
-        """The cluster's nodes (of the partition, where one is set) and queue; one call of sinfo, one of squeue."""
+        """The cluster's nodes (of the partition, where one is set) and queue; one call of sinfo, one of squeue.
+
+        Raises:
+            SettingError: there is no such partition; those there are.
+        """
         where = ["-p", self.settings.partition] if self.settings.partition else []
         form = ["--json"] if self.settings.output == "json" else ["-h", "-N", "-O", sinfo_words()]
         done = self._scheduler.call(["sinfo", *where, *form])
         if done.returncode != 0:
             raise TargetError(f"{self._title}: sinfo can't tell of the nodes: {done.said}.")
+        nodes = parse_sinfo(done.stdout)
+        if not nodes and self.settings.partition:
+            self._check_partition(self.settings.partition)
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", "%T"])
         words = jobs.stdout.split() if jobs.returncode == 0 else None
         return Status(
@@ -232,7 +240,7 @@ class SlurmTarget:
                     state=node.state,
                     message=node.reason,
                 )
-                for node in parse_sinfo(done.stdout)
+                for node in nodes
             ),
             queued=words.count("PENDING") if words is not None else None,
             running=words.count("RUNNING") if words is not None else None,
@@ -250,6 +258,23 @@ class SlurmTarget:
 
     # --- helpers
 
+    def _check_partition(self, wanted: str) -> None:
+        done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
+        there = sorted(set(done.stdout.split()))
+        missing = [name for name in wanted.split(",") if name not in there]
+        if missing and there:
+            raise SettingError(
+                f"{self._title}: Slurm has no partition {', '.join(map(repr, missing))}; it has {', '.join(there)}. "
+                "Change the setting partition."
+            )
+
+    def _lacks_nodes(self) -> bool:
+        """Whether there are nodes that no job can be given just now."""
+        if self.status().state != "up":
+            return True
+        done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])
+        return "ReservationName=" in done.stdout
+
     def _login(self) -> Login:
         from paceline.targets.slurm.login import Login
 
@@ -260,7 +285,7 @@ class SlurmTarget:
         waits = Look(state=QUEUED, message="is being given to Slurm")
         if lock.is_held(folder.lock):
             return waits
-        job = query.job_named(job_name(folder.run_id), since)
+        job = query.job_named(job_name(folder.run_id))
         if job is not None:
             self._note(folder, job_id=job.job_id, submitted=since)
             return look_of(job, run_dir=str(folder.path))

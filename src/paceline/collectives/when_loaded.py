@@ -1,0 +1,55 @@
+"""Something that is done as soon as a module has been imported, by whoever imports it; until then nothing is loaded."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
+    """Call `do` with the module at the end of its import, which fails where `do` does. The second call for one name does
+    nothing; nor does one for a module that has been imported."""
+    watched = any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
+    if name not in sys.modules and not watched:
+        sys.meta_path.insert(0, _Finder(name, do))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds nothing itself: it watches for one module, and puts a loader around the one that is found."""
+
+    def __init__(self, name: str, do: Callable[[ModuleType], None]) -> None:
+        self.name, self._do = name, do
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._do)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """Loads as the loader within does, and then does what is to be done."""
+
+    def __init__(self, within: Any, do: Callable[[ModuleType], None]) -> None:
+        self._within, self._do = within, do
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._within.create_module(spec)  # type: ignore[no-any-return]
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The module keeps the loader it would have without us, for whoever reads its source.
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._within
+        module.__loader__ = self._within
+        self._within.exec_module(module)
+        self._do(module)
