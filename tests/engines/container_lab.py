@@ -18,7 +18,7 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +53,17 @@ _NARROW = {
 
 
 class Podman:
-    """A podman with a store of its own below `folder`. environment: what its client needs to use that store."""
+    """A podman with a store of its own below `folder`. environment: what its client needs to use that store.
+
+    images: those that it is given.
+    """
 
     kind = "podman"
     #: Folders of this machine come in by its configuration.
     mounts: tuple[Mount, ...] = ()
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, images: Collection[str] = tuple(_CHANGES)) -> None:
+        self._folder, self._images = folder, images
         self.environment = {
             "CONTAINERS_CONF": str(folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -76,7 +79,7 @@ class Podman:
         why: str | None = None
         for settings in ({}, _NARROW):
             self._configure(settings)
-            if (why := import_images(self, self._folder)) is None:
+            if (why := import_images(self, self._folder, self._images)) is None:
                 done = self("run", "--rm", "--pull=never", "--network=host", "--pid=host", IMAGE, "true")
                 if done.returncode == 0:
                     return None
@@ -185,10 +188,11 @@ def call(program: str, words: tuple[str, ...], environment: Mapping[str, str]) -
     )
 
 
-def import_images(engine: Podman | Docker, folder: Path) -> str | None:
+def import_images(engine: Podman | Docker, folder: Path, images: Collection[str] = tuple(_CHANGES)) -> str | None:
     """Make the images; None, or why it can't be done."""
     tar = rootfs(folder / "rootfs.tar")
-    for image, changes in _CHANGES.items():
+    for image in images:
+        changes = _CHANGES[image]
         words = [word for change in changes for word in ("--change", change)]
         done = engine("import", *words, str(tar), image)
         if done.returncode != 0:

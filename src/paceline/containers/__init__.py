@@ -5,7 +5,7 @@ mpirun. The container has the host's network, process ids and user, and the run'
 that addresses, ports, pids, signals and file names mean the same inside and outside.
 """
 
-from paceline.containers.command import Mount, wrap
+from paceline.containers.command import Host, Mount, wrap
 from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
 from paceline.containers.failure import start_failure
 from paceline.containers.image import check_image, check_image_name, check_shm_size
@@ -18,6 +18,7 @@ from paceline.containers.remove import remove
 __all__ = [
     "ENGINE_VARIABLE",
     "Engine",
+    "Host",
     "ImagePython",
     "KeptLayer",
     "Layer",

@@ -18,8 +18,9 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from paceline.containers import inside
 from paceline.containers.engine import Engine
@@ -40,6 +41,33 @@ class Mount:
     read_only: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """The machine that a container is on, as far as the container takes it over; found out on that machine.
+
+    inside: path of `inside.py`. library: the folders that links on the workers' PYTHONPATH lead to.
+    user: the engine's words for the user. names: of the user, as variables.
+    """
+
+    inside: str
+    library: tuple[str, ...]
+    user: tuple[str, ...]
+    names: Mapping[str, str]
+
+    @classmethod
+    def here(cls, engine: Engine, library_dir: Path) -> Host:
+        """This machine."""
+        library = tuple(str(path) for path in _library(library_dir))
+        return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Host:
+        return cls(**{**data, "library": tuple(data["library"]), "user": tuple(data["user"])})
+
+
 def wrap(
     command: Command,
     launch: Launch,
@@ -50,24 +78,27 @@ def wrap(
     memory: str | None = None,
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
+    host: Host | None = None,
 ) -> Command:
     """The command that runs `command` in a container of its own. `command` has its PYTHONPATH already (`with_paths`).
 
     image: what `check_image` returned. shm_size: of a /dev/shm of its own; memory: the container whose /dev/shm it
     shares (`hold_memory`); with neither it has the host's.
     mounts: beside the run's own folders: data, the environment's folder.
-    shell: the submitting environment; it counts for those variables alone that `command` has a default for.
+    shell: the environment that the command would have outside; it counts for those variables alone that `command` has a
+        default for. host: the command's node, where that is not this machine.
 
     Raises:
         LauncherError: a path that can't be mounted.
     """
     prepared = launch.prepared[command.node_rank]
-    values = _variables(command, launch, shell or {})
+    host = host or Host.here(engine, launch.library_dir)
+    values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
         Mount(path=launch.work_dir),
         Mount(path=launch.scratch_dir),
-        *library_mounts(launch.library_dir),
+        *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
     ]
     options = (
@@ -78,7 +109,7 @@ def wrap(
     argv = run_argv(
         engine,
         image,
-        (prepared.python, "-I", "-S", INSIDE, *options, "--home", str(launch.scratch_dir), "--", *command.argv),
+        (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv),
         run_id=launch.run_id,
         name=f"paceline-{launch.run_id}-{launch.attempt}-{command.ranks[0]}",
         mounts=folders,
@@ -86,6 +117,7 @@ def wrap(
         work_dir=str(launch.work_dir),
         ipc=_ipc(shm_size, memory),
         gpus=bool(launch.nodes[command.node_rank].gpus),
+        user=host.user,
     )
     # By these two a run's processes are found, and the client is one.
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
@@ -105,8 +137,12 @@ def run_argv(
     ipc: Sequence[str] = ("--ipc=host",),
     gpus: bool = False,
     detach: bool = False,
+    user: Sequence[str] | None = None,
 ) -> tuple[str, ...]:
-    """The engine's command line that runs `command` in a container; `variables` are names, their values the client's."""
+    """The engine's command line that runs `command` in a container.
+
+    variables: names, whose values the client has. user: the engine's words for it; None for this process's own.
+    """
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command
     if not engine.keeps_containers:
@@ -119,7 +155,7 @@ def run_argv(
     words += ["--detach"] if detach else []
     words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host", *ipc]
     # Folders of the user's home keep their SELinux labels: relabelling them (`:z`) would lock other programs out.
-    words += ["--security-opt", "label=disable", *_user(engine)]
+    words += ["--security-opt", "label=disable", *(_user(engine) if user is None else user)]
     words += _gpu_words(engine) if gpus else []
     words += mounted
     words += ["--workdir", work_dir] if work_dir else []
@@ -135,12 +171,11 @@ def for_client(engine: Engine, values: Mapping[str, str]) -> dict[str, str]:
     return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
-def library_mounts(library_dir: Path) -> list[Mount]:
-    """The folder on the workers' PYTHONPATH, and the packages that its links lead to."""
+def _library(library_dir: Path) -> list[Path]:
+    """The packages that links in the folder on the workers' PYTHONPATH lead to."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
-    real = dict.fromkeys([package, *(link.resolve() for link in links if link.is_symlink() and link.exists())])
-    return [Mount(path=path, read_only=True) for path in (library_dir, *real)]
+    return list(dict.fromkeys([package, *(link.resolve() for link in links if link.is_symlink() and link.exists())]))
 
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
@@ -174,7 +209,7 @@ def _mount_word(mount: Mount) -> str:
     return ",".join('"' + word.replace('"', '""') + '"' if set(word) & {",", '"'} else word for word in words)
 
 
-def _variables(command: Command, launch: Launch, shell: Mapping[str, str]) -> dict[str, str]:
+def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names: Mapping[str, str]) -> dict[str, str]:
     """The variables under the names by which they cross into the container.
 
     The names of our own are the same on both sides, so that a container's first process is known by them as well.
@@ -185,7 +220,7 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str]) -> di
         if name == "PATH" and name not in users:
             continue  # the host's
         values[name if name.startswith("PACELINE_") else inside.SET + name] = value
-    for name, value in {**_who(), **command.defaults}.items():
+    for name, value in {**names, **command.defaults}.items():
         if name not in command.environment:
             own = name in command.defaults and name in shell
             values[(inside.SET if own else inside.DEFAULT) + name] = shell[name] if own else value

@@ -47,7 +47,7 @@ def check(environment: Environment) -> None:
                 "'name >=1.2,<2'."
             ) from error
     for channel in environment.conda_channels:
-        folder = _folder(channel)
+        folder = channel_folder(channel)
         if folder is not None and not folder.is_dir():
             raise EnvironmentSpecError(
                 f"conda_channels has {channel!r}, and there is no folder {str(folder)!r}. Give the folder that holds noarch/ "
@@ -102,7 +102,7 @@ def _flat(error: BaseException) -> str:
     return ": ".join(dict.fromkeys(parts))
 
 
-def _folder(channel: str) -> Path | None:
+def channel_folder(channel: str) -> Path | None:
     if channel.startswith("file:"):
         from urllib.parse import unquote, urlsplit
 
@@ -113,7 +113,7 @@ def _folder(channel: str) -> Path | None:
 
 
 def _url(channel: str) -> str:
-    folder = _folder(channel)
+    folder = channel_folder(channel)
     return channel if folder is None else folder.as_uri()
 
 
@@ -160,7 +160,7 @@ def _check_hash(record: Any) -> None:
     """Refuse an archive on this machine that is not what its hash says; rattler looks at those from the network alone."""
     import hashlib
 
-    folder = _folder(record.url)
+    folder = channel_folder(record.url)
     if folder is None or not record.sha256 or not folder.is_file():
         return
     digest = hashlib.sha256()

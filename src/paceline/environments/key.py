@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def _content(local: LocalPath) -> str:
                     if (local.path / name).is_file():
                         _add(digest, local.path / name, name)
             else:
-                _add_tree(digest, local.path)
+                for name, path in source_files(local.path):
+                    _add(digest, path, name)
         else:
             _add(digest, local.path, "")
     except OSError as error:
@@ -79,16 +81,21 @@ def _content(local: LocalPath) -> str:
     return digest.hexdigest()
 
 
-def _add_tree(digest: Any, top: Path) -> None:
+def source_files(top: Path) -> Iterator[tuple[str, Path]]:
+    """(relative name, file) of all that an install from this folder goes by, in one order; the same after an install.
+
+    Raises:
+        OSError: a folder that can't be read.
+    """
     for folder, folders, files in os.walk(top, onerror=_raise):
         # What an install from here leaves behind is none of its source.
         folders[:] = sorted(
             name for name in folders if name not in _PASSED_OVER and name != "build" and not name.endswith(".egg-info")
         )
         for name in sorted(files):
-            path = Path(folder, name)
             if not name.endswith(".pyc"):
-                _add(digest, path, os.path.relpath(path, top))
+                path = Path(folder, name)
+                yield os.path.relpath(path, top), path
 
 
 def _raise(error: OSError) -> None:

@@ -119,7 +119,7 @@ def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True)
     Raises:
         EnvironmentSpecError: pip could not parse a line; the message names source, line and reason.
     """
-    for number, line in _logical_lines(text):
+    for number, line in logical_lines(text):
         where = f"{source}, line {number}" if numbered else source
         yield _parse_line(line, where, folder)
 
@@ -166,7 +166,7 @@ def read_text(path: Path, what: str) -> str:
         ) from error
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """(number of its first line, line), lines that end with a backslash joined, comments and empty ones left out."""
     joined, first = "", 0
     for number, line in enumerate([*text.splitlines(), ""], start=1):

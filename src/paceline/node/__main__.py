@@ -1,4 +1,4 @@
-"""`python -m paceline.node prepare|store|clean RUN_DIR NODE_RANK [--apart]`.
+"""`python -m paceline.node prepare|check|store|remove|clean RUN_DIR NODE_RANK [--apart]`.
 
 --apart: the node has a folder of its own for the run, and makes the workers' folder in it of the snapshot that was sent.
 
@@ -16,9 +16,9 @@ from typing import Any
 
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, LauncherError, PacelineError
 from paceline.node import output
-from paceline.node.clean import clean
+from paceline.node.clean import clean, remove_containers
 from paceline.node.prepare import prepare
-from paceline.node.store import store_outputs
+from paceline.node.store import check_outputs, store_outputs
 from paceline.runs import store
 from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
@@ -31,7 +31,9 @@ def main(argv: list[str]) -> int:
     job = record.job
     work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
         "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
+        "check": (lambda: check_outputs(job.inputs, folder), folder.stored(node_rank)),
         "store": (lambda: store_outputs(job, folder, node_rank), folder.stored(node_rank)),
+        "remove": (lambda: remove_containers(job, folder), folder.cleaned(node_rank)),
         "clean": (lambda: clean(job, folder), folder.cleaned(node_rank)),
     }
     make, path = work[verb]

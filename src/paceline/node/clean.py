@@ -10,12 +10,18 @@ from paceline.runs.folder import RunFolder
 
 def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
     """End what a container engine still has of the run, and drop its views of the node's data."""
-    if job.environment.docker_image is not None:
-        from paceline.containers import find_engine, remove
-
-        remove(find_engine(), folder.run_id)
+    remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.cache import DataCache
 
         DataCache().drop_views(folder.run_id)
+    return {}
+
+
+def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
+    """End what a container engine still has of the run."""
+    if job.environment.docker_image is not None:
+        from paceline.containers import find_engine, remove
+
+        remove(find_engine(), folder.run_id)
     return {}

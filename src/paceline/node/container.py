@@ -7,7 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.containers import Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
+import paceline
+from paceline.carried.arrived import Arrived
+from paceline.containers import Host, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
 from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentBuildError, LauncherError
 from paceline.node.output import say
@@ -16,9 +18,11 @@ from paceline.runs.folder import RunFolder
 
 
 def prepare_container(
-    environment: Environment, workspace: Path, folder: RunFolder, mounts: Iterable[Mount]
+    environment: Environment, folder: RunFolder, mounts: Iterable[Mount], came: Arrived | None
 ) -> dict[str, Any]:
-    """The part of `Prepared` that says how to start a container. mounts: what the workers need beside the run's folder.
+    """The part of `Prepared` that says how to start a container.
+
+    mounts: what the workers need beside the run's folder. came: what came to this machine with the run.
 
     Raises:
         EnvironmentBuildError: no engine answers, the image can't be had, or it has no Python that will do.
@@ -40,18 +44,19 @@ def prepare_container(
         layer = None
         if environment.needs_build:
             layer = ensure_layer(
-                workspace / "environments" / "images",
+                folder.path.parent.parent / "environments" / "images",
                 engine,
                 image,
                 run_id=folder.run_id,
                 python=found.python,
-                requirements=_lines(environment),
+                requirements=_lines(came.environment(environment) if came else environment),
                 is_exact=bool(environment.locked_pip),
                 say=say,
             )
             assert layer is not None, "nobody asked to stop"
             mounts = [*mounts, Mount(path=Path(layer.prefix), read_only=True)]
-            write_json(folder.environment, _kept(environment, layer))
+            kept = _kept(environment, layer)
+            write_json(folder.environment, came.as_submitted(kept) if came else kept)
             # With what it has installed: an mpirun, say.
             found = probe(
                 engine,
@@ -65,6 +70,7 @@ def prepare_container(
             assert found is not None, "nobody asked to stop"
     except LauncherError as error:
         raise EnvironmentBuildError(str(error)) from error
+    library = Path(paceline.__file__).parent.parent  # as the workers have it: what its links lead to is found here
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")
     return {
         "python": layer.python if layer else found.python,
@@ -75,6 +81,7 @@ def prepare_container(
             "engine": engine.to_json(),
             "image": image,
             "mounts": [[str(mount.path), mount.read_only] for mount in mounts],
+            "host": Host.here(engine, library).to_json(),
         },
         "open_mpi": (found.mpirun, found.mpirun_version) if found.mpirun else None,
     }

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.carried.arrived import Arrived, arrived, stores_dir
 from paceline.containers.command import Mount
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
@@ -16,6 +17,7 @@ from paceline.job import Job
 from paceline.launchers.mpi import find_open_mpi
 from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
+from paceline.node.store import check_outputs
 from paceline.plan import Prepared, places
 from paceline.runs import work_dir
 from paceline.runs.files import write_json
@@ -25,19 +27,22 @@ from paceline.runs.input_links import link_inputs
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Everything that the node's workers need, as `Prepared` in JSON. apart: the workers' folder too."""
-    workspace = folder.path.parent.parent
+    came = arrived(folder)
     if apart and not folder.work.exists():
         work_dir.make(folder)
-    built = {} if job.environment.docker_image else _environment(job.environment, workspace, folder, node_rank)
+    built = {} if job.environment.docker_image else _environment(job.environment, folder, node_rank, came)
     inputs: dict[str, str] = {}
     found: list[dict[str, Any]] = []
     for reference in job.inputs:
-        path, told = _input(reference, job, folder, node_rank)
+        if reference.is_output:
+            inputs[reference.name] = str(_output(reference, folder, node_rank, apart=apart))
+            continue
+        path, told = _input(reference, job, folder, node_rank, came)
         inputs[reference.name] = str(path)
-        if not reference.is_output:
-            found.append(told)
+        found.append(told)
     if job.environment.docker_image:
-        built = prepare_container(job.environment, workspace, folder, _mounts(job.inputs, inputs, workspace, folder))
+        mounts = _mounts(job.inputs, inputs, folder, came)
+        built = prepare_container(job.environment, folder, mounts, came)
     if job.launcher == "mpi" and "open_mpi" not in built:
         # The supervisor may be on another machine, with another Open MPI or none.
         mpi = find_open_mpi(built["python"])
@@ -53,7 +58,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 
 
 def _mounts(
-    references: Sequence[DataReference], inputs: Mapping[str, str], workspace: Path, folder: RunFolder
+    references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived | None
 ) -> list[Mount]:
     """What containers need to see of a run's data: its folders, and those that links in them lead to."""
     if all(reference.is_output for reference in references):
@@ -65,10 +70,12 @@ def _mounts(
         if reference.is_output:
             continue
         # What others share is not to be written to; the place itself may be.
-        is_itself = folder.run_id not in Path(inputs[reference.name]).parts
+        is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not (
+            came and came.is_carried(reference)
+        )
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
-        for source in reference.sources:
-            record, _ = place_of(source, workspace)
+        for source in (came.reference(reference) if came else reference).sources:
+            record, _ = place_of(source, stores_dir(folder, came))
             if record.kind == "local" and record.root:
                 mounts.append(Mount(path=Path(record.root), read_only=not is_itself))
             elif record.kind == "local":
@@ -76,7 +83,7 @@ def _mounts(
     return mounts
 
 
-def _environment(environment: Environment, workspace: Path, folder: RunFolder, node_rank: int) -> dict[str, Any]:
+def _environment(environment: Environment, folder: RunFolder, node_rank: int, came: Arrived | None) -> dict[str, Any]:
     """The interpreter and what goes with it."""
     base = environment.python or sys.executable
     if not environment.needs_build:
@@ -84,10 +91,11 @@ def _environment(environment: Environment, workspace: Path, folder: RunFolder, n
     from paceline.environments.store import EnvironmentStore
 
     started = time.monotonic()
-    built = EnvironmentStore(workspace / "environments").ensure(environment, base, say)
+    store = EnvironmentStore(folder.path.parent.parent / "environments")
+    built = store.ensure(came.environment(environment) if came else environment, base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
     if node_rank == 0:
-        write_json(folder.environment, built.to_json())
+        write_json(folder.environment, came.as_submitted(built.to_json()) if came else built.to_json())
     # Behind a layer's programs those of its base: torchrun, ninja.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
@@ -98,27 +106,31 @@ def _environment(environment: Environment, workspace: Path, folder: RunFolder, n
     }
 
 
-def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int) -> tuple[Path, dict[str, Any]]:
+def _output(reference: DataReference, folder: RunFolder, node_rank: int, *, apart: bool) -> Path:
+    """An empty folder. From a node apart its files are brought home, and stored there: so it is looked at there, too."""
+    if node_rank == 0 and not apart:
+        check_outputs([reference], folder)
+    path = folder.uploads / reference.name
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _input(
+    reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived | None
+) -> tuple[Path, dict[str, Any]]:
     """Where the workers find it, and what is kept of it with the run."""
     from paceline.data.cache import DataCache
     from paceline.data.content import content_fingerprint, with_content
     from paceline.data.fetch import fetch
     from paceline.data.listing import list_files
-    from paceline.data.upload import check_upload
 
-    workspace = folder.path.parent.parent
-    told: dict[str, Any] = reference.to_json()
-    if reference.is_output:
-        if node_rank == 0:
-            check_upload(reference, workspace)
-        path = folder.uploads / reference.name
-        path.mkdir(parents=True, exist_ok=True)
-        return path, told
+    records, here = stores_dir(folder, came), came.reference(reference) if came else reference
+    is_carried = came is not None and came.is_carried(reference)
     cache = DataCache()
     ranks = [place.rank for place in places(job) if place.node_rank == node_rank]
     fetched = fetch(
-        reference,
-        workspace_dir=workspace,
+        here,
+        workspace_dir=records,
         cache=cache,
         view_dir=cache.view_dir(folder.run_id, node_rank),
         node_rank=node_rank,
@@ -128,19 +140,23 @@ def _input(reference: DataReference, job: Job, folder: RunFolder, node_rank: int
         say=say,
         progress=Bar(reference.name),
     )
-    if fetched.note and fetched.mode == "mount":
+    if is_carried and reference.mode == "mount":
+        say(f"input {reference.name!r}: as_mount: its files are on the submitting machine, and were sent from there")
+    elif fetched.note and fetched.mode == "mount":
         say(fetched.note)
     content = fetched.fingerprint
-    if reference.dataset is not None:
-        content = content_fingerprint(with_content(list_files(reference.sources, workspace), workspace))
+    if came is not None and reference.name in came.manifest.contents:
+        content = came.manifest.contents[reference.name]
+    elif reference.dataset is not None:
+        content = content_fingerprint(with_content(list_files(here.sources, records), records))
     if reference.fingerprint and content != reference.fingerprint:
         say(
             f"NOTE: the files of {reference.dataset} are no longer those that were there when it was registered; the run "
             "takes those of today."
         )
-    told |= {
+    told = reference.to_json() | {
         "node_rank": node_rank,
-        "given_as": fetched.mode,
+        "given_as": "download" if is_carried else fetched.mode,
         "path": str(fetched.path),
         "files": fetched.files,
         "bytes": fetched.bytes,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import LauncherError
@@ -13,24 +13,44 @@ from paceline.job import Job
 from paceline.plan import Command, Launch
 
 
-def wrapped(commands: Sequence[Command], launch: Launch, shell: dict[str, str]) -> list[Command]:
-    """The commands as they are, or in containers where the nodes were prepared for them."""
+def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
+    """The commands as they are, or in containers where the nodes were prepared for them. shells: of each node."""
     container = launch.prepared[0].container
     if container is None:
         return list(commands)
-    from paceline.containers import Engine, Mount, wrap_all
+    from paceline.containers import Engine, Host, Mount, wrap, wrap_all
 
-    made = wrap_all(
-        commands,
-        launch,
-        engine=Engine.from_json(container["engine"]),
-        image=container["image"],
-        shm_size=launch.job.environment.shm_size,
-        mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
-        shell=shell,
-    )
-    assert made is not None, "nobody asked to stop"
-    return made
+    shm_size = launch.job.environment.shm_size
+    if not launch.remote_shell:
+        made = wrap_all(
+            commands,
+            launch,
+            engine=Engine.from_json(container["engine"]),
+            image=container["image"],
+            shm_size=shm_size,
+            mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
+            shell=shells[0],
+        )
+        assert made is not None, "nobody asked to stop"
+        return made
+    found = []
+    for command in commands:
+        # Each node has found an engine, an image and an environment of its own.
+        container = launch.prepared[command.node_rank].container
+        assert container is not None, "all nodes were prepared for the same job"
+        found.append(
+            wrap(
+                command,
+                launch,
+                engine=Engine.from_json(container["engine"]),
+                image=container["image"],
+                shm_size=shm_size,
+                mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
+                shell=shells[command.node_rank],
+                host=Host.from_json(container["host"]),
+            )
+        )
+    return found
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:

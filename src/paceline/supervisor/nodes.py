@@ -42,14 +42,21 @@ def on_nodes(
     wake: Wake,
     stop: Callable[[], str | None],
 ) -> Done:
-    """Run `verb`, "prepare", "store" or "clean", on these nodes at once; when this returns, no process of theirs is left.
+    """Run `verb` on these nodes at once; when this returns, no process of theirs is left.
 
-    The first that fails, or is lost, ends the others.
+    verb: "prepare", "check", "store", "remove" or "clean". The first that fails, or is lost, ends the others.
     """
-    result = {"prepare": folder.prepared, "store": folder.stored, "clean": folder.cleaned}[verb]
+    result = {
+        "prepare": folder.prepared,
+        "check": folder.stored,
+        "store": folder.stored,
+        "remove": folder.cleaned,
+        "clean": folder.cleaned,
+    }[verb]
     results = {rank: result(rank) for rank in node_ranks}
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
+    wake.heed(nodes)
     try:
         for rank, path in results.items():
             path.unlink(missing_ok=True)
@@ -117,7 +124,13 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
     told = (result or {}).get("failure")
     log = folder.prepare_log(node_rank)
     if told is None:
-        what = {"prepare": "being prepared", "store": "storing its outputs", "clean": "being cleaned up"}[verb]
+        what = {
+            "prepare": "being prepared",
+            "check": "looking at where outputs are stored",
+            "store": "storing its outputs",
+            "remove": "ending its containers",
+            "clean": "being cleaned up",
+        }[verb]
         how = f"was killed by {signal_name(code - 128)}" if code > 128 else f"ended with exit code {code}"
         told = {"cause": "prepare", "message": f"Node {node_rank} was {what} when the process that did it {how}."}
     return FailureReport(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 
-from paceline.errors import EnvironmentBuildError, TargetError, UserError
+from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, TargetError, TransferError, UserError
 from paceline.library import library_dir
 from paceline.plan import Prepared
 from paceline.runs import states, work_dir
@@ -16,6 +16,7 @@ from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.inputs import hold_environment, views
 from paceline.supervisor.nodes import Done, on_nodes
+from paceline.supervisor.storing import from_here
 from paceline.supervisor.supervision import Supervision
 from paceline.targets import Nodes, Seen
 
@@ -39,6 +40,10 @@ def hold_nodes(run: Supervision) -> Outcome | None:
             work_dir.make(run.folder)
     except TargetError as error:
         cause = "node_lost" if nodes.lost() else "prepare"
+        return Outcome(failure=FailureReport(cause=cause, message=str(error)))
+    except (UserError, TransferError) as error:
+        # What the job names on this machine is not there to be sent.
+        cause = "environment" if isinstance(error, EnvironmentSpecError) else "data"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except OSError as error:
         return Outcome(failure=_report(run.record, error))
@@ -64,6 +69,17 @@ def clean_nodes(run: Supervision) -> None:
             say(done.failure.message)
 
 
+def remove_on_nodes(run: Supervision) -> None:
+    """Let nodes elsewhere end containers whose client is gone: those of docker's daemon are nobody's children."""
+    nodes, seen = run.nodes, run.seen
+    if nodes is None or seen is None or nodes.shell(0) is None:
+        return
+    containers = {rank: one.container for rank, one in enumerate(run.prepared) if rank not in nodes.lost()}
+    ranks = [rank for rank, found in containers.items() if found and found["engine"]["kind"] == "docker"]
+    if ranks:
+        on_nodes("remove", ranks, folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=lambda: None)
+
+
 def give_nodes_back(run: Supervision) -> None:
     """End what is left on the nodes, and hold none. Harmless the second time."""
     nodes, run.nodes = run.nodes, None
@@ -86,6 +102,10 @@ def _prepare(run: Supervision, nodes: Nodes, seen: Seen) -> tuple[Done, tuple[Pr
         run.held.enter_context(views(job, run.folder.run_id))
     except UserError as error:
         return Done(failure=FailureReport(cause="data", message=str(error))), ()
+    if not seen.is_shared and any(reference.is_output for reference in job.inputs):
+        looked = from_here(run, "check")
+        if looked.failure is not None or looked.stopped is not None:
+            return looked, ()
     while True:
         ranks, stop = range(job.node_count), run.stop_reason
         done = on_nodes("prepare", ranks, folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=stop)

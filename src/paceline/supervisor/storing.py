@@ -11,10 +11,10 @@ from paceline.runs import notes, states
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import read_json, write_json
 from paceline.supervisor.attempt import Outcome
+from paceline.supervisor.beside import Beside
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.nodes import on_nodes
+from paceline.supervisor.nodes import Done, on_nodes
 from paceline.supervisor.supervision import Supervision
-from paceline.targets.local_nodes import LocalNodes
 
 #: The property of a run whose files could not all be had, in words: which, and where they still are.
 NOT_FETCHED = "not_fetched"
@@ -42,6 +42,13 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     return outcome
 
 
+def from_here(run: Supervision, verb: str) -> Done:
+    """How it went to "check" outputs, or to "store" them, from the supervisor's own machine."""
+    nodes = Beside()
+    seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
+    return on_nodes(verb, [0], folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=run.cancel_reason)
+
+
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
     """The outcome once output folders are stored, which is part of it. A canceled run stores nothing, nor does one that
     its engine starts again."""
@@ -53,12 +60,12 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         say(f"canceled: outputs are not stored; they are in {run.folder.uploads}")
         return outcome
     run.to(states.FINALIZING)
-    nodes, seen = run.nodes, run.seen
-    if nodes is None or seen is None or not seen.is_shared or nodes.lost():
-        # What the nodes had has been brought here.
-        nodes = LocalNodes((), (), lambda: None)
-        seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
-    done = on_nodes("store", [0], folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=run.cancel_reason)
+    if run.nodes is None or run.seen is None or not run.seen.is_shared or run.nodes.lost():
+        done = from_here(run, "store")  # what the nodes had has been brought here
+    else:
+        done = on_nodes(
+            "store", [0], folder=run.folder, nodes=run.nodes, seen=run.seen, wake=run.wake, stop=run.cancel_reason
+        )
     if done.results:
         told = read_json(run.folder.data) or {}
         write_json(run.folder.data, told | done.results[0])

@@ -5,8 +5,8 @@ Standard library of Python 3.6 and later, for that is what login hosts have. Not
     in     a line of JSON, the request; then, for "push", a tar.gz
     out    MARK, then frames: a line of JSON, then as many raw bytes as its "bytes" says; the last has "end" or "error"
 
-    have    {"folder", "snapshot", "library"} -> which of them are missing, the folder's full path, the user's number
-    push    {"folder", "run_id"} and an archive of lib/, snapshots/ and runs/: what is there already is left as it is
+    have    {"folder", "names"} -> which of these, below the folder, are missing, its full path, the user's number
+    push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/: what is there is left as it is
     pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
     put     {"path", "text"}: a small file
 """
@@ -21,6 +21,7 @@ from typing import IO, Any
 GROWING = (".log", ".jsonl", ".txt")
 LIVE = ("attempts", "metrics", "prepared", "logs")
 AT_THE_END = ("outputs", "artifacts", "uploads", "checkpoints")
+PARTS = ("lib", "snapshots", "carried", "runs")
 ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "snapshot")
 
 
@@ -45,17 +46,13 @@ def frame(stdout: IO[bytes], header: "dict[str, Any]", data: bytes = b"") -> Non
 
 def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
     folder = os.path.abspath(os.path.expanduser(request["folder"]))
-    names = {
-        "snapshot": os.path.join("snapshots", request["snapshot"]),
-        "library": os.path.join("lib", request["library"]),
-    }
-    missing = [what for what, name in names.items() if not os.path.isdir(os.path.join(folder, name))]
+    missing = [name for name in request["names"] if not os.path.isdir(os.path.join(folder, name))]
     return {"folder": folder, "user": str(os.geteuid()), "missing": missing}
 
 
 def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
     folder = request["folder"]
-    for name in ("lib", "snapshots", "runs"):
+    for name in PARTS:
         os.makedirs(os.path.join(folder, name), exist_ok=True)
     beside = tempfile.mkdtemp(prefix=".incoming-", dir=folder)
     try:
@@ -66,7 +63,7 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
         # The run last: its folder has links to the others.
-        for name in ("lib", "snapshots", "runs"):
+        for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
             for entry in os.listdir(os.path.join(beside, name)):

@@ -2,7 +2,7 @@
 
     here     <workspace>/runs/<run id>         what readers see: a copy, run.json its last file
     there    <folder>/runs/<run id>            the run's own, where its supervisor and workers write
-             <folder>/snapshots, <folder>/lib  by content, sent once
+             <folder>/snapshots, <folder>/lib  by content, sent once; <folder>/carried likewise: what the job names here
 
 Each call is one ssh, over a connection that is shared; `far` is what runs at its other end.
 """
@@ -21,13 +21,15 @@ import shlex
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.carried.manifest import FOLDER
+from paceline.carried.packing import Packed, pack, refuse_outputs
 from paceline.errors import TargetError
-from paceline.runs import states
+from paceline.runs import states, store
 from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.slurm import far
@@ -58,16 +60,20 @@ class Login:
         self._python = settings.python or "python3"
 
     def push(self, folder: RunFolder, library_dir: Path) -> There:
-        """Put the run's folder, its snapshot and the library on the cluster, as far as they are not there yet.
+        """Put the run's folder, its snapshot, the library, and the folders and packages of this machine that the job names
+        on the cluster, as far as they are not there yet.
 
         Raises:
             TargetError: the login host can't be reached, or has no room.
+            DataError, EnvironmentSpecError, TransferError: what the job names is not here, or can't be read.
         """
+        taken = self._packed(folder)
         snapshot = folder.snapshot.resolve()
         package = (library_dir / "paceline").resolve()
         library = _digest(package)
-        asked = {"op": "have", "folder": self._settings.folder, "snapshot": snapshot.name, "library": library}
-        answer = self._ask(asked)
+        names = [f"snapshots/{snapshot.name}", f"lib/{library}"]
+        names += [f"{FOLDER}/{tree}" for tree in (taken.files if taken else ())]
+        answer = self._ask({"op": "have", "folder": self._settings.folder, "names": names})
         there = There(
             folder=answer["folder"],
             user=answer["user"],
@@ -80,14 +86,24 @@ class Login:
                 gzip.GzipFile(fileobj=stdin, mode="wb", compresslevel=1) as packed,
                 tarfile.open(fileobj=packed, mode="w|") as archive,
             ):
-                if "library" in answer["missing"]:
+                if f"lib/{library}" in answer["missing"]:
                     archive.add(package, f"lib/{library}/paceline", filter=_plain)
-                if "snapshot" in answer["missing"]:
+                if f"snapshots/{snapshot.name}" in answer["missing"]:
                     archive.add(snapshot, f"snapshots/{snapshot.name}")
-                _add_run(archive, folder, snapshot.name)
+                for tree, files in (taken.files if taken else {}).items():
+                    if f"{FOLDER}/{tree}" in answer["missing"]:
+                        _add_tree(archive, tree, files)
+                _add_run(archive, folder, snapshot.name, taken)
 
         self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         return there
+
+    def _packed(self, folder: RunFolder) -> Packed | None:
+        job = store.stored(folder).job
+        if job is None:
+            return None
+        refuse_outputs(job, folder, self._title)
+        return pack(job, folder)
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
         """Bring what is new on the cluster into the run's folder here, at most once a second.
@@ -234,7 +250,21 @@ def _have(top: Path) -> dict[str, list[int]]:
     return found
 
 
-def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str) -> None:
+def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
+    top = tarfile.TarInfo(f"{FOLDER}/{tree}")
+    top.type, top.mode = tarfile.DIRTYPE, 0o755
+    archive.addfile(top)
+    for name, path in sorted(files.items()):
+        # Each file as itself: one of several names is a link to the first in archives that are made of folders.
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            item = tarfile.TarInfo(f"{FOLDER}/{tree}/{name}")
+            item.size, item.mtime = found.st_size, int(found.st_mtime)
+            item.mode = 0o555 if found.st_mode & 0o100 else 0o444
+            archive.addfile(item, file)
+
+
+def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed: Packed | None) -> None:
     top = f"runs/{folder.run_id}"
     for name in ("logs", "outputs", "metrics", "checkpoints"):
         item = tarfile.TarInfo(f"{top}/{name}")
@@ -247,10 +277,14 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str) -> None
     link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
     archive.addfile(link)
     # So that its supervisor, and whoever reads the run there, know whose it is.
-    data = (json.dumps({"engine": "slurm"}) + "\n").encode()
-    item = tarfile.TarInfo(f"{top}/engine.json")
-    item.size, item.mode = len(data), 0o644
-    archive.addfile(item, io.BytesIO(data))
+    told: dict[str, Any] = {"engine.json": {"engine": "slurm"}}
+    if packed is not None:
+        told[folder.carried.name] = packed.manifest.to_json()
+    for name, value in told.items():
+        data = (json.dumps(value) + "\n").encode()
+        item = tarfile.TarInfo(f"{top}/{name}")
+        item.size, item.mode = len(data), 0o644
+        archive.addfile(item, io.BytesIO(data))
 
 
 def _plain(item: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -1,0 +1,149 @@
+"""A job -> the trees of files of this machine that it needs elsewhere. Files are read to name them, and not copied."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.carried.manifest import Manifest, place_in, record_json, tree_files
+from paceline.data.content import content_fingerprint, with_content
+from paceline.data.filesystem import place_of
+from paceline.data.listing import FileInfo, fingerprint, is_single_file, list_files, path_in_store
+from paceline.data.reference import DataReference
+from paceline.environments.environment import Environment
+from paceline.errors import DataError, EnvironmentSpecError
+from paceline.job import Job
+from paceline.runs.files import read_json
+from paceline.runs.folder import RunFolder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """files: tree -> (relative name -> file), of trees that have to be brought."""
+
+    manifest: Manifest
+    files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+
+    def size(self, tree: str) -> tuple[int, int]:
+        """(number of files, bytes in them)."""
+        return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
+
+
+def pack(job: Job, folder: RunFolder) -> Packed | None:
+    """What the job needs beside its snapshot; None where that is nothing.
+
+    A run that has been brought itself, and now goes on to nodes of their own, hands on what came with it.
+
+    Raises:
+        DataError, EnvironmentSpecError: what the job names is not on this machine.
+        TransferError: it can't be read.
+    """
+    workspace = folder.path.parent.parent
+    if (told := read_json(folder.carried)) is not None:
+        manifest = Manifest.from_json(told)
+        trees = manifest.trees if manifest.store is None else []
+        return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
+    if not (job.inputs or job.environment.needs_build):
+        return None
+    packing = _Packing(workspace)
+    for reference in job.inputs:
+        packing.add_input(reference)
+    if job.environment.needs_build:
+        for path in local_places(job.environment):
+            packing.add_package(path)
+    manifest = Manifest(places=packing.places, stores=packing.stores, contents=packing.contents)
+    return Packed(manifest=manifest, files=packing.files)
+
+
+def refuse_outputs(job: Job, folder: RunFolder, title: str, *, reached: str | None = None) -> None:
+    """Nothing, if where the supervisor runs, on other machines, it can store the job's outputs.
+
+    title: of the compute target. reached: a datastore that both sides have.
+
+    Raises:
+        DataError: one goes to a folder of this machine.
+    """
+    for reference in job.inputs:
+        record, _ = place_of(reference.sources[0], folder.path.parent.parent)
+        if reference.is_output and record.kind == "local" and reference.sources[0].datastore != (reached or ""):
+            raise DataError(
+                f"output {reference.name!r} goes to {record.title}, a folder of this machine, which the runs of {title} do "
+                "not see. Name a datastore that both reach, such as one of s3:// or sftp://, or let the script write to "
+                "./outputs, which comes back with the run."
+            )
+
+
+def local_places(environment: Environment) -> Iterator[Path]:
+    """The archives, folders and channels of this machine that an environment is made from.
+
+    Raises:
+        EnvironmentSpecError: one is not there.
+    """
+    from paceline.environments.places import paths_of
+
+    for path in paths_of(environment):
+        if not path.exists():
+            raise EnvironmentSpecError(
+                f"there is no {str(path)!r}, from which the environment is to be made. Give the path of a folder or a file."
+            )
+        yield path
+
+
+class _Packing:
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self.places: dict[str, tuple[str, str]] = {}
+        self.stores: dict[str, dict[str, Any]] = {}
+        self.contents: dict[str, str] = {}
+        self.files: dict[str, dict[str, Path]] = {}
+
+    def add_input(self, reference: DataReference) -> None:
+        found: list[FileInfo] = []
+        is_whole = not reference.is_output
+        for source in reference.sources:
+            record, path = place_of(source, self._workspace)
+            if source.datastore is not None:
+                self.stores[source.datastore] = record_json(record)
+            if reference.is_output or record.kind != "local":
+                is_whole = False
+                continue
+            infos = list_files([source], self._workspace)
+            found += infos
+            top = Path(record.root or "/")
+            name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
+            self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
+        if is_whole:
+            # Of a dataset's files the content is what counts, as when it was registered.
+            self.contents[reference.name] = (
+                content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
+            )
+
+    def add_package(self, path: Path) -> None:
+        from paceline.environments.key import source_files
+
+        if path.is_dir():
+            self._add(str(path), dict(source_files(path)), "")
+        else:
+            self._add(str(path), {path.name: path}, path.name)
+
+    def _add(self, place: str, files: dict[str, Path], name: str) -> None:
+        tree = _tree_name(files, self._workspace)
+        self.places[place] = (tree, name)
+        self.files[tree] = files
+
+
+def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:
+    """Equal for equal files of equal names."""
+    infos = [
+        FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
+        for name, path in sorted(files.items())
+    ]
+    digest = hashlib.sha256(b"paceline carried 1\0")
+    for info in with_content(infos, workspace):
+        runs = os.access(info.path, os.X_OK)
+        digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
