@@ -1,8 +1,10 @@
 """From the shell to the first line of a trivial script on other machines: paceline against the engine's own tool.
 
-    ssh     mpirun over ssh, two hosts
-    slurm   sbatch of a script that starts the program on two nodes by srun
-    ray     ray job submit
+    ssh              mpirun over ssh, two hosts
+    slurm            sbatch of a script that starts the program on two nodes by srun
+    ray              ray job submit of a program that starts the script on two nodes
+    ray_one          ray job submit of the script itself, with a CPU of its own
+    ray_datastore    as ray, where the cluster does not see the workspace; ray job submit takes a working directory
 
 The machines are network namespaces of this one, as in the tests; all sides run on the same ones, in turn. The script
 writes down when its first line ran; the last worker's counts.
@@ -11,19 +13,20 @@ writes down when its first line ran; the last worker's counts.
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
+import paceline as pl
 from common import in_turn, median, program, report, seconds_to_marks
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from tests.engines import ray_lab, slurm_lab
-from tests.engines.hosts import Hosts, missing
+from elsewhere import Elsewhere, ray, slurm, ssh, wanted
+from paceline.data.datastore import Datastore
 
 ROUNDS = 7
+#: Ray's own tool takes seconds to end, so there are fewer.
+RAY_ROUNDS = 3
+GLOO = ("-j", "2x1", "--backend", "gloo")
 
 SCRIPT = """
 import os, time
@@ -33,94 +36,109 @@ with open(os.path.join({marks!r}, rank), "w") as file:
     file.write(repr(now))
 """
 
+#: Two workers on two nodes, by Ray's own means: what paceline asks of Ray, too.
+BY_RAY = """
+import os, subprocess, sys
+import ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-def sides(folder: Path, environment: Mapping[str, str], *commands: list[str]) -> list[Callable[[], float]]:
-    """For each command, what gives the seconds from its start until the last worker has come to its first line."""
-    marks = folder / "marks"
-    (folder / "source").mkdir()
-    (folder / "source" / "trivial.py").write_text(SCRIPT.format(marks=str(marks)))
-    env = {**os.environ, **environment}
-    return [functools.partial(seconds_to_marks, marks, command, env=env, cwd=folder) for command in commands]
+ray.init()
+group = placement_group([{"CPU": 1}] * 2, strategy="STRICT_SPREAD")
+group.wait(60)
+script = open(sys.argv[1]).read()
+
+@ray.remote(num_cpus=1)
+def work(rank):
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "RANK": str(rank)}, check=True)
+
+def at(rank):
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+
+ray.get([work.options(scheduling_strategy=at(rank)).remote(rank) for rank in range(2)])
+"""
 
 
-def tell(name: str, tool: str, figures: list[list[float]]) -> None:
-    ours, theirs = figures
-    more = median(ours) - median(theirs)
+def script_in(there: Elsewhere) -> Path:
+    """The script, in a folder of its own."""
+    source = there.folder / "source"
+    source.mkdir()
+    (source / "trivial.py").write_text(SCRIPT.format(marks=str(there.folder / "marks")))
+    return source / "trivial.py"
+
+
+def compare(
+    there: Elsewhere, name: str, where: str, tool: str, ours: list[str], theirs: list[str], rounds: int = ROUNDS
+) -> None:
+    """Run both in turn and report. theirs: the engine's own command."""
+
+    def side(command: list[str]) -> Callable[[], float]:
+        marks = there.folder / "marks"
+        return functools.partial(seconds_to_marks, marks, command, env=there.environment, cwd=there.folder)
+
+    mine, tools = in_turn(rounds, side(there.command("run", *ours)), side(theirs))
+    more = median(mine) - median(tools)
     report(
         f"first_line_{name}",
-        f"shell to first line on {name}, paceline run minus {tool}",
+        f"shell to first line on {where}, paceline run minus {tool}",
         "at most 1 s more",
         more <= 1.0,
-        ours_s=median(ours),
-        theirs_s=median(theirs),
+        ours_s=median(mine),
+        theirs_s=median(tools),
         more_s=more,
-        rounds=ROUNDS,
+        rounds=rounds,
     )
 
 
-def paceline_run(folder: Path, *options: str) -> list[str]:
-    words = ["run", str(folder / "source" / "trivial.py"), "--compute", "there", "--python", sys.executable]
-    return [program("paceline"), *words, *options]
-
-
-def add_target(environment: Mapping[str, str], *words: str) -> None:
-    command = [program("paceline"), "compute", "add", "there", *words]
-    subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True)
-
-
 def on_ssh() -> None:
-    with Hosts("pq", private=()).up(2) as hosts:
-        folder = hosts.folder / "bench"
-        folder.mkdir()
-        environment = {"PACELINE_WORKSPACE": str(folder / "ws"), **hosts.ssh_environment()}
-        if os.geteuid() == 0:
-            environment |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-        names = ",".join(hosts.names)
-        add_target(environment, "--kind", "ssh", "--hosts", names, "--ssh-config", str(hosts.ssh_config))
-        bare = [program("mpirun"), "--prtemca", "plm_ssh_agent", f"ssh -F {hosts.ssh_config}", "--host", names]
+    with ssh() as there:
+        script, hosts = script_in(there), there.hosts
+        bare = [program("mpirun"), "--prtemca", "plm_ssh_agent", f"ssh -F {hosts.ssh_config}"]
+        bare += ["--host", ",".join(hosts.names)]
         bare += ["--prtemca", "oob_tcp_if_include", f"{hosts.own_address.rpartition('.')[0]}.0/24"]
-        bare += ["--bind-to", "none", "-n", "2", sys.executable, str(folder / "source" / "trivial.py")]
-        two = paceline_run(folder, "-j", "2x1", "--backend", "mpi")
-        tell("ssh", "mpirun over ssh, 2 hosts", in_turn(ROUNDS, *sides(folder, environment, two, bare)))
+        bare += ["--bind-to", "none", "-n", "2", sys.executable, str(script)]
+        ours = there.run_words(script, "-j", "2x1", "--backend", "mpi")
+        compare(there, "ssh", "2 ssh hosts", "mpirun over ssh", ours, bare)
 
 
 def on_slurm() -> None:
-    with slurm_lab.cluster("pq") as lab:
-        folder = lab.hosts.folder / "bench"
-        folder.mkdir()
-        environment = {"PACELINE_WORKSPACE": str(folder / "ws"), **lab.environment}
-        add_target(environment, "--kind", "slurm")
-        wrapped = f"srun {sys.executable} {folder / 'source' / 'trivial.py'}"
-        bare = ["sbatch", "--wait", "-N2", "--ntasks-per-node=1", f"--output={folder}/out", f"--wrap={wrapped}"]
-        two = paceline_run(folder, "-j", "2x1", "--backend", "gloo")
-        tell("slurm", "sbatch of srun, 2 nodes", in_turn(ROUNDS, *sides(folder, environment, two, bare)))
+    with slurm() as (there, _):
+        script = script_in(there)
+        bare = ["sbatch", "--wait", "-N2", "--ntasks-per-node=1", f"--output={there.folder}/out"]
+        bare += [f"--wrap=srun {sys.executable} {script}"]
+        compare(there, "slurm", "2 nodes of Slurm", "sbatch of srun", there.run_words(script, *GLOO), bare)
 
 
 def on_ray() -> None:
-    lab = ray_lab.RayLab().up()
-    try:
-        folder = lab.folder / "bench"
-        folder.mkdir()
-        token = {ray_lab.TOKEN_VARIABLE: ray_lab.TOKEN, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": ray_lab.TOKEN}
-        environment = {"PACELINE_WORKSPACE": str(folder / "ws"), **token}
-        add_target(environment, "--kind", "ray", "--address", lab.address, "--token-env", ray_lab.TOKEN_VARIABLE)
-        bare = [program("ray"), "job", "submit", "--address", lab.address, "--"]
-        bare += [sys.executable, str(folder / "source" / "trivial.py")]
-        tell("ray", "ray job submit", in_turn(ROUNDS, *sides(folder, environment, paceline_run(folder), bare)))
-    finally:
-        lab.down()
+    with ray() as (there, lab):
+        script = script_in(there)
+        (script.parent / "by_ray.py").write_text(BY_RAY)
+        submit = [program("ray"), "job", "submit", "--address", lab.address]
+        by_ray = [sys.executable, str(script.parent / "by_ray.py"), str(script)]
+        ours, rounds = there.run_words(script, *GLOO), RAY_ROUNDS
+        compare(there, "ray", "2 nodes of Ray", "ray job submit", ours, [*submit, "--", *by_ray], rounds)
+        bare = [*submit, "--entrypoint-num-cpus", "1", "--", sys.executable, str(script)]
+        ours = there.run_words(script)
+        compare(there, "ray_one", "1 node of Ray", "ray job submit of the script itself", ours, bare, rounds)
+        # In /tmp, of which each host has its own.
+        with tempfile.TemporaryDirectory(prefix="paceline-bench-") as workspace:
+            apart = Elsewhere(
+                hosts=lab.hosts,
+                folder=there.folder,
+                environment={**there.environment, "PACELINE_WORKSPACE": f"{workspace}/ws"},
+            )
+            words = ["--address", lab.address, "--token-env", "RAY_LAB_TOKEN", "--datastore", "store"]
+            apart.call("compute", "add", "there", "--kind", "ray", *words)
+            Datastore.register(pl.Workspace(Path(f"{workspace}/ws")), "store", str(there.folder / "store"))
+            by_ray = [sys.executable, "by_ray.py", "trivial.py"]
+            bare = [*submit, "--working-dir", str(script.parent), "--", *by_ray]
+            ours = apart.run_words(script, *GLOO)
+            compare(apart, "ray_datastore", "2 nodes of Ray apart", "ray job submit", ours, bare, rounds)
 
 
 def main() -> None:
-    for name, lack, run in (
-        ("ssh", missing(), on_ssh),
-        ("slurm", slurm_lab.missing(), on_slurm),
-        ("ray", ray_lab.missing(), on_ray),
-    ):
-        if lack:
-            print(f"skipped {name}: this machine lacks {lack}")
-        elif len(sys.argv) == 1 or name in sys.argv[1:]:
-            run()
+    for name in wanted():
+        {"ssh": on_ssh, "slurm": on_slurm, "ray": on_ray}[name]()
 
 
 if __name__ == "__main__":

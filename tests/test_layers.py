@@ -12,7 +12,7 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = "errors processes library job plan runs environments data containers launchers targets"
+UP_TO_TARGETS = "errors processes library job plan runs environments data carried containers launchers targets"
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "processes": "",
     "library": "",
     "plugins": "",
-    "worker": "errors collectives.torch_mpi",
+    "worker": "errors collectives.torch_mpi collectives.when_loaded",
     "collectives": "errors",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
@@ -33,14 +33,16 @@ MAY_IMPORT = {
     "snapshot": "errors runs.files",
     "environments": "errors runs.files",
     "data": "errors runs.files",
+    # What of a job's environment and data lies on the submitting machine alone.
+    "carried": "errors job runs environments data",
     "containers": "errors processes job plan",
     # An Open MPI is found where the workers run.
-    "node": "errors processes job plan runs environments data containers launchers.mpi",
+    "node": "errors processes job plan runs environments data carried containers launchers.mpi",
     # On nodes, where nothing else of Paceline may be needed.
     "agent": "errors processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
     # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors plugins processes library job plan runs agent data",
+    "targets": "errors plugins processes library job plan runs agent data carried",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": "errors processes library job plan runs launchers targets containers"
     " environments.built environments.store data.cache",

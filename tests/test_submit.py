@@ -108,3 +108,27 @@ def test_an_interpreter_that_is_none_or_too_old_is_refused(tmp_path, text, said)
 def test_an_interpreter_that_is_new_enough_is_taken(tmp_path, version):
     program = write_program(tmp_path / "python", f"#!/bin/sh\necho {version}\n")
     check(make_job(environment=Environment(python=str(program))), tmp_path)
+
+
+class Asked:
+    """A target that would look after the run from here, and refuses it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def load_supervisor(self, run_dir, library, python) -> None:
+        self.told.append(f"load {run_dir.parent.name}/{run_dir.name.partition('_')[0]}")
+
+    def check(self, job) -> None:
+        self.told.append("check")
+        raise TargetError("no")
+
+    def release(self, run_dir) -> None:
+        self.told.append(f"release {run_dir.parent.name}/{run_dir.name.partition('_')[0]}")
+
+
+def test_a_supervisor_that_was_loaded_early_is_let_go_where_the_job_is_refused(tmp_path, monkeypatch):
+    target = Asked()
+    monkeypatch.setattr("paceline.targets.configured.Configured.make", lambda self: target)
+    refused(tmp_path, make_job())
+    assert target.told == ["load runs/digits", "check", "release runs/digits"]

@@ -77,6 +77,13 @@ def with_variable(name: str, value: str) -> list[int]:
     ]
 
 
+def belonging(name: str, value: str) -> list[int]:
+    """The processes that were started with `name=value` in their environment, supervisors left out, and all below them."""
+    marked = [pid for pid in with_variable(name, value) if not _has_variable(pid, SUPERVISOR_VARIABLE)]
+    below = [child for pid in marked for child in descendants(pid)]
+    return list(dict.fromkeys([*below, *marked]))
+
+
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """Kill everything below `pid` and wait until it is gone; the number of processes that were killed.
 

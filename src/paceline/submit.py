@@ -24,7 +24,7 @@ from paceline.runs import notes, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.targets import configured
+from paceline.targets import Target, configured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +53,21 @@ def submit(
         TargetError: the supervisor could not be started.
     """
     check_experiment_name(experiment)
-    check(job, workspace_dir)
-    taken = _snapshot(job, source, workspace_dir, progress)
+    runs_dir, run_id = workspace_dir / "runs", new_run_id(experiment)
+    described = configured.read(workspace_dir, job.compute_target)
+    target = described.make()
+    load_early = getattr(target, "load_supervisor", None)
+    if load_early is not None:
+        load_early(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
+    try:
+        _check(job, workspace_dir, described, target)
+        taken = _snapshot(job, source, workspace_dir, progress)
+    except BaseException:
+        if load_early is not None:
+            target.release(runs_dir / run_id)
+        raise
     record = RunRecord(
-        run_id=new_run_id(experiment),
+        run_id=run_id,
         experiment=experiment,
         parent_run_id=parent_run_id,
         created_utc=utc_now(),
@@ -68,11 +79,8 @@ def submit(
         job=job,
         owner=store.owner(),
     )
-    runs_dir = workspace_dir / "runs"
     lock_fd = store.create(runs_dir, record)
-    folder = RunFolder(runs_dir / record.run_id)
-    described = configured.read(workspace_dir, job.compute_target)
-    target = described.make()
+    folder = RunFolder(runs_dir / run_id)
     try:
         if described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, described)
@@ -101,7 +109,11 @@ def check(job: Job, workspace_dir: Path) -> None:
             interpreter, an unknown datastore.
     """
     described = configured.read(workspace_dir, job.compute_target)
-    described.make().check(job)
+    _check(job, workspace_dir, described, described.make())
+
+
+def _check(job: Job, workspace_dir: Path, described: configured.Configured, target: Target) -> None:
+    target.check(job)
     get_launcher(job.launcher).check(job)
     environment = job.environment
     is_here = described.kind == configured.LOCAL  # what other machines have, they say while the run prepares
@@ -113,6 +125,12 @@ def check(job: Job, workspace_dir: Path) -> None:
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine()
+        elif job.launcher == "mpi" and job.node_count > 1:
+            raise JobError(
+                f"distributed_backend={job.distributed_backend!r} with custom_docker_image={environment.docker_image!r} on "
+                f"{job.node_count} nodes of {job.compute_target!r}: mpirun in a container on one machine can't start workers "
+                "in containers on others. Take 'gloo' or 'nccl', or one node."
+            )
     elif not is_here:
         pass
     elif environment.python is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import time
@@ -11,7 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.engines import hosts, ray_lab, slurm_lab
+from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
+from tests.engines.ray_lab import RayLab
+from tests.engines.slurm_lab import SlurmLab
 
 #: Read before a fixture takes the variable away.
 _REQUIRED = bool(os.environ.get("PACELINE_REQUIRE_ENGINES"))
@@ -24,6 +29,11 @@ def require_engine(name: str, found: object) -> None:
     if _REQUIRED:
         pytest.fail(f"PACELINE_REQUIRE_ENGINES is set, but there is no {name} that can be used")
     pytest.skip(f"needs {name}")
+
+
+def require_module(name: str) -> None:
+    """Skip the test, or fail it, where a package is not installed. It is not imported: TensorFlow takes seconds, and stays."""
+    require_engine(name, importlib.util.find_spec(name))
 
 
 def use_mpirun(which: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -68,6 +78,33 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     is_wheel = name == "mpi-wheel" or (name == "mpi" and find_mpirun(WHEEL))
     use_mpirun(WHEEL if is_wheel else SYSTEM, monkeypatch)
     return {"process_count_per_node": 2, "distributed_backend": "mpi"}
+
+
+@pytest.fixture(scope="session")
+def ssh_network() -> Iterator[Hosts]:
+    """Three hosts with sshd, and two GPUs each that are none."""
+    why = hosts.missing()
+    require_engine(f"hosts in namespaces: {why}", why is None)
+    with Hosts("pa", environment={"PACELINE_GPUS": "3,5"}).up(3) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def slurm_cluster() -> Iterator[SlurmLab]:
+    """Slurm with two nodes that see this machine's files."""
+    lacks = slurm_lab.missing()
+    require_engine(f"Slurm ({lacks})" if lacks else "Slurm", not lacks)
+    with slurm_lab.cluster("pb") as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[RayLab]:
+    """A Ray cluster of a head and two nodes."""
+    why = ray_lab.missing()
+    require_engine(f"a Ray cluster, and for that {why}", why is None)
+    with ray_lab.cluster() as found:
+        yield found
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,16 @@ def missing() -> str | None:
     if importlib.util.find_spec("ray") is None:
         return "Ray (ray[default])"
     return hosts_missing()
+
+
+@contextlib.contextmanager
+def cluster() -> Iterator[RayLab]:
+    """A cluster that is up, and gone afterwards."""
+    lab = RayLab().up()
+    try:
+        yield lab
+    finally:
+        lab.down()
 
 
 class RayLab:

@@ -16,9 +16,9 @@ from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.record import user_name
 from paceline.targets import configured
-from tests.engines.conftest import require_engine, use_mpirun
+from tests.engines.conftest import use_mpirun
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
-from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab, missing
+from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
 from tests.helpers import wait_until
 
 #: In every name that reaches a shell, a script or a JSON text.
@@ -37,15 +37,9 @@ WAITING = KEEP + (
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[RayLab]:
-    why = missing()
-    require_engine(f"a Ray cluster, and for that {why}", why is None)
-    found = RayLab().up()
-    try:
-        yield found
-    finally:
-        found.down()
+@pytest.fixture
+def cluster(ray_cluster: RayLab) -> RayLab:
+    return ray_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -214,7 +208,7 @@ def test_a_workspace_that_the_cluster_does_not_see_is_named(cluster: RayLab, tmp
     run = lab.finish("", compute_target="cluster")
     failure = run.record().failure
     assert failure is not None
-    assert f"{cluster.head}, does not see {run.folder.path}" in failure.message
+    assert failure.message.startswith(f"The cluster's head, {cluster.head}, does not see {run.folder.path}")
     assert "datastore" in failure.message
 
 

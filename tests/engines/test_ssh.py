@@ -18,7 +18,7 @@ from paceline.runs import states
 from paceline.targets.configured import Configured, add
 from paceline.targets.ssh import SshTarget, command, looking
 from tests.engines.conftest import require_engine
-from tests.engines.hosts import Hosts, missing
+from tests.engines.hosts import Hosts
 from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen, wait_for_end
 from tests.helpers import make_job, wait_until
 
@@ -41,17 +41,10 @@ child.kill()
 """
 
 
-@pytest.fixture(scope="session")
-def network() -> Iterator[Hosts]:
-    why = missing()
-    require_engine(f"hosts in namespaces: {why}", why is None)
-    with Hosts("pa", environment={"PACELINE_GPUS": "3,5"}).up(3) as hosts:
-        yield hosts
-
-
 @pytest.fixture
-def hosts(network: Hosts) -> Iterator[Hosts]:
+def hosts(ssh_network: Hosts) -> Iterator[Hosts]:
     """Three hosts that are up, and on which nothing is left in the end."""
+    network = ssh_network
     yield network
     for name in network.names:
         if name in network.up_now:

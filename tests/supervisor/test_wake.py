@@ -41,3 +41,14 @@ def test_any_number_of_signals_does_no_harm():
 def test_a_worker_that_is_started_has_the_usual_handlers():
     code = "print(subprocess.run(['sh', '-c', 'kill -TERM $$; echo no']).returncode)"
     assert answer(code) == "-15"
+
+
+def test_news_of_nodes_elsewhere_wake_it():
+    code = (
+        "import threading, types\n"
+        "elsewhere, here = types.SimpleNamespace(on_news=None), object()\n"
+        "wake.heed(elsewhere); wake.heed(here)\n"
+        "threading.Timer(0.1, elsewhere.on_news).start()\n"
+        "print(slept(20) < 10, wake.stopped_by, slept(0.05) >= 0.05)"
+    )
+    assert answer(code) == "True None True"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from typing import IO, Any
 
@@ -18,7 +17,7 @@ class Arrival:
 
     def __init__(self, path: str, how: str) -> None:
         self._path, self._how = path, how
-        self._token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self._token = f"{os.getpid()}-{os.urandom(4).hex()}"
         parent = os.path.dirname(path)
         os.makedirs(parent, exist_ok=True)
         self._top = path if how == "merge" else os.path.join(parent, f".new-{self._token}")

@@ -20,7 +20,10 @@ import stat
 import struct
 import sys
 import time
-from typing import Any, Dict, Optional  # noqa: UP035
+
+TYPE_CHECKING = False  # typing's own takes its time to load
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional  # noqa: UP035
 
 OLDEST = (3, 10)
 

@@ -6,18 +6,17 @@ import errno
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from paceline import processes
 
 
-@dataclass(frozen=True)
-class Waited:
+class Waited(NamedTuple):
     """A short command whose end somebody waits for: its request, and where its output goes."""
+
+    # No dataclass: loading that module would be a fifth of an agent's start, which each run waits for.
 
     request: int
     stdout: IO[bytes]
@@ -101,6 +100,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: 
 def _unnamed() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("paceline"), "w+b", buffering=0)
+    import tempfile  # with what it loads, it takes longer than it is worth where there are memory files
+
     return tempfile.TemporaryFile(buffering=0)
 
 

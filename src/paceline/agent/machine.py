@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import pwd
-import secrets
 import socket
 import struct
 import sys
@@ -69,7 +68,7 @@ def free_ports(count: int) -> list[int]:
     """Ports that nobody listens on now, above most services and below those that the system gives to callers."""
     found: list[int] = []
     # From a place of its own, so that two who ask at once, or who ask again, get others.
-    start = secrets.randbelow(len(_PORTS))
+    start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
     for step in range(len(_PORTS)):
         if len(found) == count:
             break

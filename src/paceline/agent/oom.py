@@ -7,32 +7,36 @@ group this process is in, which catches a container's or a batch system's limit 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 
 def oom_kills() -> int:
     """How many processes the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
-    return sum(_count(path) for path in [Path("/proc/vmstat"), *_group_files()])
+    return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 
 
-def _group_files() -> list[Path]:
+def _group_files() -> list[str]:
     found = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = _read("/proc/self/cgroup").splitlines()
     except OSError:
         return []
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            found += [Path(f"/sys/fs/cgroup{path}/memory.events"), Path(f"/sys/fs/cgroup/unified{path}/memory.events")]
+            found += [f"/sys/fs/cgroup{path}/memory.events", f"/sys/fs/cgroup/unified{path}/memory.events"]
         elif "memory" in controllers.split(","):
-            found.append(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"))
+            found.append(f"/sys/fs/cgroup/memory{path}/memory.oom_control")
     return found
 
 
-def _count(path: Path) -> int:
+def _count(path: str) -> int:
     try:
-        match = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+        match = re.search(r"^oom_kill (\d+)$", _read(path), re.MULTILINE)
     except OSError:
         return 0
     return int(match[1]) if match else 0
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8") as file:
+        return file.read()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib
 import os
-import secrets
 import select
 import shutil
 import signal
@@ -43,6 +43,8 @@ class Agent:
         self._mirror: Mirror | None = None
         self._relay = Relay(self._out)
         self._scratch: list[str] = []
+        #: The run whose processes are this agent's, whoever has started them.
+        self._run_id: str | None = None
         self._leaving = False
 
     def run(self) -> int:
@@ -92,6 +94,7 @@ class Agent:
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
+        self._kill(self._adopted)
         self._files.drop()
         for path in self._scratch:
             shutil.rmtree(path, ignore_errors=True)
@@ -150,26 +153,54 @@ class Agent:
         env = os.environ if header["env"] is None else header["env"]
         self._commands.run(header["id"], header["argv"], env=env, cwd=header["cwd"] or None, data=data)
 
+    def _op_call(self, header: dict[str, Any], data: bytes) -> None:
+        # In a thread: it may wait for a lock, and the link is heard all the same.
+        threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
+
+    def _call(self, header: dict[str, Any]) -> None:
+        module, _, name = header["function"].partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)(header["given"])
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            self._fail(header["id"], error)
+        else:
+            self._out.put({"re": header["id"], "found": found})
+
     def _op_stop(self, header: dict[str, Any], data: bytes) -> None:
         self._commands.stop(header["request"])
 
     def _op_signal(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         # Only what is below: a number may long be somebody else's.
-        is_ours = header["pid"] in processes.descendants(os.getpid())
+        is_ours = header["pid"] in self._ours()
         return {"ok": is_ours and processes.send(header["pid"], header["number"])}
 
     def _op_alive(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"ok": processes.is_alive(header["pid"])}
 
     def _op_kill_all(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"left": self._kill(self._ours)}
+
+    def _op_adopt(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        """Take for its own what an engine starts of a run on this node, and end what an agent before it has left."""
+        self._run_id = header["run_id"]
+        return {"left": self._kill(self._adopted)}
+
+    def _ours(self) -> list[int]:
+        return [*processes.descendants(os.getpid()), *self._adopted()]
+
+    def _adopted(self) -> list[int]:
+        return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
+
+    def _kill(self, which: Callable[[], list[int]]) -> int:
+        """Kill them, and those that they start meanwhile, until none is left; how many are, after `_GONE_S`."""
         deadline = time.monotonic() + _GONE_S
-        while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
+        while (left := which()) and time.monotonic() < deadline:
             for pid in left:
                 processes.send(pid, signal.SIGKILL)
             self._reap()
             time.sleep(0.005)
         self._reap()
-        return {"left": len(left)}
+        return len(left)
 
     def _op_close(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         self._leaving = True
@@ -203,7 +234,7 @@ class Agent:
         if os.stat(path).st_uid != os.geteuid():
             raise PermissionError(errno.EACCES, "belongs to another user", path)
         # Not by its pid: hosts that share a folder may give two agents the same.
-        self._relay.listen(os.path.join(path, f"agent-{secrets.token_hex(4)}"))
+        self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}
 
     def _op_rsh_done(self, header: dict[str, Any], data: bytes) -> None:

@@ -98,6 +98,7 @@ class AttemptWatch:
         """Start the commands and see them through; when this returns, no process of theirs is left."""
         stopped: str | None = None
         failure: FailureReport | None = None
+        self._wake.heed(self._nodes)
         with open(self._folder.log_order(self._launch.attempt), "ab", buffering=0) as order:
             self._order = order
             try:

@@ -1,4 +1,4 @@
-"""Sleep that a child's end or a request to stop cuts short."""
+"""Sleep that a child's end, news of other nodes or a request to stop cuts short."""
 
 from __future__ import annotations
 
@@ -25,8 +25,18 @@ class Wake:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
             signal.signal(number, self._stop)
 
+    def heed(self, nodes: object) -> None:
+        """Wake up when these nodes have news, too: of what runs elsewhere no signal tells."""
+        if hasattr(nodes, "on_news"):
+            nodes.on_news = self.poke
+
+    def poke(self) -> None:
+        """Cut a sleep short. From any thread."""
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, b"\0")
+
     def sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until one of the signals comes."""
+        """Sleep for `seconds`, or until one of the signals or some news comes."""
         select.select([self._read], [], [], max(0.0, seconds))
         with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):

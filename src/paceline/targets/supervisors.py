@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paceline import processes
 
@@ -14,6 +17,49 @@ _started: list[subprocess.Popen[bytes]] = []
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
     """Start the run's supervisor, detached, and hand it the open lock; its pid."""
+    log = _open_log(run_dir)
+    try:
+        return _start(run_dir, lock_fd, library_dir, python, cwd=run_dir, stdout=log, stderr=log).pid
+    finally:
+        os.close(log)
+
+
+class Early:
+    """A supervisor that is loaded while the submitting program looks at hosts, and then told that its run is there.
+
+    It ends with that program, unless it was told. modules: what it will need, loaded meanwhile.
+    """
+
+    def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
+        self.run_dir = run_dir
+        self._ours, theirs = socket.socketpair()
+        null = subprocess.DEVNULL
+        with theirs:
+            fd = theirs.fileno()
+            process = _start(run_dir, fd, library_dir, python, *modules, cwd="/", stdout=null, stderr=null)
+        self._pid = process.pid
+
+    def begin(self, lock_fd: int) -> int | None:
+        """Hand it the run's open lock; its pid, None where it has died."""
+        log = _open_log(self.run_dir)
+        try:
+            with self._ours:
+                socket.send_fds(self._ours, [b"begin"], [lock_fd, log])
+        except OSError:
+            return None
+        finally:
+            os.close(log)
+        return self._pid
+
+    def drop(self) -> None:
+        """Let it end: there will be no run. Nothing happens to one that has been told."""
+        self._ours.close()
+
+
+def _start(
+    run_dir: Path, fd: int, library_dir: Path, python: str, *modules: str, **options: Any
+) -> subprocess.Popen[bytes]:
+    """fd: the run's open lock, or a socket by which that comes."""
     environment = {
         # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
         **{name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")},
@@ -22,21 +68,19 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         # What the workers' PYTHONPATH was, which ours stands in for.
         "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
     }
-    log = os.open(run_dir / "logs" / "driver.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    try:
-        process = subprocess.Popen(
-            [python, "-m", "paceline.supervisor", str(run_dir), str(lock_fd)],
-            cwd=run_dir,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            pass_fds=(lock_fd,),
-            start_new_session=True,
-        )
-    finally:
-        os.close(log)
+    process = subprocess.Popen(
+        [python, "-m", "paceline.supervisor", str(run_dir), str(fd), *modules],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        pass_fds=(fd,),
+        start_new_session=True,
+        **options,
+    )
     # It outlives this program by design; if it ends before, the next submission takes its exit code off the system.
     _started[:] = [earlier for earlier in _started if earlier.poll() is None]
     _started.append(process)
-    return process.pid
+    return process
+
+
+def _open_log(run_dir: Path) -> int:
+    return os.open(run_dir / "logs" / "driver.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

@@ -11,6 +11,7 @@ import pytest
 
 import paceline.compat
 from paceline.errors import UserError
+from tests.engines.conftest import require_module
 
 MODULES = (
     "horovod",
@@ -79,17 +80,17 @@ IMPORT_ALL = IMPORT_EACH.format(names=MODULES) + (
 
 
 def test_every_module_is_one_under_both_names():
-    pytest.importorskip("torch")
+    require_module("torch")
     assert run("import paceline.compat as c; c.install('horovod'); c.install('horovod')\n" + IMPORT_ALL) == "ok"
 
 
 def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names():
-    pytest.importorskip("tensorflow")
+    require_module("tensorflow")
     run("import paceline.compat as c; c.install('horovod')\n" + IMPORT_EACH.format(names=KERAS))
 
 
 def test_the_folder_of_names_does_the_same():
-    pytest.importorskip("torch")
+    require_module("torch")
     assert run(IMPORT_ALL, paceline.compat.names_dir()) == "ok"
 
 

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
 
+from paceline import processes
 from paceline.targets.agents import LinkError
 from tests.helpers import fill_disk, wait_until, write_tree
 
@@ -25,6 +28,22 @@ def link(open_link):
 def test_a_short_command_is_waited_for(link, tmp_path):
     done = link.run(["sh", "-c", "cat; echo $PWD $A >&2; exit 3"], input=b"\0in", env={"A": "a"}, cwd=str(tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{tmp_path} a\n".encode())
+
+
+def test_a_function_answers_without_a_process(link):
+    assert link.call("json:loads", '{"a": [1]}') == {"a": [1]}
+    with pytest.raises(OSError, match="has no attribute 'no_such'"):
+        link.call("json:no_such", {})
+    with pytest.raises(OSError, match=r"No module named 'paceline\.nowhere'"):
+        link.call("paceline.nowhere:f", {})
+
+
+def test_a_command_s_end_is_told_at_once(link, tmp_path):
+    told = threading.Event()
+    link.on_end = told.set
+    link.start(["true"], env={}, defaults={}, cwd="", log=str(tmp_path / "log"))
+    assert told.wait(20)
+    assert len(link.ends()) == 1
 
 
 def test_a_command_that_takes_too_long_is_killed(link, tmp_path):
@@ -93,6 +112,42 @@ def test_all_that_was_started_can_be_killed_and_the_agent_stays(link, tmp_path):
     assert ended(link) == [(pid, 137)]
     assert not link.is_alive(int((tmp_path / "child").read_text()))
     assert link.run(["echo", "here"]).stdout == b"here\n"
+
+
+def start_beside(run_id: str) -> subprocess.Popen[str]:
+    """A process that no agent has started, of a run, and what it has started itself: its first line says which pid."""
+    script = "env -i sleep 60 & echo $!; wait"
+    environment = {**os.environ, "PACELINE_RUN_ID": run_id}
+    return subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_it(link):
+    before, of_another = start_beside("adopted"), start_beside("another")
+    after: list[subprocess.Popen[str]] = []
+    try:
+        assert not link.signal(before.pid, signal.SIGCONT)
+        link.adopt("adopted")
+        assert before.wait(30) == -signal.SIGKILL, "left by an agent before this one"
+        after.append(start_beside("adopted"))
+        assert after[0].stdout is not None
+        child = int(after[0].stdout.readline())
+        assert link.signal(after[0].pid, signal.SIGCONT)
+        assert not link.signal(of_another.pid, signal.SIGCONT)
+        link.kill_all()
+        assert after[0].wait(30) == -signal.SIGKILL
+        wait_until(lambda: not processes.is_alive(child), "its child is gone, though nothing in it names the run")
+        after.append(start_beside("adopted"))
+        link.close()
+        assert after[1].wait(30) == -signal.SIGKILL
+        assert of_another.poll() is None
+    finally:
+        for process in (before, of_another, *after):
+            for child in processes.descendants(process.pid):
+                processes.send(child, signal.SIGKILL)
+            process.kill()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 def test_a_link_that_is_closed_says_so(link):

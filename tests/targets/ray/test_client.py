@@ -46,7 +46,7 @@ def test_an_unknown_job_is_none_and_stopping_it_is_harmless(cluster: FakeCluster
 def test_nodes_come_with_what_of_them_is_used(cluster: FakeCluster) -> None:
     cluster.add_node("10.0.0.1", CPU=4.0, GPU=2.0)
     cluster.add_node("10.0.0.2", state="DEAD")
-    first, second = client(cluster).nodes()
+    first, second = client(cluster).nodes(usage=True)
     assert (first.name, first.is_alive, first.total["CPU"], first.used["CPU"]) == ("10.0.0.1", True, 4.0, 1.5)
     assert not second.is_alive
 

@@ -85,7 +85,7 @@ def test_a_folder_that_the_cluster_does_not_see_is_named(run_dir: Path, tmp_path
     script = shared_entrypoint(tmp_path / "not 'here", tmp_path, str(ray), "PACELINE_SUPERVISOR")
     done = run(script, ray, tmp_path)
     assert done.returncode == 70
-    assert done.stdout.startswith("paceline: the cluster's head, ")
+    assert done.stdout.startswith("paceline: The cluster's head, ")
     assert f"does not see {tmp_path / 'not '}" in done.stdout.replace("'here", "")
     assert "datastore" in done.stdout
 

@@ -157,6 +157,14 @@ def test_a_node_that_dies_before_it_is_the_runs_is_lost(driver: Driver) -> None:
         holding.wait(never)
 
 
+def test_a_run_s_only_node_that_dies_is_lost_though_the_driver_has_nothing_left_to_hold(driver: Driver) -> None:
+    ended = {"is": "ended", "rank": 0, "why": "Ray says: node is dead"}
+    holding = driver.hold({"is": "placed"}, ended, {"is": "failed", "why": "every node's task has ended"}, nodes=1)
+    wait_until(lambda: holding._events.qsize() >= 3, "the driver has said so")
+    with pytest.raises(LostError, match="node 0 of the run: Ray says: node is dead"):
+        holding.wait(never)
+
+
 def test_ray_that_can_not_be_asked_is_told(driver: Driver) -> None:
     holding = driver.hold({"is": "failed", "why": "ConnectionError: no GCS."})
     with pytest.raises(TargetError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):

@@ -11,6 +11,7 @@ import select
 import struct
 import subprocess
 import tarfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from paceline.agent import boot
 from paceline.targets.agents.link_error import LinkError
 
+_hashing = threading.Lock()
 #: What is kept of what a node's shell and the program that reaches it say.
 _SAID_BYTES = 1 << 14
 
@@ -90,10 +92,15 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     return talk.heard
 
 
-@functools.cache
 def library_digest(package: Path) -> str:
     """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
     version may be installed here while it runs."""
+    with _hashing:  # the nodes' threads ask at the same time
+        return _library_digest(package)
+
+
+@functools.cache
+def _library_digest(package: Path) -> str:
     found = boot.digest(str(package))
     assert found, f"no library in {package}"
     return found

@@ -6,10 +6,11 @@ import secrets
 from collections.abc import Sequence
 
 from paceline.errors import TargetError
+from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.inbox import Inbox
 from paceline.targets.agents.link import Link
-from paceline.targets.agents.sending import all_or_error, on_each, send_run
+from paceline.targets.agents.sending import all_or_error, on_each, send_carried, send_run
 
 
 class Copies:
@@ -43,6 +44,25 @@ class Copies:
         marks = all_or_error(links, listed, "the run's folder is gone")
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
+        self._send_carried()
+
+    def _send_carried(self) -> None:
+        """Give each group the folders and packages of this machine that the job names, once.
+
+        Raises:
+            DataError, EnvironmentSpecError, TransferError: they are not here, or can't be read.
+        """
+        job = store.stored(self._folder).job
+        if job is None or not (job.inputs or job.environment.needs_build):
+            return
+        from paceline.carried.packing import pack  # with all that data takes: not for every run
+
+        packed = pack(job, self._folder)
+        if packed is None:
+            return
+        links = [self._links[rank] for rank in self._leaders().values()]
+        sent = on_each(links, lambda link: send_carried(link, packed, self._top, self.path))
+        all_or_error(links, sent, "what the job names here could not be sent")
 
     def follow(self, attempt: int) -> None:
         """Have the nodes send what is written there from now on; those of an attempt have its folder."""

@@ -24,7 +24,8 @@ from paceline.targets.agents.link_files import LinkFiles
 
 def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
     """The command line that becomes an agent once a `Link` speaks to it. `shlex.join` of it passes through any shell."""
-    return (python, "-c", "import sys;exec(sys.stdin.buffer.readline())")
+    # Without what is installed there: it has no use for it, and a large environment takes its time to be found.
+    return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ class Link(LinkFiles):
         #: Called with frames of the remote shell, and with the ends of commands that were started with a tag.
         self.on_rsh: Callable[[dict[str, Any]], None] = lambda header: None
         self.on_tagged_end: Callable[[dict[str, Any]], None] = lambda header: None
+        #: Called when there is something new among `ends`.
+        self.on_end: Callable[[], None] = lambda: None
 
     @classmethod
     def open(
@@ -188,6 +191,14 @@ class Link(LinkFiles):
             raise
         return Done(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
+    def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
+        """What a function of the library answers there, without a process of its own: `module:name` of one JSON value.
+
+        It may block, and must start no process: the agent would take its end for that of a command.
+        """
+        answer, _ = self._talk.ask("call", timeout_s=timeout_s, function=function, given=given)
+        return answer["found"]
+
     def start(
         self,
         argv: Sequence[str],
@@ -244,6 +255,10 @@ class Link(LinkFiles):
         """Kill all that the agent has started."""
         self._talk.ask("kill_all", timeout_s=5.0)
 
+    def adopt(self, run_id: str) -> None:
+        """Let the agent take for its own what an engine starts of the run on its node; what is there already is killed."""
+        self._talk.ask("adopt", timeout_s=10.0, run_id=run_id)
+
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
         """End a request of the remote shell."""
         self._talk.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
@@ -270,6 +285,7 @@ class Link(LinkFiles):
             else:
                 with self._lock:
                     self._ends.append((header["pid"], header["code"], header["time"]))
+                self.on_end()
         elif op == "hello":
             self.hello = Hello.from_frame(header)
             self._said_hello.set()

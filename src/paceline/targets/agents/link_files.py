@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from paceline.runs.folder import RunFolder
 from paceline.targets.agents.conversation import Conversation
 from paceline.targets.agents.inbox import Inbox
 from paceline.targets.agents.requests import Pending
-from paceline.targets.agents.trees import entries
+from paceline.targets.agents.trees import entries, entries_of
 
 #: What a node has that the supervisor may have had before.
 MIRRORED = ("attempts", "metrics", "prepared", "checkpoints", "outputs", "artifacts", "uploads")
@@ -42,10 +42,21 @@ class LinkFiles:
         how: "keep" leaves what is there (a name that tells the content), "replace" takes its place, "merge" adds the
             files to what is there. skip: names, relative to `source`, that are not sent.
         """
+        self._put(entries(source, skip), path, how)
+
+    def put_files(self, files: Mapping[str, Path], path: str) -> None:
+        """Send a folder of these files, by their names in it, whole or not at all; what is at `path` already is replaced.
+
+        Raises:
+            OSError: also where one can't be read here.
+        """
+        self._put(entries_of(files), path, "replace")
+
+    def _put(self, frames: Iterable[tuple[dict[str, Any], bytes]], path: str, how: str) -> None:
         pending = self._talk.requests.new()
         self._talk.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
         with contextlib.suppress(BrokenPipeError):
-            for header, data in entries(source, skip):
+            for header, data in frames:
                 if pending.is_done:
                     break  # an error: no room, say
                 self._send_entry(pending, header, data)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import TargetError
-from paceline.plan import Command, Node
+from paceline.plan import Command, Node, Starter
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.copies import Copies
 from paceline.targets.agents.link import Link
@@ -34,7 +34,7 @@ class AgentNodes:
     ports: free on the first node, or how many are to be found there. folder: absolute, on each node; what it needs of
     the run lies there where it does not see the run's own folder. python: the interpreter of nodes whose job names
     none; None for the first agent's own. is_shared: whether nodes see the supervisor's folders; None to find out.
-    on_close: gives the nodes back.
+    on_close: gives the nodes back. starter: what starts MPI's workers in mpirun's place; they are the agents' all the same.
     """
 
     def __init__(
@@ -47,11 +47,13 @@ class AgentNodes:
         python: str | None = None,
         on_close: Callable[[], None] | None = None,
         is_shared: bool | None = None,
+        starter: Starter | None = None,
     ) -> None:
         assert len(links) == len(nodes), "one agent a node"
         self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
+        self._starter = starter
         self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
         self._folder: RunFolder | None = None
         self._run_dir = ""
@@ -65,6 +67,10 @@ class AgentNodes:
         #: name of a node -> how many there were when first and when last asked
         self._oom_kills: dict[str, tuple[int, int]] = {}
         self._closed = False
+        #: Called, in another thread, when a command has ended.
+        self.on_news: Callable[[], None] = lambda: None
+        for link in self._links:
+            link.on_end = self._tell
 
     def renew_ports(self) -> None:
         """Take other ports on the first node: somebody else has taken one of these."""
@@ -81,6 +87,8 @@ class AgentNodes:
             self._run_dir = self._copies.path
             self._copies.send()
             self._copies.follow(self._attempt)
+        if self._starter is not None:
+            all_or_error(links, on_each(links, lambda link: link.adopt(folder.run_id)), "the run's processes")
         scratch, socket = self._make_scratch()
         environment = {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": self._run_dir}
         RshCalls(links, self.nodes, environment, f"{self._run_dir}/logs/driver.log")
@@ -99,6 +107,7 @@ class AgentNodes:
             python=python,
             is_shared=self._is_shared,
             remote_shell=make_remote_shell(links[0], scratch, socket, python),
+            starter=self._starter,
         )
 
     def shell(self, node_rank: int) -> Mapping[str, str] | None:
@@ -210,6 +219,9 @@ class AgentNodes:
         finally:
             if self._on_close is not None:
                 self._on_close()
+
+    def _tell(self) -> None:
+        self.on_news()
 
     def _living(self) -> list[Link]:
         return [link for link in self._links if link.lost is None]

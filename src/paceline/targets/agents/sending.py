@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from paceline.agent.arrival import census
 from paceline.agent.sender import stamp_of
+from paceline.carried.manifest import FOLDER
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.link import Link
 from paceline.targets.agents.link_error import LinkError
+
+if TYPE_CHECKING:
+    from paceline.carried.packing import Packed
 
 T = TypeVar("T")
 
@@ -91,6 +96,18 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
             # Not whole: somebody has cleaned up in it, as happens in /tmp.
             link.put_tree(source, target, how="keep" if there == (-1, -1) else "replace")
         link.make_link(f"{run_dir}/snapshot", target)
+
+
+def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
+    """Give one node what the job names on this machine; trees that it has are not sent again."""
+    for tree, files in packed.files.items():
+        target = f"{top}/{FOLDER}/{tree}"
+        count, size = packed.size(tree)
+        there = link.census(target)
+        # More may be there: an install from a folder leaves files in it.
+        if there[0] < count or there[1] < size:
+            link.put_files(files, target)
+    link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,24 @@ def entries(source: Path, skip: Callable[[str], bool] = lambda name: False) -> I
     """
     yield _about(".", "dir", os.stat(source)), b""
     yield from _below(str(source), "", skip)
+
+
+def entries_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Frames of a tree of these files, by their names in it: read-only, and what a link leads to in the link's place.
+
+    Raises:
+        OSError: one can't be read. A tree of which something is missing would pass for whole.
+    """
+    yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
+    made = set()
+    for name, path in sorted(files.items()):
+        for folder in reversed(Path(name).parents):
+            if str(folder) != "." and folder not in made:
+                made.add(folder)
+                yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
+        for header, data in _file(os.path.realpath(path), name):
+            mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
+            yield header | ({"mode": mode} if "mode" in header else {}), data
 
 
 def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tuple[dict[str, Any], bytes]]:

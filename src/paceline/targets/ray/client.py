@@ -50,7 +50,8 @@ class RayJob:
 
 @dataclass(frozen=True, kw_only=True)
 class RayNode:
-    """A node as Ray knows it. total, used: by the names of its resources; used is empty where Ray does not tell."""
+    """A node as Ray knows it. total, used: by the names of its resources; used is empty where nobody has asked, or Ray
+    does not tell."""
 
     node_id: str
     name: str
@@ -127,15 +128,15 @@ class RayClient:
     def version(self) -> str:
         return str(self._call("GET", "/api/version").get("ray_version"))
 
-    def nodes(self) -> list[RayNode]:
-        """The nodes that are alive, and those that died lately."""
+    def nodes(self, *, usage: bool = False) -> list[RayNode]:
+        """The nodes that are alive, and those that died lately. usage: with what is used of each, a question more."""
         found = self._call("GET", "/api/v0/nodes?limit=10000&detail=1")
         listed = found.get("data", {}).get("result", {}).get("result") or []
-        usage = self._usage()
+        used_on = self._usage() if usage else {}
         nodes = []
         for data in listed:
             node_id = str(data.get("node_id"))
-            used = usage.get(node_id, {})
+            used = used_on.get(node_id, {})
             nodes.append(
                 RayNode(
                     node_id=node_id,

@@ -29,7 +29,7 @@ _FIND_RAY = r"""
 parent=$(sed 's/.*) . \([0-9]*\) .*/\1/' "/proc/$PPID/stat" 2>/dev/null)
 ray=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--python_worker_command="\{0,1\}\([^ "]*\).*/\1/p')
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
-[ -n "$ray" ] || { echo "paceline: no Python is to be found on the cluster's head"; exit 70; }
+[ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
 #: Starts the driver, which loads Ray while the supervisor is loaded (`beside`).
 _START_DRIVER = f"""
@@ -58,7 +58,7 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_
     return (
         f"{_STAY}run={run}\nlibrary={library}\nsubmitter={shlex.quote(python)}"
         f"{_FIND_RAY}"
-        '[ -f "$run/run.json" ] || { echo "paceline: the cluster\'s head, $(hostname), does not see $run. Share that folder, '
+        '[ -f "$run/run.json" ] || { echo "paceline: The cluster\'s head, $(hostname), does not see $run. Share that folder, '
         'or set a datastore on the compute target"; exit 70; }\n'
         'cd "$run" || exit 70\n'
         'if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi\n'

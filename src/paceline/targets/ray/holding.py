@@ -64,7 +64,9 @@ class Holding:
         self._text = "waits for Ray"
         self._too_large_since: float | None = None
         self._too_large = ""
-        self._reception = Reception()
+        #: Set when the driver has said something, or a node has connected.
+        self._news = threading.Event()
+        self._reception = Reception(self._news.set)
         try:
             self._driver = self._start_driver()
         except BaseException:
@@ -80,12 +82,14 @@ class Holding:
         """
         placed_at: float | None = None
         while len(self._reception.taken) < len(self._asked.demand.bundles):
+            self._news.clear()
             self._hear()
-            if self._failed is not None:
-                raise TargetError(f"Ray can't give the run its nodes: {self._failed}.")
             if self._lost:
+                # First: once all are lost, the driver has nothing left to hold, and says so.
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
+            if self._failed is not None:
+                raise TargetError(f"Ray can't give the run its nodes: {self._failed}.")
             if self._placed:
                 placed_at = placed_at or time.monotonic()
                 if time.monotonic() - placed_at > _TASK_S:
@@ -97,7 +101,7 @@ class Holding:
                 raise TargetError(f"{self._too_large}. Ask for less, or add nodes to the cluster.")
             if waiting(self._text):
                 return None
-            time.sleep(_TICK_S)
+            self._news.wait(_TICK_S)
         return dict(self._reception.taken)
 
     def lost(self) -> dict[int, str]:
@@ -136,7 +140,9 @@ class Holding:
             for line in lines:
                 with contextlib.suppress(ValueError):
                     self._events.put(json.loads(line))
+                    self._news.set()
         self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
+        self._news.set()
 
     def _hear(self) -> None:
         with contextlib.suppress(queue.Empty):

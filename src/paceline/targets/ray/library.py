@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import zipfile
 from pathlib import Path
 
+from paceline.targets.agents.bootstrap import library_digest
 from paceline.targets.ray.client import PACKAGE_BYTES, RayClient
 
 
 def send_library(client: RayClient, library_dir: Path) -> str:
     """The URI of the package that holds `library_dir`'s Paceline, which the cluster has from now on."""
-    data = packed(library_dir)
-    assert len(data) < PACKAGE_BYTES
-    # By its content, so that a cluster keeps one for each version.
-    name = f"_ray_pkg_{hashlib.sha256(data).hexdigest()[:16]}.zip"
+    # By its content, so that a cluster keeps one for each version, and that it is packed for the first run alone.
+    name = f"_ray_pkg_{library_digest(library_dir / 'paceline')[:16]}.zip"
     if not client.has_package(name):
+        data = packed(library_dir)
+        assert len(data) < PACKAGE_BYTES
         client.upload_package(name, data)
     return f"gcs://{name}"
 

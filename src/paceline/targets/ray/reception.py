@@ -8,7 +8,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,10 @@ class Taken:
 
 
 class Reception:
-    """Listens. taken: node rank -> connection; port, token: what a task has to know."""
+    """Listens. taken: node rank -> connection; port, token: what a task has to know. on_taken: called after each."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_taken: Callable[[], None] = lambda: None) -> None:
+        self._on_taken = on_taken
         self.token = secrets.token_hex(24)
         self.taken: dict[int, Taken] = {}
         self._listener = socket.create_server(("", 0), backlog=64)
@@ -67,6 +68,7 @@ class Reception:
                 if self._closed or rank in self.taken:
                     raise ValueError
                 self.taken[rank] = Taken(sock=sock, told={**told, "token": None})
+            self._on_taken()
         except (OSError, ValueError, KeyError, TypeError):
             sock.close()
 

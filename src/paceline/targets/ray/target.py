@@ -139,7 +139,7 @@ class RayTarget:
         Raises:
             TargetError: it does not answer.
         """
-        nodes = self._client.nodes()
+        nodes = self._client.nodes(usage=True)
         alive = {node.name for node in nodes if node.is_alive}
         shown = [node for node in nodes if node.is_alive or node.name not in alive]
         jobs = self._client.jobs()

@@ -1,6 +1,7 @@
 """Runs on clusters that share no folder with the submitting machine: everything travels through a datastore.
 
     <datastore>/paceline/snapshots/<id>.tar.gz       the source, once for all runs that use it
+    <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names, likewise
     <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
     <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`journal`), replayed here and then removed
 
@@ -19,11 +20,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from paceline import processes
+from paceline.carried.manifest import FOLDER, record_json
+from paceline.carried.packing import Packed, pack, refuse_outputs
 from paceline.data.filesystem import Store, place_of
 from paceline.data.reference import Source
 from paceline.data.store_record import StoreRecord
@@ -32,6 +35,7 @@ from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
+from paceline.runs.store import stored
 from paceline.targets.ray import journal
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.entry import travel_entrypoint
@@ -85,14 +89,16 @@ def send_run(
     """Put into the datastore what the cluster needs of a run; the job's script and its runtime environment.
 
     Raises:
-        DataError, TransferError: the datastore can't be written.
+        DataError, TransferError: the datastore can't be written; what the job names is not here, or can't be sent.
+        EnvironmentSpecError: a package is not here.
     """
     workspace = folder.path.parent.parent
     record = _store_record(settings, workspace)
+    taken = _packed(settings, folder)
     snapshot_id = os.path.basename(os.readlink(folder.snapshot)) if folder.snapshot.is_symlink() else None
     with Store(record) as store, tempfile.TemporaryDirectory(prefix="paceline-") as made:
         start = Path(made) / "start.tar.gz"
-        _pack_run(folder, workspace, start)
+        _pack_run(folder, workspace, start, _carried(store, taken))
         files = [(f"{run_prefix(folder.run_id)}/start.tar.gz", start)]
         if snapshot_id is not None and not exists(store, snapshot_name(snapshot_id)):
             packed = Path(made) / "snapshot.tar.gz"
@@ -124,8 +130,33 @@ def _store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
     return record
 
 
-def _pack_run(folder: RunFolder, workspace: Path, path: Path) -> None:
+def _packed(settings: RaySettings, folder: RunFolder) -> Packed | None:
+    job = stored(folder).job
+    if job is None:
+        return None
+    refuse_outputs(job, folder, f"compute target {settings.name!r}", reached=settings.datastore)
+    return pack(job, folder)
+
+
+def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
+    """Put what the job names here into the datastore, as far as it is not there yet; the manifest that says so."""
+    if packed is None:
+        return None
+    for tree, files in packed.files.items():
+        top = f"paceline/{FOLDER}/{tree}"
+        if not exists(store, f"{top}.whole"):
+            put_files(store, "", [(f"{top}/{name}", path) for name, path in files.items()])
+            put(store, f"{top}.whole", b"")
+    return replace(packed.manifest, store=record_json(store.record)).to_json()
+
+
+def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str, Any] | None) -> None:
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
+        if carried is not None:
+            data = json.dumps(carried).encode()
+            item = tarfile.TarInfo(f"run/{folder.carried.name}")
+            item.size, item.mode = len(data), 0o644
+            archive.addfile(item, io.BytesIO(data))
         for entry in sorted(os.listdir(folder.path)):
             if entry not in _NOT_SENT:
                 archive.add(folder.path / entry, arcname=f"run/{entry}")

@@ -13,10 +13,11 @@ from typing import Any
 from paceline.errors import TargetError
 from paceline.targets.agents.link import Link, bootstrap_words
 from paceline.targets.agents.link_error import LinkError
+from paceline.targets.ssh import on_node
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.looking import answer_in, login, on_node_words, program
+from paceline.targets.ssh.looking import login
 
 _AGAIN_S = 1.0
 
@@ -44,13 +45,11 @@ class Member:
         Raises:
             TargetError: there is none, or the node can't do it.
         """
-        argv = on_node_words(self.link.hello.python[0], verb, given)
-        done = self.link.run(argv, input=program(), timeout_s=20)
-        answer = answer_in(done.stdout)
-        if answer is None or "error" in answer:
-            said = answer["error"] if answer else done.stderr.decode(errors="replace").strip()[-500:]
-            raise TargetError(f"{self.host.name}: its share of the machine can't be asked for: {said}.")
-        return answer
+        try:
+            answer: dict[str, Any] = self.link.call(f"{on_node.__name__}:{verb}", given)
+            return answer
+        except OSError as error:
+            raise TargetError(f"{self.host.name}: its share of the machine can't be asked for: {error}.") from error
 
 
 def open_member(

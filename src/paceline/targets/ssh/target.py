@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: How long a run that has lost a host waits for one to come back, where too few others are up.
 _PATIENCE_S = 60.0
+#: What a supervisor needs for `wait_for_nodes`.
+_LOADED = (__name__, "paceline.targets.agents.nodes", "paceline.targets.ssh.gather")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class SshTarget:
         #: To be kept in place of what was given: files have been read.
         self.settings = self._set.plain
         self._looks: list[Look] | None = None
+        self._early: supervisors.Early | None = None
         self._gathered = 0
 
     # --- for the submitting program
@@ -99,10 +102,19 @@ class SshTarget:
             )
         return Preview(nodes=tuple(nodes), ports=tuple(range(29500, 29500 + port_count(job))))
 
+    def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """For a submitting program, before `check`: a supervisor is loaded while the hosts are looked at. It is begun by
+        `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun."""
+        with contextlib.suppress(OSError):
+            self._early = supervisors.Early(run_dir, library_dir, python, _LOADED)
+
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Nothing: the place in the queues of the hosts is that of the time of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        early, self._early = self._early, None
+        if early is not None and (pid := early.begin(lock_fd)) is not None:
+            return pid
         return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     # --- for the supervisor
@@ -157,7 +169,9 @@ class SshTarget:
         return sys.executable if all(link.exists(sys.executable) for link in links) else None
 
     def release(self, run_dir: Path) -> None:
-        """Nothing: what a run holds on a host goes with its agent there, which goes with the supervisor."""
+        """What a run holds on a host goes with its agent there, which goes with the supervisor."""
+        if self._early is not None:
+            self._early.drop()
 
     def _nodes(self, job: Job, held: Sequence[Any]) -> tuple[Node, ...]:
         machines = []

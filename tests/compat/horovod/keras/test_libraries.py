@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-import pytest
+from tests.engines.conftest import require_module
 
 INSTALL = "import sys; import paceline.compat as c; c.install('horovod')\n"
 LOADED = "print(sorted({'torch', 'tensorflow', 'keras', 'tf_keras'} & set(sys.modules)))"
@@ -25,21 +25,21 @@ def run(code: str, **variables: str) -> str:
 
 
 def test_keras_on_torch_loads_no_tensorflow():
-    pytest.importorskip("torch")
-    pytest.importorskip("keras")
+    require_module("torch")
+    require_module("keras")
     code = INSTALL + "import horovod.keras as hvd, horovod.keras.callbacks, horovod.keras.elastic\n" + LOADED
     assert run(code, KERAS_BACKEND="torch") == "['keras', 'torch']"
 
 
 def test_keras_on_tensorflow_loads_no_torch():
-    pytest.importorskip("tensorflow")
+    require_module("tensorflow")
     assert (
         run(INSTALL + "import horovod.keras as hvd\n" + LOADED, KERAS_BACKEND="tensorflow") == "['keras', 'tensorflow']"
     )
 
 
 def test_legacy_keras_is_taken_where_the_script_asks_for_it():
-    pytest.importorskip("tf_keras")
+    require_module("tf_keras")
     code = INSTALL + (
         "import horovod.keras as one, horovod.tensorflow.keras as other, tf_keras\n"
         "print([m.callbacks.MetricAverageCallback.__mro__[2].__module__.split('.')[0] for m in (one, other)],\n"
@@ -49,7 +49,7 @@ def test_legacy_keras_is_taken_where_the_script_asks_for_it():
 
 
 def test_a_keras_that_the_script_has_loaded_is_taken():
-    pytest.importorskip("tf_keras")
+    require_module("tf_keras")
     code = (
         "import keras\n"
         + INSTALL
@@ -59,7 +59,7 @@ def test_a_keras_that_the_script_has_loaded_is_taken():
 
 
 def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_ones_package():
-    pytest.importorskip("tf_keras")
+    require_module("tf_keras")
     code = INSTALL + (
         "import horovod.keras as hvd, tf_keras, numpy as np; hvd.init()\n"
         "model = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(1,))])\n"
@@ -73,8 +73,8 @@ def test_a_model_of_the_older_keras_takes_callbacks_and_optimizers_of_the_newer_
 
 
 def test_another_backend_is_refused_with_the_way_out():
-    pytest.importorskip("keras")
-    pytest.importorskip("torch")
+    require_module("keras")
+    require_module("torch")
     # As it would be with jax, which needs more to be installed.
     code = INSTALL + "import keras; keras.backend.backend = lambda: 'jax'\nimport horovod.keras"
     answer = run(code, KERAS_BACKEND="torch")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.compat.horovod.tensorflow.conftest import LEGACY_MODULES, MODULES, every_check
-
-pytest.importorskip("tensorflow")
+from tests.engines.conftest import require_module
 
 
 # The first of a world waits for all of it.
@@ -15,10 +14,12 @@ pytest.importorskip("tensorflow")
     ("ranks", "check"), [(ranks, check) for ranks, modules in MODULES.items() for check in every_check(modules)]
 )
 def test_it_holds_on_every_rank(outcome, ranks, check):
+    require_module("tensorflow")
     outcome(ranks, check)
 
 
 @pytest.mark.parametrize("check", every_check(LEGACY_MODULES))
 def test_it_holds_with_the_older_keras(outcome, check):
-    pytest.importorskip("tf_keras")
+    require_module("tf_keras")
+    require_module("tensorflow")
     outcome(2, check, legacy=True)

@@ -1,0 +1,71 @@
+"""A supervisor that is loaded before its run is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import processes
+from paceline.library import library_dir
+from paceline.runs import states, store
+from paceline.targets import supervisors
+from paceline.targets.supervisors import Early
+from tests.helpers import make_job, make_run, run_python, wait_until, write_tree
+
+#: Something that a supervisor does not load by itself.
+MODULES = ("paceline.targets.ssh.gather",)
+
+
+def early(tmp_path: Path, run_dir: Path) -> Early:
+    return Early(run_dir, library_dir(tmp_path / "ws"), sys.executable, MODULES)
+
+
+def test_one_that_is_dropped_ends_and_leaves_nothing(tmp_path: Path) -> None:
+    waiting = early(tmp_path, tmp_path / "ws" / "runs" / "x_1")
+    process = supervisors._started[-1]
+    assert process.poll() is None
+    waiting.drop()
+    assert process.wait(30) == 0
+    assert not (tmp_path / "ws" / "runs").exists()
+
+
+def test_it_ends_with_the_program_that_has_loaded_it(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from paceline.targets import supervisors\n"
+        f"early = supervisors.Early(Path({str(tmp_path)!r}) / 'x_1', Path({str(library_dir(tmp_path))!r}), sys.executable)\n"
+        "print(supervisors._started[-1].pid, flush=True); os._exit(0)"
+    )
+    pid = int(run_python(code))
+    wait_until(lambda: not processes.is_alive(pid), "the supervisor has ended")
+
+
+def test_one_that_is_begun_sees_its_run_through(tmp_path: Path) -> None:
+    run_dir = tmp_path / "ws" / "runs"
+    folder, lock_fd = make_run(run_dir, job=make_job(), target="local")
+    source = write_tree(tmp_path / "ws/snapshots/1", {"train.py": "print('done')"})
+    folder.snapshot.symlink_to(source)
+    waiting = early(tmp_path, folder.path)
+    pid = waiting.begin(lock_fd)
+    os.close(lock_fd)
+    assert pid == supervisors._started[-1].pid
+    assert supervisors._started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert store.stored(folder).status == states.COMPLETED
+    waiting.drop()  # harmless
+
+
+def test_one_that_has_died_is_told(tmp_path: Path) -> None:
+    folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
+    waiting = early(tmp_path, folder.path)
+    supervisors._started[-1].send_signal(signal.SIGKILL)
+    supervisors._started[-1].wait(30)
+    assert waiting.begin(lock_fd) is None
+    os.close(lock_fd)
+
+
+@pytest.fixture(autouse=True)
+def _leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
