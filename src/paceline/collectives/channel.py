@@ -120,6 +120,8 @@ class Channel:
         self._leaving = False
         self._left = False
         self._member = Member()
+        #: As `wait`, made once: each look at a method makes an object.
+        self.waiter = self.wait
         self._claim = threading.Lock()  # of the one caller that may take the thread's place
         self._turn = threading.Lock()  # of whoever does the work
         self._todo: list[tuple[Task, Agreement]] = []
@@ -127,6 +129,10 @@ class Channel:
         self._doing: tuple[float, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"paceline-set-{number}", daemon=True)
         self._thread.start()
+
+    def known(self, request: Request) -> Request:
+        """The request itself, or the equal one that was agreed upon before."""
+        return self._member.known(request)
 
     def submit(self, task: Task) -> Handle:
         """The task's handle, once it is queued.

@@ -349,8 +349,9 @@ class Engine:
             )
         if grouped and not arrays:
             raise ArgumentError(f"grouped {kind} {name!r} got no arrays. Give at least one.")
-        ready = [array if array.flags.c_contiguous else array.copy(order="C") for array in arrays]
-        given = list(outs) if outs is not None else [None] * len(ready)
+        # Tuples, here and below: those of arrays alone the garbage collector soon leaves out.
+        ready = tuple([array if array.flags.c_contiguous else array.copy(order="C") for array in arrays])
+        given = tuple(outs) if outs is not None else (None,) * len(ready)
         for array, out in zip(ready, given, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
@@ -358,17 +359,19 @@ class Engine:
                     f"{array.dtype}{list(array.shape)}. Give one of the same type and shape."
                 )
         if any(out is not None and not out.flags.c_contiguous for out in given):
-            finish, given = _copy_back(given, grouped), [None if out is None else out.copy(order="C") for out in given]
+            finish = _copy_back(given, grouped)
+            given = tuple([None if out is None else out.copy(order="C") for out in given])
         names = [dtype] * len(ready) if dtype is None or isinstance(dtype, str) else list(dtype)
         request = Request(
             kind,
             name,
-            dtypes=tuple(told or _dtype_name(array.dtype) for told, array in zip(names, ready, strict=True)),
-            shapes=tuple(array.shape for array in ready),
+            dtypes=tuple([told or _dtype_name(array.dtype) for told, array in zip(names, ready, strict=True)]),
+            shapes=tuple([array.shape for array in ready]),
             grouped=grouped,
             **values,
         )
-        return channel.submit(Task(request, ready, given, Handle(f"{kind}.{name}", channel.wait), finish))
+        handle = Handle(f"{kind}.{name}", channel.waiter)
+        return channel.submit(Task(channel.known(request), ready, given, handle, finish))
 
     def _check_op(
         self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None

@@ -16,6 +16,14 @@ class Member:
         self._numbers: dict[tuple[str, str], tuple[int, Request]] = {}
         self._agreements: dict[int, Agreement] = {}
 
+    def known(self, request: Request) -> Request:
+        """The request itself, or the equal one that was agreed upon before. From any thread.
+
+        A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
+        """
+        found = self._numbers.get(request.key)
+        return found[1] if found is not None and found[1] == request else request
+
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
         """How to ask for these: by number where exactly this was agreed upon before."""
         slots, others = [], []
