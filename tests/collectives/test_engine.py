@@ -20,6 +20,28 @@ except collectives.ShutDownError as error:
     print("told:", error, flush=True)
 """
 
+#: One of the ranks that add up what all of them see does not come to where they meet.
+DEATH_AT_THE_BOARD = """
+import os, signal, numpy
+from paceline import collectives
+from paceline.collectives.board import Board
+engine = collectives.start()
+arrays = [numpy.ones(1000, numpy.float32) for _ in range(8)]
+def together(step):
+    handles = [engine.allreduce(f"{step}.{index}", array) for index, array in enumerate(arrays)]
+    return [handle.wait(30)[0] for handle in handles]
+assert together(0) == [2.0] * 8
+def die(board, dtype):
+    os.kill(os.getpid(), signal.SIGKILL)
+assert engine._channels[0]._performer._reducer._fusion.has_board
+if engine.rank == 1:
+    Board.meet = die
+try:
+    together(1)
+except collectives.ShutDownError as error:
+    print("told:", error, flush=True)
+"""
+
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
@@ -29,10 +51,11 @@ def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
     assert done.stdout.count("ok") == ranks
 
 
-def test_a_killed_rank_raises_on_the_other(tmp_path):
+@pytest.mark.parametrize("death", [DEATH, DEATH_AT_THE_BOARD], ids=["in MPI", "at the board"])
+def test_a_killed_rank_raises_on_the_other(death, tmp_path):
     need_mpi()
     script = tmp_path / "death.py"
-    script.write_text(DEATH)
+    script.write_text(death)
     done = mpirun(2, script, cwd=tmp_path)
     assert done.returncode != 0
     assert "told: rank 1 (process" in done.stdout, done.stdout + done.stderr

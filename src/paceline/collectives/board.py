@@ -46,6 +46,12 @@ class Board:
         self._turn ^= 1
         return found
 
+    def close(self) -> None:
+        """Give the memory back; others keep what they see."""
+        for one in self._maps:
+            with contextlib.suppress(BufferError):  # an error's traceback may still hold an array of it
+                one.close()
+
     def _segment(self, rank: int, dtype: Any) -> Any:
         import numpy
 

@@ -23,7 +23,7 @@ from paceline.collectives.errors import ArgumentError, CollectivesError, Mismatc
 from paceline.collectives.handle import Handle
 from paceline.collectives.member import Member
 from paceline.collectives.perform import Performer
-from paceline.collectives.request import BARRIER, JOIN, Agreement, Request
+from paceline.collectives.request import JOIN, Agreement, Request
 from paceline.collectives.settings import Settings
 from paceline.collectives.stall import StallWatch
 
@@ -44,8 +44,6 @@ _GOODBYE_S = 1.0
 _LEAD_S = 0.01
 #: How often it looks for news before it lets another process have the core.
 _LOOKS = 20
-#: Operations that are done once they are agreed upon.
-_WORDS = (BARRIER, JOIN)
 _GRACE_S = 3.0
 _ENDED = (
     "The engine has been shut down: {reason}. Operations in flight, and later ones, fail on every rank; "
@@ -299,6 +297,7 @@ class Channel:
             elif self._sleep(self._settings.cycle_s if quiet_s < 1.0 else _LONG_PAUSE_S):
                 quiet_since_s = time.monotonic()
         with self._turn:
+            self._performer.close()
             if self.transport is not None and self.has_heard_end and self._is_quiet():
                 self.transport.close()
 
@@ -421,10 +420,10 @@ class Channel:
 
     def _do_at_once(self) -> bool:
         """Do what is to be done, if nothing of it can block."""
-        if self.transport is None or all(agreement.request.kind in _WORDS for _, agreement in self._todo):
-            self._do()
-            return True
-        return False
+        if self._performer.blocks(self._todo):
+            return False
+        self._do()
+        return True
 
     def _do(self) -> None:
         todo = self._todo

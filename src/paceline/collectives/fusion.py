@@ -51,11 +51,21 @@ class Fusion:
         self._board: Board | None = None
         self._is_open = False
 
+    @property
+    def has_board(self) -> bool:
+        """Whether the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
+        return self._board is not None
+
     def retune(self, limit_bytes: int) -> None:
         """Fill buffers of so many bytes from now on."""
         self._limit_bytes = limit_bytes
         # They have the size of the old setting.
         self._buffers.clear()
+
+    def close(self) -> None:
+        """Give back what is shared with others."""
+        if self._board is not None:
+            self._board.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts. Every rank calls it with as much."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from paceline.collectives import mpi
 from paceline.collectives.board import Board, open_board
+from paceline.collectives.errors import ShutDownError
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
@@ -17,6 +19,8 @@ _EXCHANGE_TAG = 3
 _FIRST_TAG = 10
 _TAGS = 30000
 _LEAVE_S = 1.0
+#: How often a meeting is looked after before another process is let have the core.
+_LOOKS = 20
 
 
 class MpiTransport:
@@ -80,7 +84,7 @@ class MpiTransport:
         self.comm.Sendrecv(array, partner, _EXCHANGE_TAG, other, partner, _EXCHANGE_TAG)
 
     def open_board(self, size: int) -> Board | None:
-        return open_board(self.rank, self.size, self.gather_objects, self.comm.Barrier, size)
+        return open_board(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: Any) -> list[Any]:
         return list(self.comm.allgather(value))
@@ -103,6 +107,20 @@ class MpiTransport:
     def abandon(self, reason: str) -> None:
         # Its end at interpreter exit would wait for the rank that is gone.
         mpi.abandon()
+
+    def _meet(self) -> None:
+        """Return when every rank has come. Looked after, not waited for, so that the death of one ends it.
+
+        Raises:
+            ShutDownError: MPI was abandoned meanwhile.
+        """
+        request, looks = self.comm.Ibarrier(), 0
+        while not request.Test():
+            looks += 1
+            if looks > _LOOKS:
+                if mpi.is_abandoned():
+                    raise ShutDownError("a rank has not come to a reduction")
+                os.sched_yield()
 
     @contextmanager
     def _row_type(self, array: Any) -> Iterator[Any]:

@@ -13,6 +13,7 @@ from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,
     ALLTOALL,
+    BARRIER,
     BROADCAST,
     JOIN,
     REDUCESCATTER,
@@ -39,6 +40,22 @@ class Performer:
     def retune(self, fusion_bytes: int) -> None:
         """Fuse up to so many bytes from now on."""
         self._reducer.retune(fusion_bytes)
+
+    def close(self) -> None:
+        """Give back what is shared with others: nothing more will be done."""
+        self._reducer.close()
+
+    def blocks(self, ready: Sequence[Ready]) -> bool:
+        """Whether doing this may wait for another rank where nobody hears that it has died."""
+        return self._transport is not None and not all(self._is_polled(task, a.request) for task, a in ready)
+
+    def _is_polled(self, task: Task, request: Request) -> bool:
+        if request.kind in (BARRIER, JOIN):
+            return True  # done once it is agreed upon
+        if request.kind != ALLREDUCE or request.op == "adasum":
+            return False
+        pairs = zip(task.arrays, request.dtypes, strict=True)
+        return all(self._reducer.is_polled(array.nbytes, dtype) for array, dtype in pairs)
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
         """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""

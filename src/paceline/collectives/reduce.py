@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 
 #: Of one reduction. With 2 ranks on one machine 1 MiB was the fastest, 2 MiB as good, 0.25 and 4 MiB 10 to 30 % slower.
 PIECE_BYTES = 1 << 20
-#: From here on copying in and out costs more than a call of its own.
+#: From here on copying in costs more than a call of its own: where it has to be copied out as well, and where not.
 DIRECT_BYTES = 1 << 20
+BOARD_DIRECT_BYTES = 4 << 20
 
 
 class Reducer:
     """Reduces over one transport, None for a set of one rank.
 
-    fusion_bytes: arrays share a buffer of up to this size; 0: each is reduced on its own.
+    fusion_bytes: smaller arrays are reduced together; 0: each on its own.
     """
 
     def __init__(self, transport: Transport | None, fusion_bytes: int) -> None:
         self._transport = transport
-        self._fusion_bytes = min(fusion_bytes, PIECE_BYTES)
-        self._fusion = Fusion(transport, self._fusion_bytes or PIECE_BYTES)
+        self._fusion_bytes = fusion_bytes
+        self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
     def retune(self, fusion_bytes: int) -> None:
         """Share buffers of so many bytes from now on, more than PIECE_BYTES too: whoever asks has measured it."""
@@ -40,18 +41,30 @@ class Reducer:
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
-        small = []
+        small = [part for part in parts if self._is_small(part.source.nbytes, dtype)]
         for part in parts:
-            if numbers.is_half(dtype) or not self._fusion_bytes:
-                self._fusion.allreduce([part], op, dtype) if numbers.is_half(dtype) else self._direct(part, op)
-            elif part.source.nbytes >= min(DIRECT_BYTES, self._fusion_bytes):
+            if not self._is_small(part.source.nbytes, dtype):
                 self._direct(part, op)
-            else:
-                small.append(part)
-        if len(small) == 1:
+        if not self._fusion_bytes:
+            for part in small:
+                self._fusion.allreduce([part], op, dtype)
+        elif len(small) == 1 and not numbers.is_half(dtype) and not self._fusion.has_board:
             self._direct(small[0], op)
         elif small:
             self._fusion.allreduce(small, op, dtype)
+
+    def is_polled(self, nbytes: int, dtype: str) -> bool:
+        """Whether reducing an array of this size never blocks, but looks after the other ranks."""
+        return self._transport is None or (self._fusion.has_board and self._is_small(nbytes, dtype))
+
+    def _is_small(self, nbytes: int, dtype: str) -> bool:
+        """Whether it goes through a buffer: with others, or because MPI knows nothing of half precision."""
+        direct_bytes = BOARD_DIRECT_BYTES if self._fusion.has_board else DIRECT_BYTES
+        return numbers.is_half(dtype) or nbytes < min(direct_bytes, self._fusion_bytes)
+
+    def close(self) -> None:
+        """Give back what is shared with others."""
+        self._fusion.close()
 
     def reducescatter(self, part: Part, counts: Sequence[int], op: str, dtype: str) -> None:
         """Fill the target with this rank's `counts[rank]` elements of the reduced source."""
