@@ -8,6 +8,7 @@ A check is a function `check_*(hvd)`.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,8 @@ CHECKS = Path(__file__).parent / "checks"
 
 def main(folder: str, *names: str) -> None:
     sys.path.insert(0, str(ROOT))
+    # TensorFlow leaves a file there for each function of a graph. Not set for mpirun: its sockets need short paths.
+    os.environ["TMPDIR"] = folder
     from paceline.compat import install
     from tests.ranks import checks_in, run_checks
 
