@@ -35,6 +35,7 @@ def finish(run: Supervision, outcome: Outcome) -> None:
     if not run.record.attempts:
         remove_containers(run.job, run.record.run_id)  # of an image that was being looked at
     clean_nodes(run)
+    ended_utc = utc_now()  # before anybody else can have what this run has held: runs follow each other in their times too
     give_nodes_back(run)
     processes.kill_descendants(os.getpid())
     run.held.close()
@@ -44,11 +45,11 @@ def finish(run: Supervision, outcome: Outcome) -> None:
     shutil.rmtree(run.folder.scratch, ignore_errors=True)
     if run.target is not None:
         run.target.release(run.folder.path)
-    _write_end(run, outcome)
+    _write_end(run, outcome, ended_utc)
 
 
-def _write_end(run: Supervision, outcome: Outcome) -> None:
-    changes: dict[str, Any] = {"ended_utc": utc_now(), "scratch_dir": None}
+def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
+    changes: dict[str, Any] = {"ended_utc": ended_utc, "scratch_dir": None}
     if outcome.stopped == "interrupted":
         # A preemption, or somebody's cancel: the engine knows, and readers ask it. It may start the job again.
         say("the engine has asked for the end of its job; the workers were ended")
