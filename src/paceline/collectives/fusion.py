@@ -6,6 +6,7 @@ where the results belong; elsewhere the buffer is reduced by the transport, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,12 +31,13 @@ class Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """A stretch of a part that is in the buffer."""
+    """A stretch of a part that is in the buffer. is_scaled: what is to be done to the result was done to it there."""
 
     part: Part
     start: int
     offset: int
     length: int
+    is_scaled: bool
 
 
 class Fusion:
@@ -50,6 +52,13 @@ class Fusion:
         self._buffers: dict[Any, Any] = {}
         self._board: Board | None = None
         self._is_open = False
+
+    def open(self) -> None:
+        """Get what all ranks see, where that can be had. Every rank calls it, before its first reduction: not earlier, for
+        it takes memory."""
+        if not self._is_open and self._transport is not None:
+            self._board = self._transport.open_board(BOARD_BYTES)
+        self._is_open = True
 
     @property
     def has_board(self) -> bool:
@@ -71,27 +80,25 @@ class Fusion:
         """Fill the targets. dtype: of all of the parts. Every rank calls it with as much."""
         import numpy
 
-        if not self._is_open:
-            self._is_open = True
-            # Not before it is needed: it takes memory, and all ranks to open it.
-            self._board = None if self._transport is None else self._transport.open_board(BOARD_BYTES)
-        half = numbers.is_half(dtype)
-        kind = numpy.dtype("float32" if half else dtype)
+        with numpy.errstate(all="ignore"):
+            self._allreduce(parts, op, dtype)
+
+    def _allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
+        import numpy
+
+        kind = numpy.dtype("float32" if numbers.is_half(dtype) else dtype)
         buffer = self._next(kind)
         pieces: list[_Piece] = []
         filled = 0
         for part in parts:
             start, size = 0, part.source.size
+            is_scaled = self._board is not None and op == "sum" and kind.kind in "fc" and _is_power_of_two(part)
+            factor = part.prescale * part.postscale / part.divisor if is_scaled else part.prescale
             while start < size:
                 length = min(size - start, buffer.size - filled)
                 into = buffer[filled : filled + length]
-                if half:
-                    numbers.to_float32(part.source[start : start + length], into, dtype)
-                else:
-                    into[...] = part.source[start : start + length]
-                if part.prescale != 1.0:
-                    numbers.scale(into, part.prescale)
-                pieces.append(_Piece(part, start, filled, length))
+                _fill(into, part.source[start : start + length], factor, dtype)
+                pieces.append(_Piece(part, start, filled, length, is_scaled))
                 filled += length
                 start += length
                 if filled == buffer.size:
@@ -125,21 +132,41 @@ class Fusion:
                 self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         whole = self._own(kind, BOARD_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
-        with numpy.errstate(all="ignore"):
-            for part, start, offset, length in pieces:
-                target = part.target[start : start + length]
-                ranks = [array[offset : offset + length] for array in arrays]
-                factor = part.postscale / part.divisor
-                if half:
-                    reduced = ranks[0] if whole is None else numbers.joined(op, ranks, whole[:length])
-                    numbers.scale(reduced, part.postscale, part.divisor)
-                    numbers.from_float32(reduced, target, dtype)
-                elif len(ranks) > 1:
-                    numbers.joined(op, ranks, target)
-                    numbers.scale(target, part.postscale, part.divisor)
-                elif is_float and factor != 1.0:
-                    # Copied and scaled in one pass.
-                    numpy.multiply(ranks[0], kind.type(factor), out=target)
-                else:
-                    target[...] = ranks[0]
-                    numbers.scale(target, part.postscale, part.divisor)
+        for part, start, offset, length, is_scaled in pieces:
+            target = part.target[start : start + length]
+            ranks = [array[offset : offset + length] for array in arrays]
+            post, divisor = (1.0, 1) if is_scaled else (part.postscale, part.divisor)
+            if half:
+                reduced = ranks[0] if whole is None else numbers.joined(op, ranks, whole[:length])
+                numbers.scale(reduced, post, divisor)
+                numbers.from_float32(reduced, target, dtype)
+            elif len(ranks) > 1:
+                numbers.joined(op, ranks, target)
+                numbers.scale(target, post, divisor)
+            elif is_float and post / divisor != 1.0:
+                # Copied and scaled in one pass.
+                numpy.multiply(ranks[0], kind.type(post / divisor), out=target)
+            else:
+                target[...] = ranks[0]
+                numbers.scale(target, post, divisor)
+
+
+def _is_power_of_two(part: Part) -> bool:
+    """Whether it is all the same if the result is scaled, or what it is the sum of: then that costs no pass of its own.
+
+    Only what is too small for all of its type's digits may differ, by half of the smallest number there is.
+    """
+    return math.frexp(part.postscale / part.divisor)[0] == 0.5
+
+
+def _fill(into: Any, source: Any, factor: float, dtype: str) -> None:
+    import numpy
+
+    if numbers.is_half(dtype):
+        numbers.to_float32(source, into, dtype)
+    elif factor != 1.0 and into.dtype.kind in "fc":
+        numpy.multiply(source, into.dtype.type(factor), out=into)
+        return
+    else:
+        into[...] = source
+    numbers.scale(into, factor)

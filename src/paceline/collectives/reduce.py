@@ -41,6 +41,7 @@ class Reducer:
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
+        self._fusion.open()
         small = [part for part in parts if self._is_small(part.source.nbytes, dtype)]
         for part in parts:
             if not self._is_small(part.source.nbytes, dtype):

@@ -35,7 +35,9 @@ def finish(run: Supervision, outcome: Outcome) -> None:
     if not run.record.attempts:
         remove_containers(run.job, run.record.run_id)  # of an image that was being looked at
     clean_nodes(run)
-    ended_utc = utc_now()  # before anybody else can have what this run has held: runs follow each other in their times too
+    ended_utc = (
+        utc_now()
+    )  # before anybody else can have what this run has held: runs follow each other in their times too
     give_nodes_back(run)
     processes.kill_descendants(os.getpid())
     run.held.close()
