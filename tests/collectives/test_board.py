@@ -11,10 +11,16 @@ from typing import Any
 import numpy
 import pytest
 
+from paceline.collectives import board as board_module
 from paceline.collectives.board import MOST_RANKS, Board, open_board
 
 FLOAT = numpy.dtype("float32")
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+
+
+@pytest.fixture(autouse=True)
+def cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "_cores", lambda: MOST_RANKS)
 
 
 def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callable[[Any], Any] = lambda one: one) -> Any:
@@ -85,6 +91,11 @@ def test_another_world_s_memory_is_not_taken() -> None:
         return (b"\0" * 16, *value[1:]) if isinstance(value, tuple) else value
 
     assert on_ranks(2, lambda _, board: board, tell) == [None, None]
+
+
+def test_ranks_that_share_a_core_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board_module, "_cores", lambda: 1)
+    assert on_ranks(2, lambda _, board: board) == [None, None]
 
 
 def test_many_ranks_have_none() -> None:

@@ -62,7 +62,7 @@ class Board:
 def open_board(
     rank: int, ranks: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], object], size: int
 ) -> Board | None:
-    """The board of `ranks` ranks, None where they do not all see one memory. Every rank has to call it.
+    """The board of `ranks` ranks, None where they do not all see one memory, or have no core each. Every rank has to call it.
 
     gather: gives every rank's value. barrier: returns when every rank has called it. size: of a segment, in bytes.
     """
@@ -79,12 +79,16 @@ def open_board(
         told = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(one, _HEAD_BYTES + 2 * size, mine=other == rank) for other, one in enumerate(told)]
-        # Also what lets each close its file: all have opened it, or will not.
-        is_seen = all(gather(len(maps) == ranks))
+        # Also what lets each close its file: all have opened it, or will not. Ranks that share a core wait better in MPI.
+        is_seen = all(gather(len(maps) == ranks <= _cores()))
     finally:
         if fd >= 0:
             os.close(fd)
     return Board(maps, size, rank, barrier) if is_seen else None
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
