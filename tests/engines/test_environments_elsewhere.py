@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,23 +135,23 @@ def test_what_can_not_be_stored_is_told_before_the_workers_start(
         assert "overwrite" in run.failure.message
 
 
-@pytest.fixture
-def with_podman(ssh_network: Hosts) -> Iterator[None]:
-    """Two hosts with podman, each with a store and an image of its own."""
+@contextlib.contextmanager
+def with_podman(network: Hosts, names: Sequence[str]) -> Iterator[None]:
+    """Hosts with podman, each with a store and an image of its own."""
     engines = []
-    for index, name in enumerate(ssh_network.names[:2]):
+    for index, name in enumerate(names):
         # A short name: with a longer one conmon can't write down its container's end, and podman waits for that for 20 s.
-        folder = ssh_network.folder / f"{index}"
+        folder = network.folder / f"{index}"
         folder.mkdir()
         engines.append(Podman(folder, [IMAGE]))
         why = engines[-1].start()
         require_engine(f"podman: {why}", why is None)
-        _lay_over(ssh_network, name, folder)
+        _lay_over(network, name, folder)
     try:
         yield
     finally:
-        for name, engine in zip(ssh_network.names, engines, strict=False):
-            ssh_network.run(name, ["umount", "/etc/containers"])
+        for name, engine in zip(names, engines, strict=True):
+            network.run(name, ["umount", "/etc/containers"])
             assert engine.containers() == []
             engine.stop()
 
@@ -164,10 +165,16 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
     network.run(name, ["mount", "--bind", str(etc), "/etc/containers"])
 
 
+@pytest.mark.parametrize("way", ["ssh", "slurm", "ray"])
 def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
-    with_podman: None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with place("ssh", request, tmp_path, monkeypatch) as there:
+    engine = request.getfixturevalue(WAYS[way][0])
+    network = getattr(engine, "hosts", engine)
+    with (
+        place(way, request, tmp_path, monkeypatch) as there,
+        with_podman(network, network.names if way == "ray" else there.hosts),
+    ):
         with web(there.address, tmp_path / "store") as url:
             (tmp_path / "store").mkdir()
             # Not the one whose build is noted: a container sees nothing of where.
@@ -175,9 +182,13 @@ def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
             values = given(there, url) | {"pip_packages": [wheel], "custom_docker_image": IMAGE}
             run = there.lab.submit(LOOK, **values)
             run.wait_for_completion()  # a dozen containers, one after another, on a machine that may be busy
-        check(there, run, tmp_path / "store", wheel)
+            reached = pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached or "own")
+        check(there, run, Path(reached.url), wheel)
         assert [seen(run, rank)["image"] for rank in range(2)] == ["kept", "kept"]
         for rank in range(2):
-            assert "installing /tmp/paceline-root/carried/" in run.folder.prepare_log(rank).read_text()
+            where = (
+                wheel if way == "slurm" else "/carried/"
+            )  # nodes that see this machine's files, and those that do not
+            assert where in run.folder.prepare_log(rank).read_text()
         with pytest.raises(pl.JobError, match="mpirun in a container on one machine"):
             there.lab.submit("", custom_docker_image=IMAGE, **TWO | {"distributed_backend": "mpi"})
