@@ -398,6 +398,44 @@ def test_a_login_at_a_terminal_serves_the_run_that_follows(
         keys.write_text(kept)
 
 
+def test_a_wrong_password_is_told_and_the_right_one_serves_the_run_that_follows(
+    hosts: Hosts, lab: Lab, settings: dict[str, Any], tmp_path: Path, password: str
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(hosts.ssh_config.read_text().replace("BatchMode", "# BatchMode"))
+    asking = {"hosts": ["pa0"], "port": 2222, "ssh_config": str(config), "ssh_option": ["NumberOfPasswordPrompts=1"]}
+    add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | asking))
+    for said, outcome in (("open barley", "pa0: not logged in (exit code 255)"), (password, "pa0: logged in")):
+        assert "log in first by `paceline compute login`" in message(lambda: lab.submit(SHOW, compute_target="lab"))
+        shown = at_a_terminal(lab, ["compute", "login", "lab"], {"assword": said})
+        assert outcome in shown
+        assert said not in shown
+    assert seen(lab.complete(SHOW, compute_target="lab"))["host"] == "pa0"
+
+
+@pytest.fixture
+def password(hosts: Hosts, tmp_path: Path) -> Iterator[str]:
+    """What an sshd on port 2222 of the first host asks for, and takes nothing else."""
+    word, shadow, config = "open sesame", hosts.folder / "shadow", hosts.folder / "ssh" / "sshd_2222"
+    hashed = subprocess.run(["openssl", "passwd", "-6", word], check=True, capture_output=True, text=True).stdout
+    shadow.write_text(f"root:{hashed.strip()}:20000:0:99999:7:::\n")
+    usual = (hosts.folder / "ssh" / "sshd_pa0").read_text()
+    config.write_text(
+        usual.replace("Port 22\n", "Port 2222\nPubkeyAuthentication no\n").replace("cation no\nUse", "cation yes\nUse")
+    )
+    hosts.run("pa0", ["mount", "--bind", str(shadow), "/etc/shadow"])
+    told = hosts.folder / "sshd_2222.log"
+    with told.open("w") as log:
+        sshd = hosts.popen("pa0", ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: "listening" in told.read_text(), "the sshd")
+        yield word
+    finally:
+        sshd.terminate()
+        sshd.wait(10)
+        hosts.run("pa0", ["umount", "/etc/shadow"])
+
+
 def at_a_terminal(lab: Lab, words: list[str], answers: dict[str, str]) -> str:
     """What a `paceline` command shows to a person at a terminal who gives these answers."""
     ours, theirs = os.openpty()
