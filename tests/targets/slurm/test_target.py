@@ -12,6 +12,7 @@ from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.kinds import kind_class, make_target
 from paceline.targets.slurm import SlurmTarget
+from paceline.targets.slurm.states import JobState
 from paceline.targets.status import SettingError
 from tests.helpers import make_job, make_run, write_program
 from tests.targets.slurm.conftest import FakeSlurm
@@ -162,3 +163,28 @@ def test_a_preview_has_a_node_for_each(slurm: FakeSlurm):
     found = SlurmTarget("cluster", {"cpus_per_process": 4}).preview(job)
     assert [(node.name, node.cores) for node in found.nodes] == [("cluster-0", 8), ("cluster-1", 8)]
     assert slurm.calls == []
+
+
+@pytest.mark.parametrize(("state", "pulls"), [("PENDING", []), ("RUNNING", ["far/run"])])
+def test_a_run_behind_a_login_host_is_not_fetched_while_it_has_only_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, pulls: list[str]
+):
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    os.close(fd)
+    write_json(folder.engine, {"engine": "slurm", "job_id": "7", "run_dir": "far/run", "submitted": 1.0})
+    target, pulled = SlurmTarget("cluster", {"login": "login.example.org", "folder": "/far"}), []
+
+    class Login:
+        def pull(self, folder: RunFolder, run_dir: str) -> None:
+            pulled.append(run_dir)
+
+    class Query:
+        answered_at = time.time() + 60
+
+        def job(self, job_id: str, submitted: float) -> JobState:
+            return JobState(job_id=job_id, state=state)
+
+    monkeypatch.setattr(target, "_login", Login)
+    monkeypatch.setattr(target, "_query", lambda folder, noted: Query())
+    found = target.look(folder, store.stored(folder))
+    assert (found.state, pulled) == (QUEUED if state == "PENDING" else RUNNING, pulls)

@@ -143,7 +143,9 @@ class SlurmTarget:
         if not job_id:
             return self._look_by_name(folder, query, float(noted.get("submitting") or 0.0))
         job = query.job(str(job_id), float(noted.get("submitted") or 0.0))
-        if self.settings.login is not None and "run_dir" in noted:
+        # One that has only waited has written nothing: hundreds of them would be as many calls of ssh at each look.
+        has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
+        if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
         if job is None:
             return Look(
