@@ -57,8 +57,9 @@ class Engine:
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         self._world = joined
         self._lock = threading.Lock()
-        self._observers: list[Callable[..., object]] = []
-        self._arrival_observers: list[Callable[..., object]] = []
+        # Each with the process set that it is for; None: all.
+        self._observers: list[tuple[Callable[..., object], int | None]] = []
+        self._arrival_observers: list[tuple[Callable[..., object], int | None]] = []
         self._barriers: dict[int, itertools.count[int]] = {}
         self._set_numbers = itertools.count(1)
         self._set_changes = itertools.count()
@@ -274,22 +275,26 @@ class Engine:
         """Number -> ranks of each process set, 0 being all ranks."""
         return dict(self._sets)
 
-    def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
-        """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation, in the engine's thread.
+    def observe(
+        self, callback: Callable[..., object], *, arrivals: bool = False, process_set: int | None = None
+    ) -> None:
+        """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation, of one process set if it is named.
+
+        It is called by whichever thread does the set's work, one operation after the other, in the same order on all ranks.
 
         Times are those of `time.monotonic`. For timelines: it has to be quick. What the ranks disagreed on has None for
         agreed_s. arrivals: a fifth value is given, the (rank, time) at which each rank's request was heard; only the
         first rank of a process set knows them, on the others it is empty.
         """
         if arrivals:
-            self._arrival_observers.append(callback)
+            self._arrival_observers.append((callback, process_set))
             for channel in list(self._channels.values()):
                 channel.note_arrivals()
         else:
-            self._observers.append(callback)
+            self._observers.append((callback, process_set))
 
     def retune(self, *, fusion_bytes: int, cycle_s: float) -> None:
-        """Let the world go on with these settings. To be called in its own thread, between two operations, on all ranks.
+        """Let the world go on with these settings. To be called by an observer, after the same operation on all ranks.
 
         A process set keeps those with which it was made.
         """
@@ -299,8 +304,7 @@ class Engine:
     def ignore(self, callback: Callable[..., object]) -> None:
         """Call it no more; nothing if it isn't called."""
         for observers in (self._observers, self._arrival_observers):
-            if callback in observers:
-                observers.remove(callback)
+            observers[:] = [known for known in observers if known[0] != callback]
 
     def _reducescatter(
         self,
@@ -444,16 +448,20 @@ class Engine:
         return True
 
     def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> Channel:
-        channel = Channel(transport, members, number, self.settings, self._lost, self._observed)
+        channel = Channel(
+            transport, members, number, self.settings, self._lost, functools.partial(self._observed, number)
+        )
         if self._arrival_observers:
             channel.note_arrivals()
         return channel
 
-    def _observed(self, request: Request, *values: Any) -> None:
-        for callback in self._observers:
-            callback(request, *values[:3])
-        for callback in self._arrival_observers:
-            callback(request, *values)
+    def _observed(self, number: int, request: Request, *values: Any) -> None:
+        for callback, only in self._observers:
+            if only in (None, number):
+                callback(request, *values[:3])
+        for callback, only in self._arrival_observers:
+            if only in (None, number):
+                callback(request, *values)
 
     # The end.
 

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -50,7 +49,7 @@ def begin(engine: Engine, environ: Mapping[str, str] = os.environ) -> Autotune |
         steps_per_sample=max(1, _count(environ, "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", 10)),
         log=environ.get("HOROVOD_AUTOTUNE_LOG"),
     )
-    engine.observe(tuner.observe)
+    engine.observe(tuner.observe, process_set=0)
     return tuner
 
 
@@ -76,8 +75,8 @@ class Autotune:
             self._log.flush()
 
     def observe(self, request: Any, submitted_s: float, agreed_s: float | None, done_s: float) -> None:
-        """Take note of an operation that is done. Called in the engine's threads; only the world's counts."""
-        if self.done or threading.current_thread().name != "paceline-set-0":
+        """Take note of an operation of the world that is done; all ranks hear of them in the same order."""
+        if self.done:
             return
         try:
             self._observe(request, agreed_s, done_s)
@@ -140,7 +139,7 @@ class Autotune:
             return
         fusion_bytes, cycle_s, is_end = values.tolist()
         self.point = Point(fusion_bytes=int(fusion_bytes), cycle_s=float(cycle_s))
-        # In the engine's own thread, between two operations.
+        # Between two operations, the same two on all ranks.
         self._engine.retune(fusion_bytes=min(self.point.fusion_bytes, PIECE_BYTES), cycle_s=self.point.cycle_s)
         self._steps = self._bytes = 0
         self._begun_s = 0.0
