@@ -10,7 +10,7 @@ DEATH = """
 import os, signal, numpy
 from paceline import collectives
 engine = collectives.start()
-array = numpy.ones(1 << 22, numpy.float32)
+array = numpy.ones(1 << 24, numpy.float32)
 engine.allreduce("first", array).wait()
 if engine.rank == 1:
     engine.allreduce("second", array)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 PIECE_BYTES = 1 << 20
 #: From here on copying in costs more than a call of its own: where it has to be copied out as well, and where not.
 DIRECT_BYTES = 1 << 20
-BOARD_DIRECT_BYTES = 4 << 20
+BOARD_DIRECT_BYTES = 32 << 20
 
 
 class Reducer:
