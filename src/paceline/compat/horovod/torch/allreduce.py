@@ -64,7 +64,7 @@ def allreduce_async(
 ) -> int:
     """The handle of an `allreduce` into a new tensor. The given one must not change until it is synchronized."""
     asked = resolve_op(op, average)
-    return _submit_one(tensor, None, name, asked, prescale_factor, postscale_factor, process_set)
+    return _submit([tensor], [None], name, asked, prescale_factor, postscale_factor, process_set, first=True)
 
 
 def allreduce_(
@@ -79,7 +79,7 @@ def allreduce_(
     """The tensor itself, reduced over the ranks in place."""
     asked = resolve_op(op, average)
     with handles.waiting_at_once():
-        done = _submit_one(tensor, tensor, name, asked, prescale_factor, postscale_factor, process_set)
+        done = _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
 
 
@@ -94,7 +94,7 @@ def allreduce_async_(
 ) -> int:
     """The handle of an `allreduce_`."""
     asked = resolve_op(op, average)
-    return _submit_one(tensor, tensor, name, asked, prescale_factor, postscale_factor, process_set)
+    return _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
 
 
 def grouped_allreduce(
@@ -209,7 +209,7 @@ class _Allreduce(torch.autograd.Function):
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
         ctx.how = how[1:]
         with handles.waiting_at_once():
-            done = _submit_one(tensor, None, *how)
+            done = _submit([tensor], [None], *how, first=True)
         return handles.synchronize(done)  # type: ignore[no-any-return]
 
     @staticmethod
@@ -242,30 +242,6 @@ def _checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return given
 
 
-def _submit_one(
-    tensor: torch.Tensor,
-    target: torch.Tensor | None,
-    name: str | None,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-) -> int:
-    """The handle of the reduction of `tensor` into `target` (None: a new tensor)."""
-    if op == Adasum:
-        check_adasum(process_set)
-    elif stays_on_device([tensor]) and len(checked_members(process_set)) > 1:
-        return _submit_on_device([tensor], [target], name, op, prescale, postscale, process_set, first=True)
-    source = host(tensor)
-    out = source if target is not None else empty_like(source.tensor)
-
-    def start(engine: Any, full: str) -> Any:
-        how = _how(op, prescale, postscale, process_set)
-        return engine.allreduce(full, source.array, out=out.array, dtype=source.dtype, **how)
-
-    return handles.submit("allreduce", name, process_set, start, _Finish(tensor, target, out))
-
-
 def _submit(
     tensors: list[torch.Tensor],
     targets: Sequence[torch.Tensor | None],
@@ -274,34 +250,39 @@ def _submit(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    *,
+    first: bool = False,
 ) -> int:
-    """The handle of the reduction of `tensors`, as a group, into `targets` (None: a new tensor)."""
+    """The handle of the reduction of `tensors` into `targets` (None: a new tensor). first: not a group, but one."""
     if op == Adasum:
         check_adasum(process_set)
     elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
-        return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=False)
+        return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=first)
     sources = [host(tensor) for tensor in tensors]
     outs = [
         source if target is not None else empty_like(source.tensor)
         for source, target in zip(sources, targets, strict=True)
     ]
+    how: dict[str, Any] = {
+        "op": ENGINE_NAMES[op],
+        "prescale": float(prescale),
+        "postscale": float(postscale),
+        # What is no process set is refused by `handles.submit`.
+        "process_set": getattr(process_set, "process_set_id", None),
+    }
 
     def start(engine: Any, full: str) -> Any:
-        return _start_group(engine, full, sources, outs, _how(op, prescale, postscale, process_set))
+        if first:
+            return engine.allreduce(full, sources[0].array, out=outs[0].array, dtype=sources[0].dtype, **how)
+        return _start_group(engine, full, sources, outs, how)
+
+    if first:
+        return handles.submit("allreduce", name, process_set, start, _Finish(tensors[0], targets[0], outs[0]))
 
     def finish(_: Any) -> Any:
         return [_result(*item) for item in zip(tensors, targets, outs, strict=True)]
 
     return handles.submit("grouped_allreduce", name, process_set, start, finish)
-
-
-def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> dict[str, Any]:
-    return {
-        "op": ENGINE_NAMES[op],
-        "prescale": float(prescale),
-        "postscale": float(postscale),
-        "process_set": process_set.process_set_id,
-    }
 
 
 @dataclass(slots=True)
