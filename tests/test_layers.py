@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "library": "",
     "plugins": "",
     "worker": "errors collectives.torch_mpi collectives.when_loaded",
-    "collectives": "errors",
+    "collectives": "errors processes",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.

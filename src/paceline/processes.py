@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +29,11 @@ def become_subreaper() -> None:
 
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def core_count() -> int:
+    """The cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
+    return len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
 
 
 def boot_id() -> str:
@@ -53,21 +58,7 @@ def is_alive(pid: int) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """The children of `pid`, their children and so on, zombies and other runs' supervisors with theirs left out."""
-    parents, zombies = _family()
-    children: dict[int, list[int]] = {}
-    for child, parent in parents.items():
-        children.setdefault(parent, []).append(child)
-    found: list[int] = []
-    todo = list(children.get(pid, ()))
-    while todo:
-        child = todo.pop()
-        if child not in zombies:
-            if _has_variable(child, SUPERVISOR_VARIABLE):
-                continue
-            found.append(child)
-        # Of zombies too: what shows as one may have threads that are still ending, and has its children until they have.
-        todo += children.get(child, ())
-    return found
+    return _below([pid])
 
 
 def with_variable(name: str, value: str) -> list[int]:
@@ -79,9 +70,8 @@ def with_variable(name: str, value: str) -> list[int]:
 
 def belonging(name: str, value: str) -> list[int]:
     """The processes that were started with `name=value` in their environment, supervisors left out, and all below them."""
-    marked = [pid for pid in with_variable(name, value) if not _has_variable(pid, SUPERVISOR_VARIABLE)]
-    below = [child for pid in marked for child in descendants(pid)]
-    return list(dict.fromkeys([*below, *marked]))
+    marked = _marked(name, value)
+    return list(dict.fromkeys([*_below(marked), *marked]))
 
 
 def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
@@ -110,7 +100,7 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
     while time.monotonic() < deadline:
-        left = [pid for pid in with_variable(name, value) if not _has_variable(pid, SUPERVISOR_VARIABLE)]
+        left = _marked(name, value)
         if not left:
             break
         for pid in left:
@@ -146,6 +136,30 @@ def shell_exit_code(wait_status: int) -> int:
     """The exit code as a shell gives it: 128+n for a process that signal n ended."""
     code = os.waitstatus_to_exitcode(wait_status)
     return 128 - code if code < 0 else code
+
+
+def _marked(name: str, value: str) -> list[int]:
+    """The processes that were started with `name=value` in their environment, supervisors left out."""
+    return [pid for pid in with_variable(name, value) if not _has_variable(pid, SUPERVISOR_VARIABLE)]
+
+
+def _below(pids: Sequence[int]) -> list[int]:
+    """As `descendants`, of several processes."""
+    parents, zombies = _family()
+    children: dict[int, list[int]] = {}
+    for child, parent in parents.items():
+        children.setdefault(parent, []).append(child)
+    found: list[int] = []
+    todo = [child for pid in pids for child in children.get(pid, ())]
+    while todo:
+        child = todo.pop()
+        if child not in zombies:
+            if _has_variable(child, SUPERVISOR_VARIABLE):
+                continue
+            found.append(child)
+        # Of zombies too: what shows as one may have threads that are still ending, and has its children until they have.
+        todo += children.get(child, ())
+    return found
 
 
 def _family() -> tuple[dict[int, int], set[int]]:

@@ -167,8 +167,8 @@ def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
 
 def block_the_machine(workspace: Path) -> int:
     """Hold all cores, as another run would, so that the next run has to queue; closing the file lets go of them."""
+    from paceline.processes import core_count
     from paceline.runs import lock
-    from paceline.targets.local import core_count
 
     other = workspace / "runs" / f".blocker-{time.monotonic_ns()}"
     other.mkdir(parents=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from paceline.collectives import board as board_module
+from paceline import processes
 from paceline.collectives.board import MOST_RANKS, Board, open_board
 
 FLOAT = numpy.dtype("float32")
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs L
 
 @pytest.fixture(autouse=True)
 def cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "_cores", lambda: MOST_RANKS)
+    monkeypatch.setattr(processes, "core_count", lambda: MOST_RANKS)
 
 
 def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callable[[Any], Any] = lambda one: one) -> Any:
@@ -94,7 +94,7 @@ def test_another_world_s_memory_is_not_taken() -> None:
 
 
 def test_ranks_that_share_a_core_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board_module, "_cores", lambda: 1)
+    monkeypatch.setattr(processes, "core_count", lambda: 1)
     assert on_ranks(2, lambda _, board: board) == [None, None]
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
+from paceline.processes import core_count
 from paceline.runs import lock
 from paceline.targets import leases, local
 from paceline.targets.leases import leases_dir
-from paceline.targets.local import LocalTarget, core_count
+from paceline.targets.local import LocalTarget
 from tests.helpers import make_job
 
 

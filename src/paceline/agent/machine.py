@@ -27,7 +27,7 @@ def about(settings: dict[str, Any]) -> dict[str, Any]:
         "user": user(),
         "home": os.path.expanduser("~"),
         "python": [sys.executable, list(sys.version_info[:3])],
-        "cores": len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1,
+        "cores": processes.core_count(),
         "gpus": list(devices()),
         "interfaces": interfaces(),
         "env": dict(os.environ),

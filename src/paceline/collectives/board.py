@@ -16,6 +16,8 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from paceline import processes
+
 #: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
 MOST_RANKS = 4
 _NAME = "paceline-board"
@@ -80,15 +82,11 @@ def open_board(
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(one, _HEAD_BYTES + 2 * size, mine=other == rank) for other, one in enumerate(told)]
         # Also what lets each close its file: all have opened it, or will not. Ranks that share a core wait better in MPI.
-        is_seen = all(gather(len(maps) == ranks <= _cores()))
+        is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
     finally:
         if fd >= 0:
             os.close(fd)
     return Board(maps, size, rank, barrier) if is_seen else None
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:

@@ -7,7 +7,6 @@ do not bind: a worker may use what threads it likes, and finds a sensible number
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from paceline.agent.gpus import devices
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.plan import Node, node_sizes, port_count
+from paceline.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
@@ -97,11 +97,6 @@ class LocalTarget:
                 )
             )
         return tuple(nodes)
-
-
-def core_count() -> int:
-    """The cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
-    return len(os.sched_getaffinity(0)) if sys.platform.startswith("linux") else os.cpu_count() or 1
 
 
 def _waits_for(run_ids: list[str]) -> str:

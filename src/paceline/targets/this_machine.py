@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.agent.gpus import devices
+from paceline.processes import core_count
 from paceline.runs import lock
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.leases import leases_dir
-from paceline.targets.local import LocalTarget, core_count
+from paceline.targets.local import LocalTarget
 from paceline.targets.options import Option, check_settings
 from paceline.targets.status import NodeStatus, Status
 
