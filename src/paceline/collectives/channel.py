@@ -23,7 +23,7 @@ from paceline.collectives.errors import ArgumentError, CollectivesError, Mismatc
 from paceline.collectives.handle import Handle
 from paceline.collectives.member import Member
 from paceline.collectives.perform import Performer
-from paceline.collectives.request import JOIN, Agreement, Request
+from paceline.collectives.request import JOIN, Agreement, Fields, Request
 from paceline.collectives.settings import Settings
 from paceline.collectives.stall import StallWatch
 
@@ -85,7 +85,7 @@ class Channel:
     """The engine's part for one process set.
 
     transport: of the set's ranks alone, or None for a set of one. lost: is called with the reason when communication
-    has failed, and with the rank that is gone, if one is. observer: is called after each operation.
+    has failed, and with the rank that is gone, if one is.
     """
 
     def __init__(
@@ -95,7 +95,6 @@ class Channel:
         number: int,
         settings: Settings,
         lost: Callable[..., object],
-        observer: Any = None,
     ) -> None:
         self.transport = transport
         self.ranks = tuple(ranks)
@@ -104,12 +103,13 @@ class Channel:
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self.has_heard_end = False
+        #: Is called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
+        self.observer: Callable[..., object] | None = None
         self._number = number
         self._settings = settings
         self._coordinator = Coordinator(self.size, settings.cache_capacity) if self.rank == 0 else None
         self._performer = Performer(transport, settings.fusion_bytes)
         self._lost = lost
-        self._observer = observer
         self._stalls = StallWatch(number, self.ranks, settings.stall_warning_s, settings.stall_shutdown_s)
         self._wake = threading.Condition(threading.Lock())
         self._asleep = False
@@ -128,9 +128,9 @@ class Channel:
         self._thread = threading.Thread(target=self._run, name=f"paceline-set-{number}", daemon=True)
         self._thread.start()
 
-    def known(self, request: Request) -> Request:
-        """The request itself, or the equal one that was agreed upon before."""
-        return self._member.known(request)
+    def known(self, fields: Fields) -> Request:
+        """The request of these fields: the equal one that was agreed upon before, if there is."""
+        return self._member.known(fields)
 
     def submit(self, task: Task) -> Handle:
         """The task's handle, once it is queued.
@@ -442,23 +442,25 @@ class Channel:
 
         dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]
         zeros = [numpy.zeros(shape, dtype) for shape, dtype in zip(request.shapes, dtypes, strict=True)]
-        return Task(request, zeros, zeros, Handle(request.name))
+        return Task(request, zeros, zeros, Handle(request.key))
 
     def _complete(self, task: Task, result: Any = None, error: BaseException | None = None) -> None:
-        with self._wake:
-            if self._pending.get(task.request.key) is task:
-                del self._pending[task.request.key]
+        key = task.request.key
+        # Not under the lock, which hundreds would take one after the other: `fail` may have taken it out meanwhile.
+        if self._pending.get(key) is task:
+            self._pending.pop(key, None)
         if error is None and task.finish is not None:
             try:
                 result = task.finish(result)
             except (CollectivesError, ArgumentError) as failure:
                 error = failure
         # Before the result is there: whoever stops to watch when it has it has seen everything.
-        if self._observer is not None:
+        observer = self.observer
+        if observer is not None:
             done_s = time.monotonic()
             # What came with its result was done when it was agreed upon.
             agreed_s = self._doing[0] if self._doing else None if error is not None else done_s
-            self._observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
+            observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
         task.handle._finish(result, error)
 
     # Messages.

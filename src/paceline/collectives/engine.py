@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.collectives import world
 from paceline.collectives.channel import Channel, Task
@@ -33,9 +33,17 @@ from paceline.collectives.transport import Transport
 from paceline.collectives.world import World
 
 _DYING_S, _LET_GO_S = 0.3, 3.0
-_NUMBERS = frozenset("biufc")
+_NUMBERS = "biufc"
 DEVICE_ALLREDUCE = "device_allreduce"
 OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
+
+
+class _Observer(NamedTuple):
+    """process_set: the one that it is for; None: all. arrivals: whether it wants to know those as well."""
+
+    callback: Callable[..., object]
+    process_set: int | None
+    arrivals: bool
 
 
 class Engine:
@@ -57,9 +65,7 @@ class Engine:
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         self._world = joined
         self._lock = threading.Lock()
-        # Each with the process set that it is for; None: all.
-        self._observers: list[tuple[Callable[..., object], int | None]] = []
-        self._arrival_observers: list[tuple[Callable[..., object], int | None]] = []
+        self._observers: list[_Observer] = []
         self._barriers: dict[int, itertools.count[int]] = {}
         self._set_numbers = itertools.count(1)
         self._set_changes = itertools.count()
@@ -194,7 +200,7 @@ class Engine:
                 done = group.allreduce(tensors, outs, op, prescale, postscale, ready)
             return lambda: group.let_wait(done)
 
-        return channel.submit(Task(request, [], [], Handle(f"{DEVICE_ALLREDUCE}.{name}", channel.wait), begin))
+        return channel.submit(Task(request, [], [], Handle(request.key, channel.waiter), begin))
 
     # Movements.
 
@@ -286,12 +292,9 @@ class Engine:
         agreed_s. arrivals: a fifth value is given, the (rank, time) at which each rank's request was heard; only the
         first rank of a process set knows them, on the others it is empty.
         """
-        if arrivals:
-            self._arrival_observers.append((callback, process_set))
-            for channel in list(self._channels.values()):
-                channel.note_arrivals()
-        else:
-            self._observers.append((callback, process_set))
+        self._observers.append(_Observer(callback, process_set, arrivals))
+        for number, channel in list(self._channels.items()):
+            self._let_observe(channel, number)
 
     def retune(self, *, fusion_bytes: int, cycle_s: float) -> None:
         """Let the world go on with these settings. To be called by an observer, after the same operation on all ranks.
@@ -303,8 +306,9 @@ class Engine:
 
     def ignore(self, callback: Callable[..., object]) -> None:
         """Call it no more; nothing if it isn't called."""
-        for observers in (self._observers, self._arrival_observers):
-            observers[:] = [known for known in observers if known[0] != callback]
+        self._observers = [known for known in self._observers if known.callback != callback]
+        for number, channel in list(self._channels.items()):
+            self._let_observe(channel, number)
 
     def _reducescatter(
         self,
@@ -344,7 +348,11 @@ class Engine:
         dtype: str | Sequence[str | None] | None = None,
         finish: Callable[[Any], Any] | None = None,
         grouped: bool = False,
-        **values: Any,
+        op: str = "",
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        root: int = -1,
+        splits: tuple[int, ...] = (),
     ) -> Handle:
         channel = self._channels.get(process_set)
         if channel is None:
@@ -353,39 +361,42 @@ class Engine:
             )
         if grouped and not arrays:
             raise ArgumentError(f"grouped {kind} {name!r} got no arrays. Give at least one.")
-        # Tuples, here and below: those of arrays alone the garbage collector soon leaves out.
-        ready = tuple([array if array.flags.c_contiguous else array.copy(order="C") for array in arrays])
-        given = tuple(outs) if outs is not None else (None,) * len(ready)
-        for array, out in zip(ready, given, strict=True):
+        given = tuple(outs) if outs is not None else (None,) * len(arrays)
+        told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
+        ready, dtypes, shapes, scattered = [], [], [], False
+        # One loop, and few calls in it: a step submits hundreds.
+        for array, out, named in zip(arrays, given, told, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
                 raise ArgumentError(
                     f"out of {kind} {name!r} has {out.dtype}{list(out.shape)}, the array "
                     f"{array.dtype}{list(array.shape)}. Give one of the same type and shape."
                 )
-        if any(out is not None and not out.flags.c_contiguous for out in given):
+            plain = array if array.flags.c_contiguous else array.copy(order="C")
+            if out is not None and out is not plain and not out.flags.c_contiguous:
+                scattered = True
+            ready.append(plain)
+            dtypes.append(named or _dtype_name(array.dtype))
+            shapes.append(array.shape)
+        if scattered:
             finish = _copy_back(given, grouped)
             given = tuple([None if out is None else out.copy(order="C") for out in given])
-        names = [dtype] * len(ready) if dtype is None or isinstance(dtype, str) else list(dtype)
-        request = Request(
-            kind,
-            name,
-            dtypes=tuple([told or _dtype_name(array.dtype) for told, array in zip(names, ready, strict=True)]),
-            shapes=tuple([array.shape for array in ready]),
-            grouped=grouped,
-            **values,
+        request = channel.known(
+            (kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped)
         )
-        handle = Handle(f"{kind}.{name}", channel.waiter)
-        return channel.submit(Task(channel.known(request), ready, given, handle, finish))
+        # Tuples: those of arrays alone the garbage collector soon leaves out.
+        return channel.submit(Task(request, tuple(ready), given, Handle(request.key, channel.waiter), finish))
 
     def _check_op(
         self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None
     ) -> None:
         if op not in OPERATIONS:
             raise ArgumentError(f"op={op!r} is unknown. The operations are {', '.join(OPERATIONS)}.")
-        kinds = {array.dtype.kind for array in arrays}
-        if not kinds <= _NUMBERS:
-            raise ArgumentError(f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers.")
-        if op in ("min", "max") and "c" in kinds:
+        for array in arrays:
+            if array.dtype.kind not in _NUMBERS:
+                raise ArgumentError(
+                    f"arrays of {', '.join(str(a.dtype) for a in arrays)} can't be reduced: give numbers."
+                )
+        if op in ("min", "max") and any(array.dtype.kind == "c" for array in arrays):
             raise ArgumentError(f"op={op!r} of complex numbers: they have no order. Reduce real and imaginary part.")
         if op == "adasum":
             size = len(self._members(process_set))
@@ -448,20 +459,21 @@ class Engine:
         return True
 
     def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> Channel:
-        channel = Channel(
-            transport, members, number, self.settings, self._lost, functools.partial(self._observed, number)
-        )
-        if self._arrival_observers:
-            channel.note_arrivals()
+        channel = Channel(transport, members, number, self.settings, self._lost)
+        self._let_observe(channel, number)
         return channel
 
-    def _observed(self, number: int, request: Request, *values: Any) -> None:
-        for callback, only in self._observers:
-            if only in (None, number):
-                callback(request, *values[:3])
-        for callback, only in self._arrival_observers:
-            if only in (None, number):
-                callback(request, *values)
+    def _let_observe(self, channel: Channel, number: int) -> None:
+        """Have the channel tell whoever asked after its process set; one that nobody asks after saves the time."""
+        mine = [one for one in self._observers if one.process_set in (None, number)]
+
+        def observed(request: Request, *values: Any) -> None:
+            for one in mine:
+                one.callback(request, *(values if one.arrivals else values[:3]))
+
+        channel.observer = observed if mine else None
+        if any(one.arrivals for one in mine):
+            channel.note_arrivals()
 
     # The end.
 

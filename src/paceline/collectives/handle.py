@@ -15,11 +15,12 @@ _callbacks_lock = threading.Lock()
 class Handle:
     """An operation in flight, and then its result. A step makes hundreds, so a lock is all that it holds."""
 
-    __slots__ = ("_await", "_callbacks", "_done", "_error", "_lock", "_result", "name")
+    __slots__ = ("_await", "_callbacks", "_done", "_error", "_key", "_lock", "_result")
 
-    def __init__(self, name: str, wait: Callable[[Handle, float | None], None] | None = None) -> None:
-        """wait: is called by whoever waits, and may get on with the work; returns when it is done, or time is up."""
-        self.name = name
+    def __init__(self, key: tuple[str, str], wait: Callable[[Handle, float | None], None] | None = None) -> None:
+        """key: the operation's kind and name. wait: is called by whoever waits, and may get on with the work; returns when
+        it is done, or time is up."""
+        self._key = key
         self._await = wait
         self._lock = threading.Lock()
         self._lock.acquire()
@@ -27,6 +28,11 @@ class Handle:
         self._result: Any = None
         self._error: BaseException | None = None
         self._callbacks: list[Callable[[Handle], object]] | None = None
+
+    @property
+    def name(self) -> str:
+        """The operation's kind and name, for messages."""
+        return ".".join(self._key)
 
     def done(self) -> bool:
         """Whether `wait` would return, or raise, at once."""

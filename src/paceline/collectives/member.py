@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from paceline.collectives.coordinator import Key, Message, Response
-from paceline.collectives.request import Agreement, Request
+from paceline.collectives.request import Agreement, Fields, Request
 
 
 class Member:
@@ -16,13 +16,13 @@ class Member:
         self._numbers: dict[tuple[str, str], tuple[int, Request]] = {}
         self._agreements: dict[int, Agreement] = {}
 
-    def known(self, request: Request) -> Request:
-        """The request itself, or the equal one that was agreed upon before. From any thread.
+    def known(self, fields: Fields) -> Request:
+        """The request of these fields: the equal one that was agreed upon before, if there is. From any thread.
 
         A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
         """
-        found = self._numbers.get(request.key)
-        return found[1] if found is not None and found[1] == request else request
+        found = self._numbers.get((fields[0], fields[1]))
+        return found[1] if found is not None and found[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
         """How to ask for these: by number where exactly this was agreed upon before."""

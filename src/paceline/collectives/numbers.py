@@ -10,6 +10,7 @@ from typing import Any
 
 BFLOAT16 = "bfloat16"
 _HALVES = ("float16", BFLOAT16)
+_UFUNCS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multiply"}
 
 
 def is_half(dtype: str) -> bool:
@@ -60,15 +61,14 @@ def ufunc(op: str, dtype: Any) -> Any:
 
     if dtype.kind == "b":
         return numpy.logical_or if op in ("sum", "max") else numpy.logical_and
-    return {"sum": numpy.add, "min": numpy.minimum, "max": numpy.maximum, "product": numpy.multiply}[op]
+    return getattr(numpy, _UFUNCS[op])
 
 
-def joined(op: str, arrays: Sequence[Any], out: Any) -> Any:
-    """`out`, filled with two or more arrays of its type, joined from the first one on."""
-    join = ufunc(op, out.dtype)
-    join(arrays[0], arrays[1], out=out)
+def joined(join: Any, arrays: Sequence[Any], start: int, end: int, out: Any) -> Any:
+    """`out`, filled with a stretch of two or more arrays of its type, joined by a `ufunc` from the first one on."""
+    join(arrays[0][start:end], arrays[1][start:end], out=out)
     for array in arrays[2:]:
-        join(out, array, out=out)
+        join(out, array[start:end], out=out)
     return out
 
 

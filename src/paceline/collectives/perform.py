@@ -47,15 +47,18 @@ class Performer:
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
         """Whether doing this may wait for another rank where nobody hears that it has died."""
-        return self._transport is not None and not all(self._is_polled(task, a.request) for task, a in ready)
-
-    def _is_polled(self, task: Task, request: Request) -> bool:
-        if request.kind in (BARRIER, JOIN):
-            return True  # done once it is agreed upon
-        if request.kind != ALLREDUCE or request.op == "adasum":
+        if self._transport is None:
             return False
-        pairs = zip(task.arrays, request.dtypes, strict=True)
-        return all(self._reducer.is_polled(array.nbytes, dtype) for array, dtype in pairs)
+        polled_bytes = self._reducer.polled_bytes
+        for task, agreement in ready:
+            request = agreement.request
+            if request.kind == ALLREDUCE and request.op != "adasum":
+                for array, dtype in zip(task.arrays, request.dtypes, strict=True):
+                    if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
+                        return True
+            elif request.kind not in (BARRIER, JOIN):  # those are done once they are agreed upon
+                return True
+        return False
 
     def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
         """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
@@ -63,33 +66,34 @@ class Performer:
         fused: dict[tuple[str, str], list[Ready]] = {}
         for task, agreement in ready:
             request = agreement.request
-            if request.kind == ALLREDUCE and request.op != "adasum" and len(set(request.dtypes)) == 1:
-                fused.setdefault((_operation(request.op, request.dtypes[0]), request.dtypes[0]), []).append(
-                    (task, agreement)
-                )
+            dtypes = request.dtypes
+            if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
+                fused.setdefault((_operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
                 complete(task, self._one(task, agreement))
         for (op, dtype), members in fused.items():
-            parts = []
+            parts: list[Part] = []
             results = []
             for task, agreement in members:
-                outs, of_task = self._parts(task, agreement.request)
-                parts += of_task
+                outs = self._fill_parts(parts, task, agreement.request)
                 results.append(_shaped(agreement.request, outs))
             self._reducer.allreduce(parts, op, dtype)
             for (task, _), result in zip(members, results, strict=True):
                 complete(task, result)
 
-    def _parts(self, task: Task, request: Request) -> tuple[list[Any], list[Part]]:
+    def _fill_parts(self, parts: list[Part], task: Task, request: Request) -> list[Any]:
+        """The outputs; what is to be reduced into them is added to `parts`."""
         import numpy
 
-        outs, parts = [], []
+        op, prescale, postscale = request.op, request.prescale, request.postscale
+        outs = []
         for array, given, dtype in zip(task.arrays, task.outs, request.dtypes, strict=True):
-            divisor = self._divisor(request.op, dtype)
             out = numpy.empty_like(array) if given is None else given
             outs.append(out)
-            parts.append(Part(array.reshape(-1), out.reshape(-1), request.prescale, request.postscale, divisor))
-        return outs, parts
+            source = array.reshape(-1)
+            target = source if out is array else out.reshape(-1)
+            parts.append(Part(source, target, prescale, postscale, self._divisor(op, dtype)))
+        return outs
 
     def _one(self, task: Task, agreement: Agreement) -> Any:
         request = agreement.request
@@ -113,7 +117,8 @@ class Performer:
 
     def _allreduce(self, task: Task, request: Request) -> Any:
         """Adasum, or a group of different types."""
-        outs, parts = self._parts(task, request)
+        parts: list[Part] = []
+        outs = self._fill_parts(parts, task, request)
         for part, dtype in zip(parts, request.dtypes, strict=True):
             if request.op == "adasum":
                 self._adasum(part, dtype)

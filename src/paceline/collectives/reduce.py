@@ -6,7 +6,6 @@ processor's cache is reduced two to three times as fast as an array that doesn't
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -42,26 +41,29 @@ class Reducer:
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
         self._fusion.open()
-        small = [part for part in parts if self._is_small(part.source.nbytes, dtype)]
+        below, half = self._small_bytes(), numbers.is_half(dtype)
+        small = []
         for part in parts:
-            if not self._is_small(part.source.nbytes, dtype):
+            if half or part.source.nbytes < below:
+                small.append(part)
+            else:
                 self._direct(part, op)
         if not self._fusion_bytes:
             for part in small:
                 self._fusion.allreduce([part], op, dtype)
-        elif len(small) == 1 and not numbers.is_half(dtype) and not self._fusion.has_board:
+        elif len(small) == 1 and not half and not self._fusion.has_board:
             self._direct(small[0], op)
         elif small:
             self._fusion.allreduce(small, op, dtype)
 
-    def is_polled(self, nbytes: int, dtype: str) -> bool:
-        """Whether reducing an array of this size never blocks, but looks after the other ranks."""
-        return self._transport is None or (self._fusion.has_board and self._is_small(nbytes, dtype))
+    @property
+    def polled_bytes(self) -> int:
+        """Reducing a smaller array never blocks, but looks after the other ranks; nor, unless this is 0, one of halves."""
+        return self._small_bytes() if self._fusion.has_board else 0
 
-    def _is_small(self, nbytes: int, dtype: str) -> bool:
-        """Whether it goes through a buffer: with others, or because MPI knows nothing of half precision."""
-        direct_bytes = BOARD_DIRECT_BYTES if self._fusion.has_board else DIRECT_BYTES
-        return numbers.is_half(dtype) or nbytes < min(direct_bytes, self._fusion_bytes)
+    def _small_bytes(self) -> int:
+        """What is smaller goes through a buffer, with others; so does half precision, of which MPI knows nothing."""
+        return min(BOARD_DIRECT_BYTES if self._fusion.has_board else DIRECT_BYTES, self._fusion_bytes)
 
     def close(self) -> None:
         """Give back what is shared with others."""
@@ -107,8 +109,3 @@ class Reducer:
 def scatter_rows(rows: int, size: int) -> list[int]:
     """How many of `rows` each of `size` ranks gets: the first ones get one more where they don't divide."""
     return [rows // size + (rank < rows % size) for rank in range(size)]
-
-
-def elements(shape: Sequence[int]) -> int:
-    """Number of elements of an array of this shape."""
-    return math.prod(shape)

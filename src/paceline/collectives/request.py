@@ -18,6 +18,10 @@ ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
 BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
 
+#: Those of a `Request`, in its order.
+Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
+
+
 class Request(NamedTuple):
     """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set.
     splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove")."""

@@ -50,7 +50,9 @@ def fold(request: Request, payloads: Sequence[bytes]) -> bytes:
         op = "min" if kind.kind == "b" else "sum"
     arrays = [numpy.frombuffer(data, kind) for data in payloads]
     with numpy.errstate(all="ignore"):
-        whole = numbers.joined(op, arrays, numpy.empty_like(arrays[0])) if len(arrays) > 1 else arrays[0]
+        whole = arrays[0]
+        if len(arrays) > 1:
+            whole = numbers.joined(numbers.ufunc(op, kind), arrays, 0, whole.size, numpy.empty_like(whole))
     return bytes(whole)
 
 

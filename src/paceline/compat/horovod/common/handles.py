@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from paceline.collectives.channel import waiting_at_once
 from paceline.collectives.errors import CollectivesError
@@ -19,14 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["clear", "poll", "submit", "synchronize", "translated", "waiting_at_once"]
 
 
-class _Pending(NamedTuple):
-    key: tuple[int, str]
-    handle: Handle
-    # Keeps what the engine reads and writes alive, too.
-    finish: Callable[[Any], Any]
-
-
-_pending: dict[int, _Pending] = {}
+#: What was submitted: process set and name, the engine's handle, and what makes the script's result of the engine's, and
+#: keeps alive what the engine reads and writes.
+_pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
 _unnamed: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
@@ -65,7 +60,7 @@ def submit(
         raise HorovodInternalError(str(error)) from error
     made = next(_numbers)
     _in_flight[key] = handle
-    _pending[made] = _Pending(key, handle, finish)
+    _pending[made] = (key, handle, finish)
     return made
 
 
@@ -78,7 +73,7 @@ def poll(handle: int) -> bool:
     pending = _pending.get(handle)
     if pending is None:
         raise ValueError(f"Handle {handle} was not created or has been cleared.")
-    return pending.handle.done()
+    return pending[1].done()
 
 
 def synchronize(handle: int) -> Any:
@@ -90,14 +85,15 @@ def synchronize(handle: int) -> Any:
     pending = _pending.pop(handle, None)
     if pending is None:
         return None
+    key, submitted, finish = pending
     try:
-        result = pending.handle.wait()
+        result = submitted.wait()
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
-        if _in_flight.get(pending.key) is pending.handle:
-            del _in_flight[pending.key]
-    return pending.finish(result)
+        if _in_flight.get(key) is submitted:
+            del _in_flight[key]
+    return finish(result)
 
 
 def clear() -> None:

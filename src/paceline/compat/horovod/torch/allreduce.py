@@ -258,11 +258,6 @@ def _submit(
         check_adasum(process_set)
     elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
         return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=first)
-    sources = [host(tensor) for tensor in tensors]
-    outs = [
-        source if target is not None else empty_like(source.tensor)
-        for source, target in zip(sources, targets, strict=True)
-    ]
     how: dict[str, Any] = {
         "op": ENGINE_NAMES[op],
         "prescale": float(prescale),
@@ -270,14 +265,28 @@ def _submit(
         # What is no process set is refused by `handles.submit`.
         "process_set": getattr(process_set, "process_set_id", None),
     }
+    if first:
+        source, target = host(tensors[0]), targets[0]
+        out = source if target is not None else empty_like(source.tensor)
+
+        def start_one(engine: Any, full: str) -> Any:
+            return engine.allreduce(full, source.array, out=out.array, dtype=source.dtype, **how)
+
+        return handles.submit("allreduce", name, process_set, start_one, _Finish(tensors[0], target, out))
+    sources = [host(tensor) for tensor in tensors]
+    outs = [
+        source if target is not None else empty_like(source.tensor)
+        for source, target in zip(sources, targets, strict=True)
+    ]
 
     def start(engine: Any, full: str) -> Any:
-        if first:
-            return engine.allreduce(full, sources[0].array, out=outs[0].array, dtype=sources[0].dtype, **how)
-        return _start_group(engine, full, sources, outs, how)
-
-    if first:
-        return handles.submit("allreduce", name, process_set, start, _Finish(tensors[0], targets[0], outs[0]))
+        return engine.grouped_allreduce(
+            full,
+            [source.array for source in sources],
+            outs=[out.array for out in outs],
+            dtype=[source.dtype for source in sources],
+            **how,
+        )
 
     def finish(_: Any) -> Any:
         return [_result(*item) for item in zip(tensors, targets, outs, strict=True)]
@@ -331,16 +340,6 @@ def _submit_on_device(
         return results[0] if first else results
 
     return handles.submit("allreduce" if first else "grouped_allreduce", name, process_set, start, finish)
-
-
-def _start_group(engine: Any, full: str, sources: list[HostTensor], outs: list[HostTensor], how: dict[str, Any]) -> Any:
-    return engine.grouped_allreduce(
-        full,
-        [source.array for source in sources],
-        outs=[out.array for out in outs],
-        dtype=[source.dtype for source in sources],
-        **how,
-    )
 
 
 def _result(tensor: torch.Tensor, target: torch.Tensor | None, out: HostTensor) -> torch.Tensor:

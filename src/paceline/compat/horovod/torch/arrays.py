@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class HostTensor:
+class HostTensor(NamedTuple):
     """Contiguous memory of this machine that holds a tensor's values.
 
     tensor: shares its memory with `array`; the tensor itself where that is possible, else a copy.
@@ -37,8 +35,9 @@ def differentiable(function: Any, *given: Any) -> Any:
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether NCCL reduces them where they lie: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
-    if not all(isinstance(tensor, torch.Tensor) and tensor.is_cuda for tensor in tensors):
-        return False
+    for tensor in tensors:
+        if not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
+            return False
     from paceline.collectives import device
 
     return device.is_wanted(os.environ) and len({tensor.device for tensor in tensors}) == 1
@@ -56,7 +55,7 @@ def host(tensor: torch.Tensor) -> HostTensor:
         raise ValueError(
             f"a tensor of layout {tensor.layout} can't be sent as it is; use hvd.sparse_allreduce_async, or to_dense()."
         )
-    plain = tensor.detach()
+    plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
         # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
         plain = plain.resolve_conj().resolve_neg().cpu().contiguous()
@@ -82,6 +81,8 @@ def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
 
 def write_back(target: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`target`, with the values of `result`; nothing is copied where they share their memory."""
+    if result is target:
+        return target
     if result.device != target.device or result.data_ptr() != target.data_ptr() or result.stride() != target.stride():
         with torch.no_grad():
             target.detach().copy_(result)
