@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.carried.arrived import Arrived, arrived
+from paceline.carried.arrived import Arrived, arrived, as_here
 from paceline.carried.manifest import Manifest
 from paceline.carried.packing import pack
 from paceline.data.fetch import list_files
@@ -37,7 +37,6 @@ def bring(
     there = RunFolder(tmp_path / "there" / "runs" / here.run_id)
     there.path.mkdir(parents=True)
     packed = pack(make_job(inputs=inputs, environment=Environment(pip_packages=packages)), here)
-    assert packed is not None
     manifest: Manifest = packed.manifest
     top = tmp_path / "there" / "carried"
     if between is not None:
@@ -54,6 +53,14 @@ def test_a_run_that_nothing_came_with_is_read_as_it_is(tmp_path: Path) -> None:
     folder, fd = make_run(tmp_path / "ws" / "runs")
     os.close(fd)
     assert arrived(folder) is None
+    here, reference = as_here(folder), DataReference(name="x", sources=(Source(datastore="lab", path="a"),))
+    output = DataReference(name="out", sources=(Source(datastore="lab", path="a"),), mode="upload")
+    environment = Environment(pip_packages=("einops",))
+    assert (here.reference(reference), here.environment(environment)) == (reference, environment)
+    assert not here.is_carried(reference)
+    assert not here.goes_home(output)
+    assert here.as_submitted({"pip": ["einops"]}) == {"pip": ["einops"]}
+    assert here.stores_dir == tmp_path / "ws"
 
 
 @pytest.mark.parametrize(("between", "mode"), [(False, "mount"), (True, "download")])
@@ -84,8 +91,14 @@ def test_another_datastore_is_read_by_its_own_record_and_an_output_is_left_as_it
     assert came.reference(reference) == reference
     assert not came.is_carried(reference)
     assert came.reference(output) == output
+    assert not came.goes_home(output)
     record = read_record(came.stores_dir, "far")
     assert (record.url, record.credentials) == ("s3://bucket/x", {"key": "env:KEY"})
+
+
+def test_an_output_to_a_folder_of_the_submitting_machine_goes_home(tmp_path: Path, store: pl.Datastore) -> None:
+    output = store.path("out", "model").as_upload()
+    assert bring(tmp_path, output).goes_home(output)
 
 
 @pytest.mark.parametrize("between", [False, True])

@@ -34,7 +34,7 @@ class Place:
 
     folder: seen by the nodes under the same path, whatever they see of the workspace. address: this machine's, for nodes.
     environments: how many of one kind two nodes have together. reached: a datastore that is a folder of this machine, and
-    can be written from there; None where there can be none.
+    that of the target where runs travel through one.
     """
 
     lab: Lab
@@ -43,7 +43,7 @@ class Place:
     folder: Path
     address: str
     environments: int
-    reached: str | None
+    reached: str
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def slurm(cluster: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, l
     settings |= {"folder": str(folder / "far")}
     add(lab.workspace_dir, Configured(name="there", kind="slurm", settings=settings))
     try:
-        yield _place(lab, cluster.hosts, folder, environments=1, reached=None)
+        yield _place(lab, cluster.hosts, folder, environments=1)
     finally:
         cluster.hosts.run(first, ["umount", "/etc/slurm"])
 
@@ -133,12 +133,12 @@ def web(address: str, folder: Path) -> Iterator[str]:
         thread.join()
 
 
-def _place(lab: Lab, hosts: Hosts, seen: Path, *, environments: int, reached: str | None = "own") -> Place:
+def _place(lab: Lab, hosts: Hosts, seen: Path, *, environments: int) -> Place:
     return Place(
         lab=lab,
         hosts=hosts.names,
         folder=seen,
         address=hosts.own_address,
         environments=environments,
-        reached=reached,
+        reached="own",
     )

@@ -15,7 +15,9 @@ import pytest
 
 import paceline as pl
 from paceline.errors import TargetError
+from paceline.runs import states
 from paceline.runs.elsewhere import engine
+from paceline.runs.files import read_json
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
@@ -33,7 +35,7 @@ from tests.engines.lab import (
     wait_for_status,
 )
 from tests.engines.slurm_lab import SlurmLab
-from tests.helpers import wait_until
+from tests.helpers import start_python, wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -489,6 +491,30 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     wait_for_status(other, "Running")
     other.cancel()
     assert wait_for_end(other) == "Canceled"
+
+    # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
+    own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
+    leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"
+    failing = submit(lab, leave, "far", script_params={"--out": own.path("m", "model").as_upload()})
+    there = Path(str(engine(failing.folder)["run_dir"]))
+    wait_until(lambda: (read_json(there / "run.json") or {}).get("status") == "Failed", "it has failed there", 60)
+    assert read_json(failing.folder.record)["status"] not in states.TERMINAL
+    # The first that looks is killed once one of two files is stored.
+    looks = (
+        "import os, sys, time\nfrom pathlib import Path\nfrom paceline.data import upload\nfrom paceline.runs import store\n"
+        "from paceline.runs.folder import RunFolder\nput, upload._AT_ONCE = upload._put_file, 1\n"
+        "upload._put_file = lambda *args: (put(*args), os.kill(os.getpid(), 9))\n"
+        "while not store.read(RunFolder(Path(sys.argv[1]))).is_terminal:\n    time.sleep(0.2)\n"
+    )
+    process = start_python(looks, failing.folder.path)
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    assert read_json(failing.folder.record)["status"] == "Finalizing"
+    assert len(list((lab.folder / "store" / "m").iterdir())) == 1
+    assert wait_for_end(failing) == "Failed"
+    assert failing.failure is not None
+    assert (failing.failure.cause, failing.failure.exit_code) == ("exception", 3)
+    assert {path.name: path.read_text() for path in (lab.folder / "store" / "m").iterdir()} == {"a": "a", "b": "b"}
     slurm.hosts.run(first, ["umount", "/etc/slurm"])
 
 

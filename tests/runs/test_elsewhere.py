@@ -73,6 +73,14 @@ def test_an_engine_that_does_not_answer_makes_no_run_fail(engine, folder, says):
     assert (found.status, found.waiting_for, found.is_terminal) == (states.NOT_RESPONDING, "no route", False)
 
 
+def test_a_disk_without_room_for_what_comes_back_makes_no_run_fail(engine, folder):
+    run = folder()
+    engine.says = OSError(28, "No space left on device", "/ws/uploads/model")
+    found = store.read(run)
+    assert (found.status, found.is_terminal) == (states.NOT_RESPONDING, False)
+    assert found.waiting_for == "/ws/uploads/model: No space left on device"
+
+
 def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folder):
     run = folder()
     engine.says = Look(state="gone", cause="failed", message="gone")

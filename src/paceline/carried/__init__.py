@@ -5,6 +5,8 @@
     <workspace there>/carried/<tree>/      the files; or, beyond a datastore, <datastore>/paceline/carried/<tree>/
     there (`arrived`)      the job with the places that its files have there
 
+The way back is that of outputs that go to a folder of the submitting machine (`leaving`, `home`).
+
 Who brings the trees is the targets' business. Datastores that are no folders travel by name: their records are in the
 manifest, and are opened there, with credentials that have to be found in the same places. No secret travels.
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from paceline.carried.manifest import FOLDER, Manifest, place_in, record_of
+from paceline.carried.manifest import FOLDER, Manifest, place_in
 from paceline.data.reference import DataReference, Source
 from paceline.data.store_record import StoreRecord, write_record
 from paceline.environments.environment import Environment
@@ -25,8 +25,8 @@ _PREFIX = "carried-"
 class Arrived:
     """What a run's files on this machine say of places on the submitting one.
 
-    stores_dir: what data is read with in place of the workspace, which is another one here: it has the records of the
-        job's datastores, and one for each tree.
+    stores_dir: what data is read with: the workspace; or, where that is another one here, the run's folder, with the
+        records of the job's datastores and one for each tree.
     """
 
     manifest: Manifest
@@ -35,7 +35,7 @@ class Arrived:
 
     def reference(self, reference: DataReference) -> DataReference:
         """The same with its files as they can be had here; an output as it is."""
-        if reference.is_output:
+        if reference.is_output or not self.manifest.places:
             return reference
         sources = tuple(self._source(source) for source in reference.sources)
         mode = reference.mode
@@ -47,6 +47,10 @@ class Arrived:
     def is_carried(self, reference: DataReference) -> bool:
         """Whether some of the reference's files came with the run."""
         return any(_is_tree(source) for source in self.reference(reference).sources)
+
+    def goes_home(self, reference: DataReference) -> bool:
+        """Whether it is an output that is stored on the submitting machine, once it is there."""
+        return reference.is_output and reference.name in self.manifest.home
 
     def environment(self, environment: Environment) -> Environment:
         """The same, made from packages as they lie here; those in a datastore are fetched.
@@ -114,6 +118,12 @@ class Arrived:
             shutil.rmtree(beside, ignore_errors=True)
 
 
+def as_here(folder: RunFolder) -> Arrived:
+    """What came with a run to this machine; where nothing did, what leaves its job as it is."""
+    workspace = folder.path.parent.parent
+    return arrived(folder) or Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
+
+
 def arrived(folder: RunFolder) -> Arrived | None:
     """What came with a run to this machine; None where its job is read as it is."""
     told = read_json(folder.carried)
@@ -127,17 +137,14 @@ def arrived(folder: RunFolder) -> Arrived | None:
     return Arrived(manifest=manifest, workspace=workspace, stores_dir=folder.path)
 
 
-def stores_dir(folder: RunFolder, came: Arrived | None) -> Path:
-    """What has the records of a job's datastores: its workspace, or, where that is on another machine, its run's folder."""
-    return folder.path.parent.parent if came is None else came.stores_dir
-
-
 def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
     """The place of a tree as a datastore."""
     name = f"{_PREFIX}{tree}"
     if manifest.store is None:
         return StoreRecord(name=name, url=str(workspace / FOLDER / tree))
-    return record_of(name, {**manifest.store, "url": f"{manifest.store['url'].rstrip('/')}/paceline/{FOLDER}/{tree}"})
+    return StoreRecord.from_json(
+        name, {**manifest.store, "url": f"{manifest.store['url'].rstrip('/')}/paceline/{FOLDER}/{tree}"}
+    )
 
 
 def _place_of(source: Source, manifest: Manifest) -> tuple[StoreRecord | None, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ class Manifest:
     """places: a path (or pattern) of the submitting machine -> (tree, name in it; "" for all of it).
     stores: datastore -> its record, of all that the job names.
     contents: input -> fingerprint of its files, for those that are carried as a whole.
+    home: the outputs that go to folders of the submitting machine, in order.
     store: the record of the datastore in which the trees lie; None where they lie in the workspace.
     """
 
     places: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stores: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     contents: Mapping[str, str] = field(default_factory=dict)
+    home: Sequence[str] = ()
     store: Mapping[str, Any] | None = None
 
     @property
@@ -34,7 +36,7 @@ class Manifest:
 
     def record(self, datastore: str) -> StoreRecord:
         """A datastore that the job names, as it is registered where the run was submitted."""
-        return record_of(datastore, self.stores[datastore])
+        return StoreRecord.from_json(datastore, self.stores[datastore])
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -43,20 +45,8 @@ class Manifest:
     def from_json(cls, data: Mapping[str, Any]) -> Manifest:
         values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         values["places"] = {path: (tree, name) for path, (tree, name) in values.get("places", {}).items()}
+        values["home"] = tuple(values.get("home", ()))
         return cls(**values)
-
-
-def record_of(name: str | None, data: Mapping[str, Any]) -> StoreRecord:
-    """The record that `record_json` wrote."""
-    return StoreRecord(
-        name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials")
-    )
-
-
-def record_json(record: StoreRecord) -> dict[str, Any]:
-    """A datastore's record: its URL, its options, and the places of its credentials."""
-    credentials = dict(record.credentials) if record.credentials else None
-    return {"url": record.url, "options": dict(record.options), "credentials": credentials}
 
 
 def place_in(record: StoreRecord, path: str) -> str:

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
 import os
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.carried.manifest import Manifest, place_in, record_json, tree_files
-from paceline.data.content import content_fingerprint, with_content
-from paceline.data.filesystem import place_of
-from paceline.data.listing import FileInfo, fingerprint, is_single_file, list_files, path_in_store
-from paceline.data.reference import DataReference
+from paceline.carried.manifest import Manifest, place_in, tree_files
+from paceline.data.reference import DataReference, Source
+from paceline.data.store_record import StoreRecord
 from paceline.environments.environment import Environment
-from paceline.errors import DataError, EnvironmentSpecError
+from paceline.errors import EnvironmentSpecError
 from paceline.job import Job
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
+from paceline.runs.store import stored
+
+if TYPE_CHECKING:
+    from paceline.data.listing import FileInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +38,19 @@ class Packed:
         return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
 
 
-def pack(job: Job, folder: RunFolder) -> Packed | None:
-    """What the job needs beside its snapshot; None where that is nothing.
+def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
+    """What the job of a run needs beside its snapshot; None where that is nothing. For the arguments and errors: `pack`."""
+    job = stored(folder).job
+    if job is None or not (job.inputs or job.environment.needs_build):
+        return None
+    return pack(job, folder, reached=reached)
+
+
+def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
+    """What a job needs beside its snapshot.
 
     A run that has been brought itself, and now goes on to nodes of their own, hands on what came with it.
+    reached: a datastore that both sides have, though it is a folder.
 
     Raises:
         DataError, EnvironmentSpecError: what the job names is not on this machine.
@@ -47,34 +61,27 @@ def pack(job: Job, folder: RunFolder) -> Packed | None:
         manifest = Manifest.from_json(told)
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
-    if not (job.inputs or job.environment.needs_build):
-        return None
-    packing = _Packing(workspace)
+    packing = _Packing(workspace, reached)
     for reference in job.inputs:
-        packing.add_input(reference)
+        if reference.is_output:
+            packing.add_output(reference)
+        else:
+            packing.add_input(reference)
     if job.environment.needs_build:
         for path in local_places(job.environment):
             packing.add_package(path)
-    manifest = Manifest(places=packing.places, stores=packing.stores, contents=packing.contents)
+    manifest = Manifest(
+        places=packing.places, stores=packing.stores, contents=packing.contents, home=tuple(packing.home)
+    )
     return Packed(manifest=manifest, files=packing.files)
 
 
-def refuse_outputs(job: Job, folder: RunFolder, title: str, *, reached: str | None = None) -> None:
-    """Nothing, if where the supervisor runs, on other machines, it can store the job's outputs.
-
-    title: of the compute target. reached: a datastore that both sides have.
-
-    Raises:
-        DataError: one goes to a folder of this machine.
-    """
-    for reference in job.inputs:
-        record, _ = place_of(reference.sources[0], folder.path.parent.parent)
-        if reference.is_output and record.kind == "local" and reference.sources[0].datastore != (reached or ""):
-            raise DataError(
-                f"output {reference.name!r} goes to {record.title}, a folder of this machine, which the runs of {title} do "
-                "not see. Name a datastore that both reach, such as one of s3:// or sftp://, or let the script write to "
-                "./outputs, which comes back with the run."
-            )
+def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
+    """Put a small JSON file into an archive."""
+    data = (json.dumps(value) + "\n").encode()
+    item = tarfile.TarInfo(name)
+    item.size, item.mode = len(data), 0o644
+    archive.addfile(item, io.BytesIO(data))
 
 
 def local_places(environment: Environment) -> Iterator[Path]:
@@ -94,21 +101,31 @@ def local_places(environment: Environment) -> Iterator[Path]:
 
 
 class _Packing:
-    def __init__(self, workspace: Path) -> None:
-        self._workspace = workspace
+    # With all that reading data takes, which is loaded here alone: most runs take nothing along.
+
+    def __init__(self, workspace: Path, reached: str | None) -> None:
+        self._workspace, self._reached = workspace, reached
         self.places: dict[str, tuple[str, str]] = {}
         self.stores: dict[str, dict[str, Any]] = {}
         self.contents: dict[str, str] = {}
         self.files: dict[str, dict[str, Path]] = {}
+        self.home: list[str] = []
+
+    def add_output(self, reference: DataReference) -> None:
+        (source,) = reference.sources
+        record, _ = self._place(source)
+        if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
+            self.home.append(reference.name)
 
     def add_input(self, reference: DataReference) -> None:
+        from paceline.data.content import content_fingerprint, with_content
+        from paceline.data.listing import fingerprint, is_single_file, list_files, path_in_store
+
         found: list[FileInfo] = []
-        is_whole = not reference.is_output
+        is_whole = True
         for source in reference.sources:
-            record, path = place_of(source, self._workspace)
-            if source.datastore is not None:
-                self.stores[source.datastore] = record_json(record)
-            if reference.is_output or record.kind != "local":
+            record, path = self._place(source)
+            if record.kind != "local":
                 is_whole = False
                 continue
             infos = list_files([source], self._workspace)
@@ -130,6 +147,14 @@ class _Packing:
         else:
             self._add(str(path), {path.name: path}, path.name)
 
+    def _place(self, source: Source) -> tuple[StoreRecord, str]:
+        from paceline.data.filesystem import place_of
+
+        record, path = place_of(source, self._workspace)
+        if source.datastore is not None:
+            self.stores[source.datastore] = record.to_json()
+        return record, path
+
     def _add(self, place: str, files: dict[str, Path], name: str) -> None:
         tree = _tree_name(files, self._workspace)
         self.places[place] = (tree, name)
@@ -138,6 +163,9 @@ class _Packing:
 
 def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:
     """Equal for equal files of equal names."""
+    from paceline.data.content import with_content
+    from paceline.data.listing import FileInfo
+
     infos = [
         FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
         for name, path in sorted(files.items())

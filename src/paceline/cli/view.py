@@ -37,7 +37,7 @@ class RunView:
 
     def state(self, record: RunRecord) -> None:
         self._tell_attempt(record)
-        if record.status not in (states.NOT_STARTED, states.FINALIZING):
+        if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
 
     def _tell_attempt(self, record: RunRecord) -> None:

@@ -93,6 +93,16 @@ class StoreRecord:
         """Equal for stores that hold the same files: what the cache goes by. Credentials are not part of it."""
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
+    def to_json(self) -> dict[str, Any]:
+        """What is kept under the name. No secret: credentials are places."""
+        credentials = dict(self.credentials) if self.credentials else None
+        return {"url": self.url, "options": dict(self.options), "credentials": credentials}
+
+    @classmethod
+    def from_json(cls, name: str | None, data: Mapping[str, Any]) -> StoreRecord:
+        """The record that `to_json` wrote, under this name."""
+        return cls(name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials"))
+
 
 def check_store_name(name: str) -> str:
     """The same name.
@@ -120,9 +130,7 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
     path = stores_dir(workspace_dir) / f"{check_store_name(name)}.json"
     data = read_json(path)
     if isinstance(data, dict) and isinstance(data.get("url"), str):
-        return StoreRecord(
-            name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials")
-        )
+        return StoreRecord.from_json(name, data)
     if path.exists():
         raise DataError(f"{str(path)!r} can't be read as a datastore. Register {name!r} again, with overwrite=True.")
     if name == DEFAULT_NAME:
@@ -139,10 +147,7 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
     folder = stores_dir(workspace_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(
-            folder / f"{check_store_name(str(record.name))}.json",
-            {"url": record.url, "options": dict(record.options), "credentials": record.credentials},
-        )
+        write_json(folder / f"{check_store_name(str(record.name))}.json", record.to_json())
     except OSError as error:
         raise DataError(
             f"datastore {record.name!r} can't be registered in {str(folder)!r}: {error.strerror}. Mend that."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import secrets
 import shutil
@@ -23,10 +24,13 @@ from paceline.data.progress import Meter, Progress, size_text
 from paceline.data.reference import DataReference, Source
 from paceline.data.store_record import StoreRecord
 from paceline.errors import DataError, TransferError
+from paceline.runs.files import read_json, write_json
 
 _AT_ONCE = 8
 _TRIES = 4
 _FIRST_DELAY_S = 0.2
+#: With what the names of this process's unfinished files begin.
+_MARK = f".paceline-{os.getpid()}-{secrets.token_hex(4)}"
 READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory of one process, which no run shares"}
 
 
@@ -73,10 +77,13 @@ def upload_folder(
     workspace_dir: Path,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
+    begun: Path | None = None,
 ) -> Uploaded:
     """Store all files below `folder` where the reference says.
 
     Links to files are followed; pipes, sockets and links that lead nowhere are left out, and named to `say`.
+    begun: a file that is made once the first file may be stored. Where it is there, the same upload was killed: files that
+        are there already, with the same content, are its own. It stays; for stores that are folders.
 
     Raises:
         DataError: files are there that may not be replaced, or a name that no store takes.
@@ -86,14 +93,18 @@ def upload_folder(
     files, left_out = files_below(folder)
     for name in left_out:
         say(f"output {reference.name!r}: {name!r} is no file, and is left out")
+    size = sum(file.stat().st_size for _, file in files)
     with Store(record) as store:
-        if not reference.overwrite and (both := _existing(store, path) & {name for name, _ in files}):
+        own = set() if begun is None else _stored_before(store, path, files, begun)
+        if not reference.overwrite and (both := (_existing(store, path) & {name for name, _ in files}) - own):
             raise DataError(
                 f"output {reference.name!r}: {len(both)} files are there already at {path or '/'!r} in {store.title}, such as "
                 f"{min(both)!r}; they were not replaced. The output lies in {str(folder)!r}; as_upload(overwrite=True) "
                 "allows it."
             )
-        size = put_files(store, path, files, progress)
+        if begun is not None:
+            write_json(begun, {"mark": _MARK}, sync=True)
+        put_files(store, path, [(name, file) for name, file in files if name not in own], progress)
     say(
         f"output {reference.name!r}: {len(files)} files, {size_text(size)}, stored at {path or '/'!r} in {record.title}"
     )
@@ -192,6 +203,21 @@ def _existing(store: Store, path: str) -> set[str]:
         return set()
 
 
+def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], begun: Path) -> set[str]:
+    """The names that an upload had stored before it was killed; the files that it had not finished go."""
+    told = read_json(begun)
+    if told is None:
+        return set()
+    names = set()
+    for name, file in files:
+        target = store.local(f"{path}/{name}")
+        for half in target.parent.glob(f"{told['mark']}-*"):
+            half.unlink(missing_ok=True)
+        if target.is_file() and filecmp.cmp(file, target, shallow=False):
+            names.add(name)
+    return names
+
+
 def _check_text(name: str) -> None:
     try:
         name.encode("utf-8")
@@ -269,7 +295,7 @@ def _remove(store: Store, path: str) -> None:
 def _beside(target: Path):  # type: ignore[no-untyped-def]
     """A name beside the target to write to; renamed to it at the end, removed if anything goes wrong."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".paceline-{os.getpid()}-{secrets.token_hex(4)}")
+    beside = target.with_name(f"{_MARK}-{secrets.token_hex(4)}")
     try:
         yield beside
         os.replace(beside, target)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from paceline.carried.arrived import as_here
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, LauncherError, PacelineError
 from paceline.node import output
 from paceline.node.clean import clean, remove_containers
@@ -31,7 +32,7 @@ def main(argv: list[str]) -> int:
     job = record.job
     work: dict[str, tuple[Callable[[], dict[str, Any]], Path]] = {
         "prepare": (lambda: prepare(job, folder, node_rank, apart="--apart" in argv), folder.prepared(node_rank)),
-        "check": (lambda: check_outputs(job.inputs, folder), folder.stored(node_rank)),
+        "check": (lambda: check_outputs(job.inputs, as_here(folder)), folder.stored(node_rank)),
         "store": (lambda: store_outputs(job, folder, node_rank), folder.stored(node_rank)),
         "remove": (lambda: remove_containers(job, folder), folder.cleaned(node_rank)),
         "clean": (lambda: clean(job, folder), folder.cleaned(node_rank)),

@@ -18,7 +18,7 @@ from paceline.runs.folder import RunFolder
 
 
 def prepare_container(
-    environment: Environment, folder: RunFolder, mounts: Iterable[Mount], came: Arrived | None
+    environment: Environment, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
 ) -> dict[str, Any]:
     """The part of `Prepared` that says how to start a container.
 
@@ -49,14 +49,14 @@ def prepare_container(
                 image,
                 run_id=folder.run_id,
                 python=found.python,
-                requirements=_lines(came.environment(environment) if came else environment),
+                requirements=_lines(came.environment(environment)),
                 is_exact=bool(environment.locked_pip),
                 say=say,
             )
             assert layer is not None, "nobody asked to stop"
             mounts = [*mounts, Mount(path=Path(layer.prefix), read_only=True)]
             kept = _kept(environment, layer)
-            write_json(folder.environment, came.as_submitted(kept) if came else kept)
+            write_json(folder.environment, came.as_submitted(kept))
             # With what it has installed: an mpirun, say.
             found = probe(
                 engine,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.carried.arrived import Arrived, arrived, stores_dir
+from paceline.carried.arrived import Arrived, as_here
 from paceline.containers.command import Mount
 from paceline.data.reference import DataReference
 from paceline.environments.environment import Environment
@@ -27,7 +27,7 @@ from paceline.runs.input_links import link_inputs
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
     """Everything that the node's workers need, as `Prepared` in JSON. apart: the workers' folder too."""
-    came = arrived(folder)
+    came = as_here(folder)
     if apart and not folder.work.exists():
         work_dir.make(folder)
     built = {} if job.environment.docker_image else _environment(job.environment, folder, node_rank, came)
@@ -35,7 +35,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     found: list[dict[str, Any]] = []
     for reference in job.inputs:
         if reference.is_output:
-            inputs[reference.name] = str(_output(reference, folder, node_rank, apart=apart))
+            inputs[reference.name] = str(_output(reference, folder, node_rank, came, apart=apart))
             continue
         path, told = _input(reference, job, folder, node_rank, came)
         inputs[reference.name] = str(path)
@@ -58,7 +58,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 
 
 def _mounts(
-    references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived | None
+    references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived
 ) -> list[Mount]:
     """What containers need to see of a run's data: its folders, and those that links in them lead to."""
     if all(reference.is_output for reference in references):
@@ -70,12 +70,10 @@ def _mounts(
         if reference.is_output:
             continue
         # What others share is not to be written to; the place itself may be.
-        is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not (
-            came and came.is_carried(reference)
-        )
+        is_itself = folder.run_id not in Path(inputs[reference.name]).parts and not came.is_carried(reference)
         mounts.append(Mount(path=Path(inputs[reference.name]), read_only=not is_itself))
-        for source in (came.reference(reference) if came else reference).sources:
-            record, _ = place_of(source, stores_dir(folder, came))
+        for source in came.reference(reference).sources:
+            record, _ = place_of(source, came.stores_dir)
             if record.kind == "local" and record.root:
                 mounts.append(Mount(path=Path(record.root), read_only=not is_itself))
             elif record.kind == "local":
@@ -83,7 +81,7 @@ def _mounts(
     return mounts
 
 
-def _environment(environment: Environment, folder: RunFolder, node_rank: int, came: Arrived | None) -> dict[str, Any]:
+def _environment(environment: Environment, folder: RunFolder, node_rank: int, came: Arrived) -> dict[str, Any]:
     """The interpreter and what goes with it."""
     base = environment.python or sys.executable
     if not environment.needs_build:
@@ -92,10 +90,10 @@ def _environment(environment: Environment, folder: RunFolder, node_rank: int, ca
 
     started = time.monotonic()
     store = EnvironmentStore(folder.path.parent.parent / "environments")
-    built = store.ensure(came.environment(environment) if came else environment, base, say)
+    built = store.ensure(came.environment(environment), base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
     if node_rank == 0:
-        write_json(folder.environment, came.as_submitted(built.to_json()) if came else built.to_json())
+        write_json(folder.environment, came.as_submitted(built.to_json()))
     # Behind a layer's programs those of its base: torchrun, ninja.
     folders = [str(built.bin_dir), *([os.path.dirname(built.base_python)] if built.is_layered else [])]
     return {
@@ -106,17 +104,17 @@ def _environment(environment: Environment, folder: RunFolder, node_rank: int, ca
     }
 
 
-def _output(reference: DataReference, folder: RunFolder, node_rank: int, *, apart: bool) -> Path:
+def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
     """An empty folder. From a node apart its files are brought home, and stored there: so it is looked at there, too."""
     if node_rank == 0 and not apart:
-        check_outputs([reference], folder)
+        check_outputs([reference], came)
     path = folder.uploads / reference.name
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def _input(
-    reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived | None
+    reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, Any]]:
     """Where the workers find it, and what is kept of it with the run."""
     from paceline.data.cache import DataCache
@@ -124,8 +122,7 @@ def _input(
     from paceline.data.fetch import fetch
     from paceline.data.listing import list_files
 
-    records, here = stores_dir(folder, came), came.reference(reference) if came else reference
-    is_carried = came is not None and came.is_carried(reference)
+    records, here, is_carried = came.stores_dir, came.reference(reference), came.is_carried(reference)
     cache = DataCache()
     ranks = [place.rank for place in places(job) if place.node_rank == node_rank]
     fetched = fetch(
@@ -145,7 +142,7 @@ def _input(
     elif fetched.note and fetched.mode == "mount":
         say(fetched.note)
     content = fetched.fingerprint
-    if came is not None and reference.name in came.manifest.contents:
+    if reference.name in came.manifest.contents:
         content = came.manifest.contents[reference.name]
     elif reference.dataset is not None:
         content = content_fingerprint(with_content(list_files(here.sources, records), records))

@@ -6,15 +6,16 @@ import shutil
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.carried.arrived import arrived, stores_dir
+from paceline.carried.arrived import Arrived, as_here
+from paceline.carried.leaving import leave
 from paceline.data.reference import DataReference
 from paceline.job import Job
 from paceline.node.output import Bar, say
 from paceline.runs.folder import RunFolder
 
 
-def check_outputs(references: Iterable[DataReference], folder: RunFolder) -> dict[str, Any]:
-    """Nothing, if the outputs among them can be stored from this machine.
+def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[str, Any]:
+    """Nothing, if the outputs among them can be stored from this machine. Those that go home were looked at there.
 
     Raises:
         TransferError, DataError: a store that can't be written, or files are there that may not be replaced.
@@ -22,25 +23,30 @@ def check_outputs(references: Iterable[DataReference], folder: RunFolder) -> dic
     from paceline.data.upload import check_upload
 
     for reference in references:
-        if reference.is_output:
-            check_upload(reference, stores_dir(folder, arrived(folder)))
+        if reference.is_output and not came.goes_home(reference):
+            check_upload(reference, came.stores_dir)
     return {}
 
 
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
-    """Upload each output folder; what is stored goes from the run's folder, what could not be stays there.
+    """Upload each output folder; what is stored goes from the run's folder, what could not be stays there, and so does what
+    goes to a folder of the submitting machine.
 
     Raises:
         TransferError, DataError: a file could not be stored.
     """
     from paceline.data.upload import upload_folder
 
-    stored, records = [], stores_dir(folder, arrived(folder))
+    stored, came = [], as_here(folder)
     for reference in job.inputs:
         path = folder.uploads / reference.name
         if not reference.is_output or not path.is_dir():
             continue
-        uploaded = upload_folder(reference, path, workspace_dir=records, say=say, progress=Bar(reference.name))
+        if came.goes_home(reference):
+            leave(reference, folder, say)
+            stored.append(reference.to_json())
+            continue
+        uploaded = upload_folder(reference, path, workspace_dir=came.stores_dir, say=say, progress=Bar(reference.name))
         stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
         shutil.rmtree(path)
     return {"outputs": stored}

@@ -63,6 +63,8 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
         found = _teller(folder).look(folder, record)
     except PacelineError as error:
         found = Look(state=UNREACHABLE, message=str(error))
+    except OSError as error:  # this machine's: no room for what comes back, say
+        found = Look(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
     record = store.stored(folder)  # it may have changed while the engine answered
     if record.is_terminal:
         return record

@@ -201,6 +201,16 @@ class RunFolder:
         """Where what the job names on the submitting machine lies on this one; not there where that is the same."""
         return self.path / "carried.json"
 
+    @property
+    def left(self) -> Path:
+        """Output folders that wait to be stored on the submitting machine, with their files. Written on the others."""
+        return self.path / "prepared" / "left.json"
+
+    @property
+    def home(self) -> Path:
+        """On the submitting machine: that there will be output folders to store here, and how far that is; gone then."""
+        return self.path / "home.json"
+
     def prepare_log(self, node_rank: int) -> Path:
         """What was installed and fetched on a node before the workers, and stored after them."""
         return self.logs / f"prepare_{node_rank}.log"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.targets.ray.journal import Recorder, end_part, replay
+from paceline.targets.ray.journal import Recorder, end_part, ends, replay
 
 NASTY = "a b;$(touch x) 'q' \"d\" \udcff"
 
@@ -172,7 +172,34 @@ def test_a_part_replayed_twice_changes_nothing(two: Two) -> None:
 
 
 def test_the_last_part_says_so(two: Two) -> None:
+    assert ends(end_part())
     assert replay(end_part(), two.here)
+    two.write("logs/driver.log", "x")
+    part = two.recorder.part()
+    assert part is not None
+    assert not ends(part)
+
+
+def test_the_record_is_put_in_its_place_by_who_knows_it(two: Two) -> None:
+    two.write("run.json", "{}")
+    two.write("outputs/run.json", "mine")
+    part, taken = two.recorder.part(), []
+    assert part is not None
+    replay(part, two.here, taken.append)
+    assert taken == [b"{}"]
+    assert (two.text("outputs/run.json"), sorted(os.listdir(two.here))) == ("mine", ["outputs"])
+
+
+def test_a_folder_takes_the_place_of_a_link_of_the_users(two: Two) -> None:
+    two.write("uploads/model/real/a", "a")
+    (two.there / "uploads/model/link").symlink_to("real")
+    two.sync()
+    assert (two.here / "uploads/model/link").is_symlink()
+    (two.there / "uploads/model/link").unlink()
+    two.write("uploads/model/link/a", "a")
+    two.sync()
+    assert two.text("uploads/model/link/a") == "a"
+    assert not (two.here / "uploads/model/link").is_symlink()
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a//b"])

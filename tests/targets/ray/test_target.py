@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import TargetError
-from paceline.runs import elsewhere, states
+from paceline.runs import elsewhere, lock, states
+from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import RayTarget
 from tests.helpers import make_job, make_record, make_run
@@ -159,3 +160,22 @@ def test_the_status_counts_what_others_use(cluster: FakeCluster) -> None:
 def test_nodes_are_to_be_had_inside_a_job_alone(cluster: FakeCluster, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="only be had inside a Ray job"):
         target(cluster).wait_for_nodes(make_job(), tmp_path, lambda text: False)
+
+
+def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(folder: RunFolder, tmp_path: Path) -> None:
+    away = RayTarget("lab", {"address": "http://127.0.0.1:1", "datastore": "lab"})
+    fd = lock.take(folder.lock)
+    assert fd is not None
+    write_json(folder.home, {"host": "", "folders": {}, "end": {}})
+    assert away.look(folder, make_record(folder.run_id)).state == elsewhere.RUNNING
+    away.cancel(folder, make_record(folder.run_id))
+    os.close(fd)
+
+
+def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
+    cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = target(cluster, datastore="lab")
+    for answer, state in ((True, elsewhere.RUNNING), (False, elsewhere.GONE)):
+        monkeypatch.setattr("paceline.targets.ray.travel.fetch_run", lambda settings, folder, answer=answer: answer)
+        assert away.look(folder, make_record(folder.run_id)).state == state

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 import paceline
+from paceline.carried.home import settle
 from paceline.data.filesystem import Store
+from paceline.data.reference import DataReference, Source
 from paceline.errors import DataError, TargetError
 from paceline.runs import states, store
 from paceline.runs.files import read_json, write_json
@@ -24,7 +27,7 @@ from paceline.runs.folder import RunFolder
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.settings import RaySettings, read_settings
 from paceline.targets.ray.travel import Ticket, fetch_run, get, send_run, snapshot_name, unpack
-from tests.helpers import make_run
+from tests.helpers import make_job, make_run
 from tests.targets.ray.fake_cluster import FakeCluster
 
 NASTY = "a 'b\" $(touch oops)"
@@ -38,6 +41,14 @@ print("the supervisor's own words", flush=True)
 (folder / "attempts" / "1" / "rank_0.log").write_text("line\\n")
 (folder / "logs" / "rank_0.log").symlink_to("../attempts/1/rank_0.log")
 record = json.loads((folder / "run.json").read_text())
+if record["job"]["inputs"]:
+    from paceline.job import Job
+    from paceline.node.store import store_outputs
+    from paceline.runs.folder import RunFolder
+    assert not RunFolder(folder).home.exists()
+    (folder / "uploads" / "model").mkdir(parents=True)
+    (folder / "uploads" / "model" / "link.pt").symlink_to("/proc/sys/kernel/ostype")
+    (folder / "data.json").write_text(json.dumps(store_outputs(Job.from_json(record["job"]), RunFolder(folder), 0)))
 (folder / "run.json").write_text(json.dumps({**record, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
 """
 #: An interpreter, but for that.
@@ -54,10 +65,10 @@ else:
 
 
 class Trip:
-    def __init__(self, top: Path, cluster: FakeCluster) -> None:
+    def __init__(self, top: Path, cluster: FakeCluster, **values: Any) -> None:
         self.workspace = top / NASTY
         self.store = top / "the store"
-        self.folder, fd = make_run(self.workspace / "runs")
+        self.folder, fd = make_run(self.workspace / "runs", **values)
         os.close(fd)
         snapshot = self.workspace / "snapshots" / "abc123"
         snapshot.mkdir(parents=True)
@@ -67,8 +78,8 @@ class Trip:
         write_json(
             self.workspace / "datastores" / "lab.json", {"url": str(self.store), "options": {}, "credentials": None}
         )
-        values: dict[str, Any] = {"address": cluster.address, "datastore": "lab", "folder": str(top / "node")}
-        self.settings: RaySettings = read_settings("lab", values)
+        settings: dict[str, Any] = {"address": cluster.address, "datastore": "lab", "folder": str(top / "node")}
+        self.settings: RaySettings = read_settings("lab", settings)
         self.client = RayClient(self.settings)
         self.node = top / "node"
 
@@ -117,6 +128,42 @@ def test_a_run_goes_there_and_comes_back_and_leaves_only_its_source(trip: Trip, 
     assert not folder.ballast.exists()
     assert trip.files_in_store() == ["paceline/snapshots/abc123.tar.gz"]
     assert not list(tmp_path.rglob("oops"))
+
+
+@pytest.fixture
+def with_output(tmp_path: Path, cluster: FakeCluster) -> Trip:
+    reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
+    return Trip(tmp_path, cluster, job=make_job(inputs=(reference,)))
+
+
+def test_an_output_goes_home_before_the_run_is_over_here(with_output: Trip, tmp_path: Path) -> None:
+    trip = with_output
+    done = trip.run_there(trip.send(), tmp_path)
+    assert done.returncode == 0, done.stderr
+    fetch_run(trip.settings, trip.folder)
+    assert store.stored(trip.folder).status == states.FINALIZING
+    assert trip.files_in_store() == ["paceline/snapshots/abc123.tar.gz"], "all of it is here"
+    assert settle(trip.folder)
+    assert store.stored(trip.folder).status == states.COMPLETED
+    assert (trip.workspace / "data" / "m" / "link.pt").read_text() == "Linux\n"
+    assert read_json(trip.folder.data)["outputs"][0]["files"] == 1
+
+
+def test_a_part_with_the_end_is_not_replayed_over_what_is_being_stored(with_output: Trip, tmp_path: Path) -> None:
+    trip = with_output
+    trip.run_there(trip.send(), tmp_path)
+    back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
+    parts = {path: path.read_bytes() for path in back.iterdir()}
+    fetch_run(trip.settings, trip.folder)
+    # Killed after it had taken the record, before it had noted that.
+    shutil.rmtree(trip.folder.uploads)
+    for path, data in parts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    write_json(trip.folder.path / ".travel.json", {"next": 0, "time": 0.0})
+    fetch_run(trip.settings, trip.folder)
+    assert not trip.folder.uploads.exists()
+    assert read_json(trip.folder.path / ".travel.json")["ended"]
 
 
 def test_a_snapshot_is_stored_once(trip: Trip) -> None:

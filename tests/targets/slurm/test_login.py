@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from paceline.carried.arrived import arrived
+from paceline.carried.arrived import arrived, as_here
+from paceline.carried.home import settle
 from paceline.data.reference import DataReference, Source
 from paceline.errors import DataError, TargetError
+from paceline.node.store import check_outputs, store_outputs
 from paceline.runs import states, store
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -119,14 +121,6 @@ def test_what_the_job_names_on_this_machine_is_sent_once(tmp_path: Path, home: P
     assert (top / "a.txt").stat().st_ino == stamp
 
 
-def test_an_output_to_a_folder_of_this_machine_is_refused(tmp_path: Path, home: Path):
-    reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
-    folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
-    with pytest.raises(DataError, match="'model' goes to datastore 'default'"):
-        make_login().push(folder, library(tmp_path))
-    assert not list(home.iterdir())
-
-
 def run_on(far: RunFolder) -> None:
     """What a supervisor and two workers leave."""
     for name, text in {
@@ -207,6 +201,37 @@ def test_a_link_that_breaks_in_the_middle_of_the_last_look_leaves_the_run_unfini
     login.pull(folder, there.run_dir)
     assert store.stored(folder).status == states.COMPLETED
     assert (folder.outputs / "model.bin").read_text() == "weights"
+
+
+def test_an_output_goes_home_before_the_run_is_over_here(tmp_path: Path, home: Path):
+    reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
+    folder, login = submitted(tmp_path, job=make_job(inputs=(reference,))), make_login()
+    there = login.push(folder, library(tmp_path))
+    far = RunFolder(Path(there.run_dir))
+    assert not far.home.exists()
+    write_tree(far.uploads / "model", {"deep/a.pt": "weights"})
+    (far.uploads / "model" / "link.pt").symlink_to(write_tree(tmp_path / "work", {"b.pt": "elsewhere"}) / "b.pt")
+    assert check_outputs([reference], as_here(far)) == {}
+    assert store_outputs(make_job(inputs=(reference,)), far, 0) == {"outputs": [reference.to_json()]}
+    store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
+
+    login.pull(folder, there.run_dir)
+    assert store.stored(folder).status == states.FINALIZING
+    assert settle(folder)
+    assert store.stored(folder).status == states.COMPLETED
+    stored = tmp_path / "ws" / "data" / "m"
+    texts = {str(path.relative_to(stored)): path.read_text() for path in stored.rglob("*") if path.is_file()}
+    assert texts == {"deep/a.pt": "weights", "link.pt": "elsewhere"}
+    assert not folder.home.exists()
+
+
+def test_an_output_that_could_not_be_stored_here_is_told_before_anything_is_sent(tmp_path: Path, home: Path):
+    write_tree(tmp_path / "ws" / "data", {"m/old.pt": ""})
+    reference = DataReference(name="model", sources=(Source(datastore="default", path="m"),), mode="upload")
+    folder = submitted(tmp_path, job=make_job(inputs=(reference,)))
+    with pytest.raises(DataError, match=r"'model' is to be stored at 'm'.*there are 1 files already"):
+        make_login().push(folder, library(tmp_path))
+    assert not list(home.iterdir())
 
 
 def test_a_request_to_cancel_is_put_where_the_supervisor_looks(tmp_path: Path, home: Path):

@@ -188,3 +188,14 @@ def test_a_run_behind_a_login_host_is_not_fetched_while_it_has_only_waited(
     monkeypatch.setattr(target, "_query", lambda folder, noted: Query())
     found = target.look(folder, store.stored(folder))
     assert (found.state, pulled) == (QUEUED if state == "PENDING" else RUNNING, pulls)
+
+
+def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(tmp_path: Path, slurm: FakeSlurm):
+    folder, fd = make_run(tmp_path / "ws" / "runs")
+    write_json(folder.engine, {"engine": "slurm", "job_id": "7", "run_dir": "far/run", "submitted": 1.0})
+    write_json(folder.home, {"host": "", "folders": {}, "end": {}})
+    target = SlurmTarget("cluster", {"login": "login.example.org", "folder": "/far"})
+    assert target.look(folder, store.stored(folder)).state == RUNNING
+    target.cancel(folder, store.stored(folder))
+    assert slurm.calls == []
+    os.close(fd)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from paceline.carried.packing import pack_run
 from paceline.errors import TargetError
-from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.inbox import Inbox
 from paceline.targets.agents.link import Link
@@ -52,12 +52,7 @@ class Copies:
         Raises:
             DataError, EnvironmentSpecError, TransferError: they are not here, or can't be read.
         """
-        job = store.stored(self._folder).job
-        if job is None or not (job.inputs or job.environment.needs_build):
-            return
-        from paceline.carried.packing import pack  # with all that data takes: not for every run
-
-        packed = pack(job, self._folder)
+        packed = pack_run(self._folder)
         if packed is None:
             return
         links = [self._links[rank] for rank in self._leaders().values()]

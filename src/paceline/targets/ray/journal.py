@@ -35,7 +35,9 @@ from paceline.runs.files import read_json
 _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 4 << 20
 #: Of one machine alone, or sent by other means.
-_OWN = frozenset({"lock", "ballast", "snapshot", "closing", "gone", "engine.json", "target.json", "cancel.json"})
+_OWN = frozenset(
+    {"lock", "ballast", "snapshot", "closing", "gone", "engine.json", "target.json", "cancel.json", "home.json"}
+)
 _RECORD, _NOTES = "run.json", "notes.jsonl"
 _GROWING = (".log", ".jsonl", ".txt")
 #: Folders of the user's files, of any size: each is sent once it has not changed for a while.
@@ -166,8 +168,15 @@ def end_part() -> bytes:
     return _piece({"end": True})
 
 
-def replay(part: bytes, top: Path) -> bool:
+def ends(part: bytes) -> bool:
+    """Whether it is a part after which nothing follows."""
+    return any(header.get("end") for header, _ in _pieces(part))
+
+
+def replay(part: bytes, top: Path, take_record: Callable[[bytes], None] | None = None) -> bool:
     """Do to the folder `top` what a part says; whether it was the last. Doing it twice does no harm.
+
+    take_record: puts the run's record in its place, which is no file like others.
 
     Raises:
         ValueError: the part is no part, or names something outside the folder.
@@ -181,11 +190,18 @@ def replay(part: bytes, top: Path) -> bool:
         if header.get("gone"):
             _remove(path)
         elif header.get("folder"):
+            if path.is_symlink() and _top_of(str(header["path"])) in _LARGE:
+                path.unlink()  # the user's own, there in a folder's place before
             path.mkdir(parents=True, exist_ok=True)
         elif "link" in header:
             _link(top, path, str(header["link"]))
         elif "of" in header:
-            _replay_whole(path, header, data)
+            beside = _replay_whole(path, header, data)
+            if header.get("last") and take_record is not None and header["path"] == _RECORD:
+                take_record(beside.read_bytes())
+                beside.unlink()
+            elif header.get("last"):
+                _put_in_place(beside, path, header)
         else:
             _replay_growth(path, header, data)
     return is_end
@@ -209,18 +225,22 @@ def _replay_growth(path: Path, header: Mapping[str, Any], data: bytes) -> None:
         os.close(fd)
 
 
-def _replay_whole(path: Path, header: Mapping[str, Any], data: bytes) -> None:
+def _replay_whole(path: Path, header: Mapping[str, Any], data: bytes) -> Path:
+    """Write a piece of a file; where, until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name[:200]}.{int(header['of'])}.part")
     with open(beside, "r+b" if header["at"] and beside.exists() else "wb") as file:
         file.seek(int(header["at"]))
         file.write(data)
-    if header.get("last"):
-        os.chmod(beside, int(header["mode"]) & 0o777)
-        os.utime(beside, ns=(int(header["mtime_ns"]),) * 2)
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        os.replace(beside, path)
+    return beside
+
+
+def _put_in_place(beside: Path, path: Path, header: Mapping[str, Any]) -> None:
+    os.chmod(beside, int(header["mode"]) & 0o777)
+    os.utime(beside, ns=(int(header["mtime_ns"]),) * 2)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    os.replace(beside, path)
 
 
 def _link(top: Path, path: Path, target: str) -> None:

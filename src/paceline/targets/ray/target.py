@@ -113,21 +113,32 @@ class RayTarget:
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
     def look(self, folder: RunFolder, record: RunRecord) -> elsewhere.Look:
+        if self._settled(folder):
+            return elsewhere.Look(state=elsewhere.RUNNING)
         told = elsewhere.engine(folder)
         job_id = str(told.get("job_id") or f"{_PREFIX}{folder.run_id}")
         known = all_jobs(folder.path.parent.parent, self.settings.address, self._client.jobs, _PREFIX)
         job = known.jobs.get(job_id)
+        more_comes = False
         if not self.settings.is_shared:
             from paceline.targets.ray.travel import fetch_run
 
-            fetch_run(self.settings, folder)
+            more_comes = fetch_run(self.settings, folder)
+            if self._settled(folder):
+                return elsewhere.Look(state=elsewhere.RUNNING)
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
             return elsewhere.Look(state=elsewhere.QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
             return elsewhere.Look(state=elsewhere.RUNNING)  # the supervisor's own word is newer
-        return self._told(job)
+        found = self._told(job)
+        # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
+        return elsewhere.Look(state=elsewhere.RUNNING) if more_comes and found.state == elsewhere.GONE else found
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        from paceline.carried.home import is_over
+
+        if is_over(folder):
+            return  # it is ended here, by who looks next
         self._client.stop(str(elsewhere.engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
@@ -178,6 +189,12 @@ class RayTarget:
             is_shared=settings.is_shared,
         )
         return gather(asked, ports, waiting)
+
+    def _settled(self, folder: RunFolder) -> bool:
+        """Whether the run itself is over, and only what it has left here is still to be put in its place."""
+        from paceline.carried.home import settle
+
+        return not self.settings.is_shared and settle(folder)
 
     def _told(self, job: RayJob | None) -> elsewhere.Look:
         where = f"the Ray cluster at {self.settings.address}"

@@ -25,8 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import processes
-from paceline.carried.manifest import FOLDER, record_json
-from paceline.carried.packing import Packed, pack, refuse_outputs
+from paceline.carried.home import expect, is_over, take_record
+from paceline.carried.manifest import FOLDER
+from paceline.carried.packing import Packed, add_json, pack_run
 from paceline.data.filesystem import Store, place_of
 from paceline.data.reference import Source
 from paceline.data.store_record import StoreRecord
@@ -35,7 +36,6 @@ from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
-from paceline.runs.store import stored
 from paceline.targets.ray import journal
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.entry import travel_entrypoint
@@ -43,8 +43,10 @@ from paceline.targets.ray.library import send_library
 from paceline.targets.ray.settings import RaySettings
 
 #: Of the submitting machine alone, or sent by other means.
-_NOT_SENT = frozenset({"lock", "ballast", "snapshot"})
+_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json"})
 _LOOK_S = 1.0
+#: Nobody looks again at a run that has ended, so what is left of it between here and there has to go at once.
+_END_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +91,14 @@ def send_run(
     """Put into the datastore what the cluster needs of a run; the job's script and its runtime environment.
 
     Raises:
-        DataError, TransferError: the datastore can't be written; what the job names is not here, or can't be sent.
+        DataError, TransferError: the datastore can't be written; what the job names is not here, or can't be sent; an output
+            can't be stored here.
         EnvironmentSpecError: a package is not here.
     """
     workspace = folder.path.parent.parent
     record = _store_record(settings, workspace)
-    taken = _packed(settings, folder)
+    taken = pack_run(folder, reached=settings.datastore)
+    expect(folder, taken.manifest.home if taken else ())
     snapshot_id = os.path.basename(os.readlink(folder.snapshot)) if folder.snapshot.is_symlink() else None
     with Store(record) as store, tempfile.TemporaryDirectory(prefix="paceline-") as made:
         start = Path(made) / "start.tar.gz"
@@ -130,14 +134,6 @@ def _store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
     return record
 
 
-def _packed(settings: RaySettings, folder: RunFolder) -> Packed | None:
-    job = stored(folder).job
-    if job is None:
-        return None
-    refuse_outputs(job, folder, f"compute target {settings.name!r}", reached=settings.datastore)
-    return pack(job, folder)
-
-
 def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
     """Put what the job names here into the datastore, as far as it is not there yet; the manifest that says so."""
     if packed is None:
@@ -147,16 +143,13 @@ def _carried(store: Store, packed: Packed | None) -> dict[str, Any] | None:
         if not exists(store, f"{top}.whole"):
             put_files(store, "", [(f"{top}/{name}", path) for name, path in files.items()])
             put(store, f"{top}.whole", b"")
-    return replace(packed.manifest, store=record_json(store.record)).to_json()
+    return replace(packed.manifest, store=store.record.to_json()).to_json()
 
 
 def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str, Any] | None) -> None:
     with tarfile.open(path, "w:gz", compresslevel=1) as archive:
         if carried is not None:
-            data = json.dumps(carried).encode()
-            item = tarfile.TarInfo(f"run/{folder.carried.name}")
-            item.size, item.mode = len(data), 0o644
-            archive.addfile(item, io.BytesIO(data))
+            add_json(archive, f"run/{folder.carried.name}", carried)
         for entry in sorted(os.listdir(folder.path)):
             if entry not in _NOT_SENT:
                 archive.add(folder.path / entry, arcname=f"run/{entry}")
@@ -167,25 +160,32 @@ def _pack_run(folder: RunFolder, workspace: Path, path: Path, carried: dict[str,
 # Back
 
 
-def fetch_run(settings: RaySettings, folder: RunFolder) -> None:
+def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
     """Bring the run's folder here up to date, at most once a second; one process does it, others take what is there.
+
+    Whether another one is at it, so that more may come.
 
     Raises:
         DataError, TransferError: the datastore can't be read.
     """
     state = folder.path / ".travel.json"
+
+    def replay(part: bytes) -> bool:
+        return journal.replay(part, folder.path, lambda data: take_record(folder, data))
+
     fd = os.open(folder.path / ".travel.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            return
+            return True
         told = read_json(state) or {"next": 0, "time": 0.0}
         if told.get("ended") or 0 <= time.time() - told["time"] < _LOOK_S:
-            return
+            return False
         with Store(_store_record(settings, folder.path.parent.parent)) as store:
-            while (part := get(store, part_name(folder.run_id, told["next"]))) is not None:
-                told["ended"] = journal.replay(part, folder.path)
+            while (part := _next_part(store, folder, told)) is not None:
+                # After the record's end only the word that it was the end can follow, or, after a kill, the same once more.
+                told["ended"] = journal.ends(part) if _has_end(folder) else replay(part)
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)
@@ -196,12 +196,27 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> None:
                 with contextlib.suppress(Exception):
                     store.fs.rm(store.full(run_prefix(folder.run_id)), recursive=True)
         write_json(state, {**told, "time": time.time()})
+        return False
     finally:
         os.close(fd)
 
 
 def part_name(run_id: str, number: int) -> str:
     return f"{run_prefix(run_id)}/back/{number:08d}"
+
+
+def _next_part(store: Store, folder: RunFolder, told: Mapping[str, Any]) -> bytes | None:
+    """The part that is next, if it is there; the last one follows the record's end at once, and is waited for."""
+    deadline = time.monotonic() + _END_S
+    while True:
+        part = get(store, part_name(folder.run_id, told["next"]))
+        if part is not None or told.get("ended") or not _has_end(folder) or time.monotonic() > deadline:
+            return part
+        time.sleep(0.05)
+
+
+def _has_end(folder: RunFolder) -> bool:
+    return is_over(folder) or (read_json(folder.record) or {}).get("status") in states.TERMINAL
 
 
 def _name_canceler(folder: RunFolder) -> None:

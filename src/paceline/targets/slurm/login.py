@@ -13,7 +13,6 @@ import contextlib
 import fcntl
 import gzip
 import hashlib
-import io
 import json
 import os
 import secrets
@@ -26,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.carried.home import expect, is_over, take_record
 from paceline.carried.manifest import FOLDER
-from paceline.carried.packing import Packed, pack, refuse_outputs
+from paceline.carried.packing import Packed, add_json, pack_run
 from paceline.errors import TargetError
-from paceline.runs import states, store
+from paceline.runs import states
 from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.slurm import far
@@ -65,9 +65,11 @@ class Login:
 
         Raises:
             TargetError: the login host can't be reached, or has no room.
-            DataError, EnvironmentSpecError, TransferError: what the job names is not here, or can't be read.
+            DataError, EnvironmentSpecError, TransferError: what the job names is not here, or can't be read; an output
+                can't be stored here.
         """
-        taken = self._packed(folder)
+        taken = pack_run(folder)
+        expect(folder, taken.manifest.home if taken else ())
         snapshot = folder.snapshot.resolve()
         package = (library_dir / "paceline").resolve()
         library = _digest(package)
@@ -98,21 +100,14 @@ class Login:
         self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
         return there
 
-    def _packed(self, folder: RunFolder) -> Packed | None:
-        job = store.stored(folder).job
-        if job is None:
-            return None
-        refuse_outputs(job, folder, self._title)
-        return pack(job, folder)
-
     def pull(self, folder: RunFolder, run_dir: str) -> None:
-        """Bring what is new on the cluster into the run's folder here, at most once a second.
+        """Bring what is new on the cluster into the run's folder here, at most once a second, and until all has come.
 
         Raises:
             AwayError: the login host can't be reached.
         """
         with _one_at_a_time(folder) as is_due:
-            if is_due:
+            if is_due and not is_over(folder):
                 request = {
                     "op": "pull",
                     "run_dir": run_dir,
@@ -204,7 +199,9 @@ class _Taker:
         path = self._path(header["file"])
         path.parent.mkdir(parents=True, exist_ok=True)
         how = header["how"]
-        if how == "link":
+        if path == self._folder.record:
+            take_record(self._folder, data)
+        elif how == "link":
             if not path.is_symlink() or os.readlink(path) != header["target"]:
                 beside = path.with_name(f".{path.name}.{os.getpid()}")
                 beside.symlink_to(header["target"])
@@ -231,7 +228,7 @@ class _Taker:
 
     def _path(self, name: str) -> Path:
         parts = name.split("/")
-        if name.startswith("/") or ".." in parts or parts[0] in ("engine.json", "lock", "cancel.json"):
+        if name.startswith("/") or ".." in parts or parts[0] in ("engine.json", "lock", "cancel.json", "home.json"):
             raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
         return self._folder.path / name
 
@@ -277,14 +274,9 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     link.type, link.linkname = tarfile.SYMTYPE, f"../../snapshots/{snapshot}"
     archive.addfile(link)
     # So that its supervisor, and whoever reads the run there, know whose it is.
-    told: dict[str, Any] = {"engine.json": {"engine": "slurm"}}
+    add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
-        told[folder.carried.name] = packed.manifest.to_json()
-    for name, value in told.items():
-        data = (json.dumps(value) + "\n").encode()
-        item = tarfile.TarInfo(f"{top}/{name}")
-        item.size, item.mode = len(data), 0o644
-        archive.addfile(item, io.BytesIO(data))
+        add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
 
 
 def _plain(item: tarfile.TarInfo) -> tarfile.TarInfo | None:

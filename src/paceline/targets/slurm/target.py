@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline.carried.home import is_over, settle
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.library import library_dir as library_dir_of
@@ -138,6 +139,8 @@ class SlurmTarget:
 
     def look(self, folder: RunFolder, record: RunRecord) -> Look:
         noted = engine(folder)
+        if settle(folder):
+            return Look(state=RUNNING)
         query = self._query(folder, noted)
         job_id = noted.get("job_id")
         if not job_id:
@@ -147,6 +150,8 @@ class SlurmTarget:
         has_begun = bool(record.attempts) or job is None or look_of(job).state != QUEUED
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
+            if settle(folder):
+                return Look(state=RUNNING)
         if job is None:
             return Look(
                 state=GONE,
@@ -161,6 +166,8 @@ class SlurmTarget:
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Tell Slurm. A job that runs is left to its supervisor, which reads `cancel.json` and gives workers their grace."""
+        if is_over(folder):
+            return  # it is ended here, by who looks next
         noted = engine(folder)
         if self.settings.login is not None and "run_dir" in noted:
             # Where the run's supervisor looks for it.
