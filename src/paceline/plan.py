@@ -14,6 +14,9 @@ from typing import Any
 
 from paceline.job import Job
 
+#: Names the interpreter that the remote shell's program runs with, where the nodes' own is not to be seen: in a container.
+REMOTE_SHELL_PYTHON = "PACELINE_REMOTE_SHELL_PYTHON"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
@@ -110,7 +113,7 @@ class Launch:
     ports: free ports on the first node, `port_count(job)` of them: torch's rendezvous, JAX's coordinator, then one per
         rank for TensorFlow's servers.
     scratch_dir: a short path for the launcher's own sockets and shared memory; the nodes remove it.
-    remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine.
+    remote_shell: takes `HOST COMMAND...` as ssh does; empty where all nodes are one machine (`REMOTE_SHELL_PYTHON`).
     starter: what starts MPI's workers; None for mpirun.
     """
 
@@ -143,6 +146,8 @@ class Command:
         one worker itself.
     environment: set for it, whatever the node has. defaults: set where the node's environment has nothing of that name.
     log: file for standard output and error, appended to.
+    shells: what takes, on a node each, a command line of its remote shell as one more word; `/bin/sh -c` on nodes that have
+        none here.
     """
 
     argv: tuple[str, ...]
@@ -152,6 +157,7 @@ class Command:
     ranks: tuple[int, ...] = (0,)
     is_launcher: bool = False
     log: Path
+    shells: tuple[Command, ...] = ()
 
 
 def places(job: Job) -> tuple[Place, ...]:

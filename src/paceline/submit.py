@@ -125,12 +125,6 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
             check_shm_size(environment.shm_size)
         if is_here:
             find_engine()
-        elif job.launcher == "mpi" and job.node_count > 1:
-            raise JobError(
-                f"distributed_backend={job.distributed_backend!r} with custom_docker_image={environment.docker_image!r} on "
-                f"{job.node_count} nodes of {job.compute_target!r}: mpirun in a container on one machine can't start workers "
-                "in containers on others. Take 'gloo' or 'nccl', or one node."
-            )
     elif not is_here:
         pass
     elif environment.python is not None:

@@ -176,6 +176,19 @@ def test_a_path_that_no_engine_takes_is_refused(path):
         wrapped(options={"mounts": [Mount(path=Path(path))]})
 
 
+def test_a_folder_can_appear_at_another_path():
+    launch = make_launch(make_job())
+    made, around = Mount(path=Path("/a/try"), at=Path("/a/b/layer")), Mount(path=Path("/a/b"))
+    command = get_launcher("single").commands(launch)[0]
+    argv = wrap(command, launch, engine=PODMAN, image="img", mounts=[made, around]).argv
+    assert "type=bind,source=/a/try,target=/a/b/layer" in argv
+    assert distinct([made, around, Mount(path=Path("/a/b/layer/x"))]) == [
+        around,
+        made,
+        Mount(path=Path("/a/b/layer/x")),
+    ]
+
+
 def test_a_folder_that_another_one_brings_along_is_not_mounted_again():
     def mount(path, read_only=False):
         return Mount(path=Path(path), read_only=read_only)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from tests.helpers import write_tree
 #: Does what the container would: leaves the list of packages where it is told to. `$0.runs` counts.
 INSTALLS = """\
 echo run >> "$0.runs"
+printf '%s\\n' "$@" > "$0.argv"
 while [ $# -gt 0 ]; do
   case "$1" in */installed.json) echo '{"packages": ["tiny==1.0"]}' > "$1";; esac
   shift
@@ -72,7 +75,8 @@ def test_what_a_try_left_that_did_not_end_is_removed(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     left = write_tree(Path(first.prefix).parent / "11111111", {"half": "written"})
     (tmp_path / "images" / f"{left.parent.name}.json").write_text('{"prefix": "cut sho')
-    assert ensure(INSTALLS, "tiny").prefix != first.prefix
+    assert ensure(INSTALLS, "tiny") == first
+    assert runs(tmp_path) == 2
     assert not left.exists()
 
 
@@ -80,7 +84,27 @@ def test_an_environment_that_was_moved_is_none(ensure, tmp_path):
     first = ensure(INSTALLS, "tiny")
     path = tmp_path / "images" / f"{Path(first.prefix).parent.name}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "prefix": "/elsewhere/x/y"}))
-    assert ensure(INSTALLS, "tiny").prefix != first.prefix
+    assert ensure(INSTALLS, "tiny") == first
+    assert runs(tmp_path) == 2
+
+
+def test_each_of_two_nodes_makes_the_environment_at_the_same_place(ensure, tmp_path):
+    # Story: mpirun has one interpreter for all nodes; each node's try had another name, and a file that was sent to each
+    # had another time.
+    wheel = tmp_path / "tiny-1.0-py3-none-any.whl"
+    wheel.write_text("one")
+    first = ensure(INSTALLS, str(wheel))
+    argv = (tmp_path / "podman.argv").read_text()
+    found = re.search(
+        rf"source=({re.escape(str(Path(first.prefix).parent))}/[0-9a-f]{{8}}),target={first.prefix}\n", argv
+    )
+    assert found, "made in a folder of the try's own, which its container sees at the last one's path"
+    assert not Path(found[1]).exists()
+    assert (Path(first.prefix) / "installed.json").exists()
+    (tmp_path / "images").rename(tmp_path / "of another node")
+    os.utime(wheel, (1, 1))
+    assert ensure(INSTALLS, str(wheel)) == first
+    assert runs(tmp_path) == 2
 
 
 def test_a_full_or_read_only_place_is_one_clear_error(ensure, tmp_path):

@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -29,11 +30,13 @@ from paceline.library import library_dir
 from paceline.plan import Command, Launch, Node, Prepared, port_count
 from tests.helpers import make_job, write_tree
 
-IMAGE, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
-    f"localhost/paceline-test-{name}:1" for name in ("plain", "entry", "bare", "old")
+IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (
+    f"localhost/paceline-test-{name}:1" for name in ("plain", "mpi", "entry", "bare", "old")
 )
 _CHANGES = {
     IMAGE: ["ENV IMAGES_OWN=kept"],
+    # This Python, with what is installed for it, first on PATH.
+    WITH_MPI: ["ENV IMAGES_OWN=kept", f"ENV PATH={sysconfig.get_path('scripts')}:/usr/bin:/bin"],
     ANOTHER_ENTRY: ['ENTRYPOINT ["/usr/bin/false"]'],
     WITHOUT_PYTHON: ["ENV PATH=/nowhere"],
     OLD_PYTHON: ["ENV PATH=/old"],
@@ -55,15 +58,15 @@ _NARROW = {
 class Podman:
     """A podman with a store of its own below `folder`. environment: what its client needs to use that store.
 
-    images: those that it is given.
+    images: those that it is given; `of` another, by the same ids, else new ones.
     """
 
     kind = "podman"
     #: Folders of this machine come in by its configuration.
     mounts: tuple[Mount, ...] = ()
 
-    def __init__(self, folder: Path, images: Collection[str] = tuple(_CHANGES)) -> None:
-        self._folder, self._images = folder, images
+    def __init__(self, folder: Path, images: Collection[str] = tuple(_CHANGES), of: Podman | None = None) -> None:
+        self._folder, self._images, self._of = folder, images, of
         self.environment = {
             "CONTAINERS_CONF": str(folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -79,8 +82,10 @@ class Podman:
         why: str | None = None
         for settings in ({}, _NARROW):
             self._configure(settings)
-            if (why := import_images(self, self._folder, self._images)) is None:
-                done = self("run", "--rm", "--pull=never", "--network=host", "--pid=host", IMAGE, "true")
+            why = self._copy_images() if self._of else import_images(self, self._folder, self._images)
+            if why is None:
+                image = next(iter(self._images))
+                done = self("run", "--rm", "--pull=never", "--network=host", "--pid=host", image, "true")
                 if done.returncode == 0:
                     return None
                 why = done.stderr.strip()
@@ -106,6 +111,20 @@ class Podman:
         if shutil.which("podman"):
             self("rm", "--all", "--force", "--time=0")
             self("rmi", "--all", "--force")
+
+    def _copy_images(self) -> str | None:
+        assert self._of is not None
+        archive = str(self._folder / "image.tar")
+        for image in self._images:
+            # The format that keeps an image's description, and with it the id, byte for byte.
+            for done in (
+                self._of("save", "--quiet", "--format=oci-archive", f"--output={archive}", image),
+                self("load", "--quiet", f"--input={archive}"),
+            ):
+                if done.returncode != 0:
+                    return done.stderr.strip()
+            os.unlink(archive)
+        return None
 
     def _configure(self, settings: Mapping[str, list[str]]) -> None:
         volumes = json.dumps([f"{path}:{path}:ro" for path in host_folders()])

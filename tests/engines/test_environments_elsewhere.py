@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from tests.engines.conftest import require_engine
-from tests.engines.container_lab import IMAGE, Podman
+from tests.engines.conftest import require_engine, require_module
+from tests.engines.container_lab import IMAGE, WITH_MPI, Podman
 from tests.engines.elsewhere import TWO, WAYS, Place, place, web
 from tests.engines.hosts import Hosts
-from tests.engines.lab import KEEP, seen, wait_for_end
+from tests.engines.lab import KEEP, seen, wait_for_end, wait_for_file
 from tests.engines.packages import make_source
 from tests.environments.wheels import make_wheel
 
@@ -30,9 +30,30 @@ LOOK = KEEP + (
     "keep({'host': socket.gethostname(), 'spam': spam.VERSION, 'prefix': os.path.dirname(spam.__file__),\n"
     "      'own': tree(find['--own']), 'part': tree(find['--part']), 'web': tree(find['--web']),\n"
     "      'image': os.environ.get('IMAGES_OWN')})\n"
-    "with open(os.path.join(find.get('--out', 'outputs'), 'of_' + os.environ['RANK']), 'w') as file:\n"
-    "    file.write('stored')\n"
+    "for name in {'--out', '--home'} & set(find):\n"
+    "    with open(os.path.join(find[name], 'of_' + os.environ['RANK']), 'w') as file:\n"
+    "        file.write('stored')\n"
 )
+#: Four workers on two nodes.
+MPI = TWO | {"distributed_backend": "mpi", "process_count_per_node": 2}
+REDUCE = KEEP + (
+    "import socket, spam\n"
+    "from mpi4py import MPI\n"
+    "world = MPI.COMM_WORLD\n"
+    "keep({'host': socket.gethostname(), 'spam': spam.VERSION, 'sum': world.allreduce(world.rank + 1),\n"
+    "      'container': os.readlink('/proc/self/ns/mnt'), 'image': os.environ.get('IMAGES_OWN'),\n"
+    "      'shm': os.statvfs('/dev/shm').f_blocks * os.statvfs('/dev/shm').f_frsize})\n"
+)
+FAILS = "import os, sys, time\nif os.environ['RANK'] == '3':\n    sys.exit(7)\ntime.sleep(600)\n"
+WAITS = """\
+import os, signal, sys, time
+def leave(number, frame):
+    open("outputs/asked_" + os.environ["RANK"], "w").write("SIGTERM")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+open("outputs/waits_" + os.environ["RANK"], "w").write("1")
+time.sleep(600)
+"""
 FILES = {f"{number}.txt": str(number) * 10 for number in range(4)}
 
 
@@ -48,7 +69,8 @@ def builds(there: Place) -> int:
 
 
 def given(there: Place, url: str) -> dict[str, Any]:
-    """A job with a package, a folder, a part of it for each node, files of the web, and an output where there can be one."""
+    """A job with a package, a folder, a part of it for each node, files of the web, and outputs to a datastore that nodes reach
+    and to a folder of this machine, where these are two."""
     package, store = make_source(there.folder / "packages", "spam"), there.lab.folder / "store"
     for name, text in FILES.items():
         (store / "mnist").mkdir(parents=True, exist_ok=True)
@@ -62,8 +84,9 @@ def given(there: Place, url: str) -> dict[str, Any]:
         "--part": own.path("mnist/*.txt", "part").as_partition(by="node"),
         "--web": pl.Datastore.register(workspace, "web", url).path("mnist", "web").as_download(),
     }
-    if there.reached is not None:
-        params["--out"] = pl.Datastore.get(workspace, there.reached).path("left", "out").as_upload()
+    params["--out"] = pl.Datastore.get(workspace, there.reached).path("left", "out").as_upload()
+    if there.reached != "own":
+        params["--home"] = own.path("home", "home").as_upload()
     return {"estimator": pl.PyTorch, "pip_packages": [str(there.lab.folder / "spam")], "script_params": params, **TWO}
 
 
@@ -76,9 +99,15 @@ def check(there: Place, run: pl.Run, store: Path, package: str) -> None:
     parts = [one["part"] for one in found]
     assert [len(part) for part in parts] == [2, 2]
     assert parts[0] | parts[1] == FILES
-    if there.reached is not None:
-        assert sorted(path.name for path in (store / "left").iterdir()) == ["of_0", "of_1"]
-        assert run.output_datasets["out"]["files"] == 2
+    places = {"out": store / "left", "home": there.lab.folder / "store" / "home"}
+    for name, told in run.output_datasets.items():
+        assert sorted(path.name for path in places[name].iterdir()) == ["of_0", "of_1"]
+        assert told["files"] == 2
+    assert not list(run.folder.uploads.iterdir())
+    by_who_looks = {"slurm, login host": ["out"], "ray": ["home"]}.get(there.name, [])
+    log = "".join(path.read_text() for path in run.folder.logs.glob("prepare_*.log"))
+    for name in run.output_datasets:
+        assert (f"output {name!r}: 2 files, to be stored by the submitting machine" in log) == (name in by_who_looks)
     told = run.input_datasets
     assert (told["own"]["files"], told["part"]["files"], told["web"]["files"]) == (4, 4, 4)
     assert told["own"]["sources"] == [{"datastore": "own", "path": "mnist"}]
@@ -93,14 +122,15 @@ def test_a_job_with_packages_inputs_and_an_output_runs_as_it_does_here(there: Pl
         values = given(there, url)
         run = there.lab.complete(LOOK, **values)
 
-        reached = Path(pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached or "own").url)
+        reached = Path(pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached).url)
         check(there, run, reached, str(there.lab.folder / "spam"))
         assert builds(there) == there.environments, "once for each node, or for the folder that they share"
 
     if "shared" in there.name:
         return  # what is built in the workspace is found again as on this machine
     del values["script_params"]["--web"]
-    values["script_params"].pop("--out", None)
+    for name in ("--out", "--home"):
+        values["script_params"].pop(name, None)
     again = there.lab.complete(LOOK.replace("tree(find['--web'])", "None"), **values)
     assert seen(again, 1)["own"] == FILES
     assert seen(again)["prefix"] == seen(run)["prefix"]
@@ -110,12 +140,14 @@ def test_a_job_with_packages_inputs_and_an_output_runs_as_it_does_here(there: Pl
 
 
 @pytest.mark.parametrize("way", ["slurm, login host", "ray"])
-def test_an_output_that_nobody_could_bring_home_is_refused_before_anything_starts(
+def test_what_this_machine_can_see_to_be_wrong_is_refused_before_anything_is_sent(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "store" / "m").mkdir(parents=True)
+    (tmp_path / "store" / "m" / "old").touch()
     with place(way, request, tmp_path, monkeypatch) as there:
         own = pl.Datastore.register(pl.Workspace(there.lab.workspace_dir), "own", tmp_path / "store")
-        with pytest.raises(pl.DataError, match=r"'model' goes to datastore 'own'.*a folder of this machine.*outputs"):
+        with pytest.raises(pl.DataError, match=r"'model' is to be stored at 'm'.*there are 1 files already.*overwrite"):
             there.lab.submit("", script_params={"--out": own.path("m", "model").as_upload()}, **TWO)
         with pytest.raises(pl.DataError, match="there is nothing at 'nowhere'"):
             there.lab.submit("", inputs=[own.path("nowhere", "data")], **TWO)
@@ -136,24 +168,42 @@ def test_what_can_not_be_stored_is_told_before_the_workers_start(
 
 
 @contextlib.contextmanager
-def with_podman(network: Hosts, names: Sequence[str]) -> Iterator[None]:
-    """Hosts with podman, each with a store and an image of its own."""
-    engines = []
+def with_podman(network: Hosts, names: Sequence[str], image: str) -> Iterator[list[Podman]]:
+    """Hosts with podman, each with a store of its own and the same image."""
+    engines: list[Podman] = []
     for index, name in enumerate(names):
         # A short name: with a longer one conmon can't write down its container's end, and podman waits for that for 20 s.
         folder = network.folder / f"{index}"
         folder.mkdir()
-        engines.append(Podman(folder, [IMAGE]))
+        engines.append(Podman(folder, [image], of=engines[0] if engines else None))
         why = engines[-1].start()
         require_engine(f"podman: {why}", why is None)
         _lay_over(network, name, folder)
     try:
-        yield
+        yield engines
+        assert left_on(engines) == []
     finally:
-        for name, engine in zip(names, engines, strict=True):
+        for index, (name, engine) in enumerate(zip(names, engines, strict=True)):
             network.run(name, ["umount", "/etc/containers"])
-            assert engine.containers() == []
             engine.stop()
+            shutil.rmtree(network.folder / f"{index}")
+
+
+@contextlib.contextmanager
+def containers_there(
+    way: str, image: str, request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Place, list[Podman]]]:
+    """A place whose nodes have podman and an image, and their engines."""
+    engine = request.getfixturevalue(WAYS[way][0])
+    network = getattr(engine, "hosts", engine)
+    names = network.names[:2] if way == "ssh" else network.names
+    with place(way, request, folder, monkeypatch) as there, with_podman(network, names, image) as engines:
+        yield there, engines
+
+
+def left_on(engines: Sequence[Podman]) -> list[str]:
+    """Containers, and what the programs below podman have of some, in whatever state."""
+    return [name for engine in engines for name in (*engine.containers(), *engine.left_by_runtime())]
 
 
 def _lay_over(network: Hosts, name: str, folder: Path) -> None:
@@ -169,26 +219,55 @@ def _lay_over(network: Hosts, name: str, folder: Path) -> None:
 def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
     way: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = request.getfixturevalue(WAYS[way][0])
-    network = getattr(engine, "hosts", engine)
-    with (
-        place(way, request, tmp_path, monkeypatch) as there,
-        with_podman(network, network.names if way == "ray" else there.hosts),
-    ):
+    require_module("mpi4py")
+    with containers_there(way, WITH_MPI, request, tmp_path, monkeypatch) as (there, _):
         with web(there.address, tmp_path / "store") as url:
             (tmp_path / "store").mkdir()
             # Not the one whose build is noted: a container sees nothing of where.
             wheel = str(make_wheel(tmp_path, "spam", "1.0"))
-            values = given(there, url) | {"pip_packages": [wheel], "custom_docker_image": IMAGE}
+            values = given(there, url) | {"pip_packages": [wheel], "custom_docker_image": WITH_MPI}
             run = there.lab.submit(LOOK, **values)
             run.wait_for_completion()  # a dozen containers, one after another, on a machine that may be busy
-            reached = pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached or "own")
+            reached = pl.Datastore.get(pl.Workspace(there.lab.workspace_dir), there.reached)
         check(there, run, Path(reached.url), wheel)
         assert [seen(run, rank)["image"] for rank in range(2)] == ["kept", "kept"]
-        for rank in range(2):
-            where = (
-                wheel if way == "slurm" else "/carried/"
-            )  # nodes that see this machine's files, and those that do not
-            assert where in run.folder.prepare_log(rank).read_text()
-        with pytest.raises(pl.JobError, match="mpirun in a container on one machine"):
-            there.lab.submit("", custom_docker_image=IMAGE, **TWO | {"distributed_backend": "mpi"})
+        told = [run.folder.prepare_log(rank).read_text() for rank in range(2)]
+        if way == "slurm":
+            # Nodes that see this machine's files, and share what one of them has made.
+            assert sum(wheel in text for text in told) == 1
+        else:
+            assert all("/carried/" in text for text in told)
+        run = there.lab.submit(REDUCE, **MPI, custom_docker_image=WITH_MPI, pip_packages=[wheel], shm_size="64m")
+        run.wait_for_completion()
+        check_mpi([seen(run, rank) for rank in range(4)])
+
+
+def check_mpi(found: list[dict[str, Any]]) -> None:
+    """Four workers are one world, two in each of two containers on different nodes."""
+    for one in found:
+        assert (one["sum"], one["spam"], one["image"], one["shm"]) == (10, "1.0", "kept", 64 << 20)
+    for name in ("host", "container"):
+        values = [one[name] for one in found]
+        assert values[0] == values[1] != values[2] == values[3]
+
+
+def test_whoever_ends_mpis_workers_leaves_no_container_on_any_node(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With a system's Open MPI, whose version is another one than the wheel's.
+    require_engine("an Open MPI in /usr", shutil.which("mpirun", path="/usr/bin"))
+    with containers_there("ssh", IMAGE, request, tmp_path, monkeypatch) as (there, engines):
+        run = there.lab.finish(FAILS, **MPI, custom_docker_image=IMAGE)
+        assert run.failure is not None
+        assert (run.failure.rank, run.failure.exit_code) == (3, 7)
+        assert left_on(engines) == []
+
+        run = there.lab.submit(WAITS, **MPI, custom_docker_image=IMAGE)
+        for rank in range(4):
+            wait_for_file(run.folder.outputs / f"waits_{rank}")
+        assert [len(engine.containers()) for engine in engines] == [1, 1]
+        run.cancel()
+        wait_for_end(run)
+        assert run.status == "Canceled"
+        assert [(run.folder.outputs / f"asked_{rank}").exists() for rank in range(4)] == [True] * 4
+        assert left_on(engines) == []

@@ -6,27 +6,17 @@ import pytest
 
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import MpiLauncher
-from paceline.plan import Node, Prepared
+from paceline.plan import Prepared
 from tests.helpers import make_job, make_launch
+from tests.launchers.two_nodes import two_nodes
 
 MPI = ("/env/bin/mpirun", (5, 0))
 
 
 def launch(open_mpi=MPI, **values):
     """Two hosts of two workers, and a remote shell."""
-    nodes = tuple(
-        Node(
-            node_rank=rank,
-            name=f"h{rank}",
-            address=f"10.0.0.{rank + 1}",
-            cores=4,
-            interface=f"eth{rank}",
-            network="10.0.0.0/24",
-        )
-        for rank in (0, 1)
-    )
     given = {
-        "nodes": nodes,
+        "nodes": two_nodes("h"),
         "prepared": (Prepared(python="/env/bin/python", open_mpi=open_mpi),) * 2,
         "remote_shell": ("/env/bin/python", "/lib/a b/rsh.py"),
     }
@@ -88,3 +78,34 @@ def test_nodes_with_different_open_mpis_are_refused_by_name():
     )
     with pytest.raises(LauncherError, match=r"h0 has /env/bin/mpirun \(5\.0\).*h1 has /usr/bin/mpirun \(4\.1\)"):
         MpiLauncher().commands(launch(prepared=prepared))
+
+
+def in_images(*images, version=(5, 0)):
+    """The arguments of a launch in containers of these images."""
+    prepared = tuple(
+        Prepared(python="/usr/bin/python3", open_mpi=("/usr/bin/mpirun", version), container={"image": image})
+        for image in images
+    )
+    return {"prepared": prepared}
+
+
+@pytest.mark.parametrize(
+    ("version", "setting"),
+    [((5, 0), ("--prtemca", "plm_ssh_num_concurrent", "2")), ((4, 1), ("--mca", "plm_rsh_num_concurrent", "2"))],
+)
+def test_open_mpi_s_part_on_a_node_stays_in_its_container(version, setting):
+    # Story: in the background it would be no container's first process, and end with that.
+    (command,) = MpiLauncher().commands(launch(**in_images("sha", "sha", version=version)))
+    assert setting in list(zip(command.argv, command.argv[1:], command.argv[2:], strict=False))
+    assert "--leave-session-attached" in command.argv
+    (outside,) = MpiLauncher().commands(launch())
+    assert "--leave-session-attached" not in outside.argv
+
+
+def test_nodes_with_different_images_are_refused_by_name():
+    # Docker has a word in front of the id that podman leaves out.
+    MpiLauncher().commands(launch(**in_images("sha256:" + "ab" * 32, "ab" * 32)))
+    with pytest.raises(
+        LauncherError, match=r"the same image on each: .* is abababababab on h0 and c{12} on h1\. .*sha256"
+    ):
+        MpiLauncher().commands(launch(**in_images("sha256:" + "ab" * 32, "c" * 64)))

@@ -6,29 +6,18 @@ import pytest
 
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import MpiLauncher
-from paceline.plan import Node, Prepared, Starter
+from paceline.plan import Prepared, Starter
 from tests.helpers import make_job, make_launch
+from tests.launchers.two_nodes import two_nodes
 
 SRUN = Starter(argv=("/usr/bin/srun", "--mpi=pmix"), environment={"SLURM_CONF": "/etc/slurm.conf"})
 
 
 def command(open_mpi=("/env/bin/mpirun", (5, 0)), gpus=(), container=None, **values):
     """The command of two nodes of two workers under srun."""
-    nodes = tuple(
-        Node(
-            node_rank=rank,
-            name=f"n{rank}",
-            address=f"10.0.0.{rank + 1}",
-            cores=4,
-            gpus=gpus,
-            interface=f"eth{rank}",
-            network="10.0.0.0/24",
-        )
-        for rank in (0, 1)
-    )
     job = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2, use_gpu=bool(gpus), **values)
     prepared = (Prepared(python="/env/bin/python", open_mpi=open_mpi, container=container),) * 2
-    launch = make_launch(job, nodes=nodes, prepared=prepared, remote_shell=("rsh",), starter=SRUN)
+    launch = make_launch(job, nodes=two_nodes("n", gpus), prepared=prepared, remote_shell=("rsh",), starter=SRUN)
     (made,) = MpiLauncher().commands(launch)
     return made
 

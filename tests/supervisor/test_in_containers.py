@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.launchers import get_launcher
-from paceline.plan import Prepared
+from paceline.plan import REMOTE_SHELL_PYTHON, Prepared
 from paceline.supervisor.in_containers import wrapped
 from tests.helpers import make_job, make_launch
 
@@ -55,3 +55,43 @@ def test_each_node_s_container_is_of_its_own_engine_image_and_user() -> None:
     ]
     assert threads[0] == ["3"], "of the node's own shell"
     assert threads[1] != ["3"]
+
+
+def test_mpirun_finds_a_container_of_each_other_node_s_own_behind_its_remote_shell() -> None:
+    job = make_job(
+        node_count=2, process_count_per_node=2, distributed_backend="mpi", environment_variables={"MINE": "1"}
+    )
+    same = {"image": "sha", "engine": {"kind": "docker", "path": "/bin/docker", "version": "27", "is_rootless": False}}
+    found = tuple(
+        replace(one, open_mpi=("/usr/bin/mpirun", (5, 0)), container={**(one.container or {}), **same})
+        for one in (prepared(1), prepared(2))
+    )
+    found = (found[0], replace(found[1], python=found[0].python))
+    nodes = tuple(replace(node, gpus=("0",) * rank) for rank, node in enumerate(make_launch(job).nodes))
+    launch = replace(make_launch(job), nodes=nodes, prepared=found, remote_shell=("/bin/sh", "/x/rsh"))
+
+    (command,) = wrapped(get_launcher(job.launcher).commands(launch), launch, [{}, {}])
+
+    assert command.environment[REMOTE_SHELL_PYTHON] == found[0].python
+    assert f"-1-0 --label paceline.run={launch.run_id} " in " ".join(command.argv)
+    assert "--gpus=all" not in command.argv
+    (shell,) = command.shells
+    assert shell.node_rank == 1
+    assert shell.argv[-3:] == ("--", "/bin/sh", "-c"), "the command line that is asked for is one more word"
+    words = " ".join(shell.argv)
+    assert f"--name paceline-{launch.run_id}-1-2 --label paceline.run={launch.run_id} " in words
+    assert "source=/layer2,target=/layer2,readonly" in words
+    assert f"source={launch.scratch_dir},target={launch.scratch_dir}" in words
+    assert "--user=2 " in words
+    assert " --gpus=all " in words
+    # What workers find of the user's is mpirun's to bring.
+    assert {name for name in shell.environment if "USER" not in name} == {"PACELINE_RUN_ID", "PACELINE_RUN_DIR"}
+    assert shell.environment["PACELINE_RUN_ID"] == launch.run_id
+
+
+def test_mpirun_on_one_node_elsewhere_needs_no_shell_on_others() -> None:
+    job = make_job(process_count_per_node=2, distributed_backend="mpi")
+    found = (replace(prepared(1), open_mpi=("/usr/bin/mpirun", (5, 0))),)
+    launch = replace(make_launch(job), prepared=found, remote_shell=("/bin/sh", "/x/rsh"))
+    (command,) = wrapped(get_launcher(job.launcher).commands(launch), launch, [{}])
+    assert command.shells == ()

@@ -170,9 +170,10 @@ class Agent:
         self._commands.stop(header["request"])
 
     def _op_signal(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        # Only what is below: a number may long be somebody else's.
-        is_ours = header["pid"] in self._ours()
-        return {"ok": is_ours and processes.send(header["pid"], header["number"])}
+        # Only what is below, or what a container engine's daemon has started for the run: a number may long be somebody else's.
+        pid = header["pid"]
+        is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
+        return {"ok": is_ours and processes.send(pid, header["number"])}
 
     def _op_alive(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"ok": processes.is_alive(header["pid"])}

@@ -35,10 +35,15 @@ INSIDE = str(Path(inside.__file__).resolve())
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A folder or file of the host that appears in the container under the same path."""
+    """A folder or file of the host that appears in the container under the same path, or at another."""
 
     path: Path
     read_only: bool = False
+    at: Path | None = None
+
+    @property
+    def target(self) -> Path:
+        return self.at or self.path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,15 +185,17 @@ def _library(library_dir: Path) -> list[Path]:
 
 def distinct(mounts: Iterable[Mount]) -> list[Mount]:
     """The mounts without those that another one brings along; outer folders first, since later ones lie over them."""
-    by_path: dict[Path, bool] = {}
+    by_target: dict[Path, Mount] = {}
     for mount in mounts:
-        by_path[mount.path] = mount.read_only and by_path.get(mount.path, True)
-    kept: dict[Path, bool] = {}
-    for path in sorted(by_path, key=lambda path: len(path.parts)):
-        above = next((kept[parent] for parent in path.parents if parent in kept), None)
-        if above is None or above != by_path[path]:
-            kept[path] = by_path[path]
-    return [Mount(path=path, read_only=read_only) for path, read_only in kept.items()]
+        known = by_target.get(mount.target)
+        by_target[mount.target] = replace(mount, read_only=mount.read_only and (known is None or known.read_only))
+    kept: dict[Path, Mount] = {}
+    for target in sorted(by_target, key=lambda path: len(path.parts)):
+        mount = by_target[target]
+        above = next((kept[parent] for parent in target.parents if parent in kept), None)
+        if above is None or above.read_only != mount.read_only or mount.at or above.at:
+            kept[target] = mount
+    return list(kept.values())
 
 
 def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
@@ -199,13 +206,13 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 def _mount_word(mount: Mount) -> str:
     """One line of comma-separated values, as all engines read it: a path may hold colons, commas and quotes."""
-    path = str(mount.path)
-    if not path.startswith("/") or "\n" in path or "\r" in path:
-        raise LauncherError(
-            f"{path!r} can't be mounted in a container: a path has to be absolute and without line breaks. "
-            "Put the workspace and the data elsewhere."
-        )
-    words = ["type=bind", f"source={path}", f"target={path}", *(["readonly"] if mount.read_only else [])]
+    for path in (str(mount.path), str(mount.target)):
+        if not path.startswith("/") or "\n" in path or "\r" in path:
+            raise LauncherError(
+                f"{path!r} can't be mounted in a container: a path has to be absolute and without line breaks. "
+                "Put the workspace and the data elsewhere."
+            )
+    words = ["type=bind", f"source={mount.path}", f"target={mount.target}", *(["readonly"] if mount.read_only else [])]
     return ",".join('"' + word.replace('"', '""') + '"' if set(word) & {",", '"'} else word for word in words)
 
 

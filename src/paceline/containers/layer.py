@@ -2,10 +2,12 @@
 
 <folder>/<key>.json      which of the folders below is complete, and what is in it
 <folder>/<key>.lock      held by whoever builds
-<folder>/<key>/<token>/  the environment; a token for each try
+<folder>/<key>/layer/    the environment, once it is complete
+<folder>/<key>/<token>/  until then; a token for each try
 
 A try has a folder of its own because the container of one that was killed may write on for a moment: into a folder that
-nobody else looks at.
+nobody else looks at. Its container sees it as `layer`, for an environment knows its own path, and that has to be the same
+on all nodes of a run, each of which may have made its own.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ _NAMES = (
 _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
+_READ_BYTES = 4 << 20
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
 
@@ -92,25 +95,26 @@ def ensure_layer(
             if (found := read_layer(folder, key)) is not None:
                 return found
             shutil.rmtree(folder / key, ignore_errors=True)
-            prefix = folder / key / secrets.token_hex(4)
-            prefix.mkdir(parents=True)
-            (prefix / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
+            prefix, made = folder / key / "layer", folder / key / secrets.token_hex(4)
+            made.mkdir(parents=True)
+            (made / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
             pip = _pip()
             options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
             options += ["--no-deps"] if is_exact else []
-            options += ["--requirement", str(prefix / "requirements.txt")]
-            result = str(prefix / "installed.json")
+            options += ["--requirement", str(made / "requirements.txt")]
+            result = str(made / "installed.json")
             settings = _settings(os.environ if environment is None else environment, requirements)
             argv = run_argv(
                 engine,
                 image,
-                _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(prefix)),
+                _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(made)),
                 run_id=run_id,
                 name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
-                    Mount(path=prefix),
+                    Mount(path=made),
+                    Mount(path=made, at=prefix),
                     *settings.mounts,
                     *mounts,
                 ],
@@ -122,9 +126,10 @@ def ensure_layer(
                 return None
             if done[0] != 0:
                 raise EnvironmentBuildError(_reason(done[0], done[1]))
-            made = _made(prefix, result)
-            _write(folder / f"{key}.json", made)
-            return made
+            layer = _layer(prefix, result)
+            os.rename(made, prefix)
+            _write(folder / f"{key}.json", layer)
+            return layer
     except OSError as error:
         where = f": {error.filename!r}" if error.filename else ""
         raise EnvironmentBuildError(
@@ -182,17 +187,20 @@ def _is_the_systems(path: Path) -> bool:
     return path.is_dir() and any(path.is_relative_to(top) for top in _IMAGES_OWN)
 
 
-def _states(requirements: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Of the local files that the lines name: changed ones are other packages."""
+def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
+    """Of the local files that the lines name: changed ones are other packages. Not by their times: what was sent to two
+    nodes has to come to the same environment on both."""
     found = []
     for mount in (mount for line in requirements for mount in named_files(line)):
         paths = [mount.path]
         if mount.path.is_dir():
             paths = sorted(Path(top, name) for top, _, names in os.walk(mount.path) for name in names)
         for path in paths:
-            with contextlib.suppress(OSError):
-                state = path.stat()
-                found.append((str(path), state.st_size, state.st_mtime_ns))
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                # Of an archive that is longer, the end: there a wheel has its list of files with their checksums.
+                file.seek(max(0, size - _READ_BYTES))
+                found.append((str(path), size, hashlib.sha256(file.read()).hexdigest()))
     return found
 
 
@@ -208,7 +216,7 @@ def _pip() -> Path:
     return Path(found.submodule_search_locations[0]).resolve()
 
 
-def _made(prefix: Path, result: str) -> Layer:
+def _layer(prefix: Path, result: str) -> Layer:
     try:
         packages = tuple(json.loads(Path(result).read_text(encoding="utf-8"))["packages"])
     except (ValueError, KeyError) as error:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from paceline.errors import LauncherError
 from paceline.launchers import environment
-from paceline.plan import Launch, Place, node_sizes
+from paceline.plan import Launch, Place, Prepared, node_sizes
 
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}
@@ -38,6 +38,11 @@ def host_options(launch: Launch, major: int) -> list[str]:
         runtime = "--mca"
         settings |= {"plm": "rsh", "plm_rsh_agent": shell, "plm_rsh_no_tree_spawn": "1"}
     words = ["--host", hosts]
+    if launch.prepared[0].container:
+        # A daemon that went on in the background would end with its container, whose first process has ended. And as long as
+        # it stays, so does its shell, of which mpirun has 128 at a time otherwise.
+        words += ["--leave-session-attached"]
+        settings[f"plm_{settings['plm']}_num_concurrent"] = str(len(launch.nodes))
     for name, value in settings.items():
         words += [runtime, name, value]
     return [*words, *(("--mca", "btl_tcp_if_include", networks) if networks else ())]
@@ -88,13 +93,20 @@ def _forwarded(launch: Launch) -> list[str]:
 
 
 def check_same_mpi(launch: Launch) -> None:
-    """Refuse nodes that do not have the same Open MPI and interpreter.
+    """Refuse nodes that do not have the same image, Open MPI and interpreter.
 
     Raises:
         LauncherError: two differ; what each has.
     """
     first = launch.prepared[0]
     for node, prepared in zip(launch.nodes, launch.prepared, strict=True):
+        images = [_image(one) for one in (first, prepared)]
+        if images[0] != images[1]:
+            raise LauncherError(
+                "distributed_backend='mpi' over several nodes needs the same image on each: "
+                f"custom_docker_image={launch.job.environment.docker_image!r} is {images[0]} on {launch.nodes[0].name} and "
+                f"{images[1]} on {node.name}. Name it by its digest (name@sha256:...), or pull it anew on each node."
+            )
         if prepared.open_mpi != first.open_mpi or prepared.python != first.python:
             raise LauncherError(
                 f"distributed_backend='mpi' over several nodes needs the same Open MPI and Python at the same place on each: "
@@ -102,6 +114,14 @@ def check_same_mpi(launch: Launch) -> None:
                 f"{node.name} has {_words(prepared.open_mpi)} and {prepared.python}. "
                 "Name an interpreter that all nodes have (python=)."
             )
+
+
+def _image(prepared: Prepared) -> str | None:
+    """By which the engines know it, as short as they show it; docker says of which kind it is."""
+    if prepared.container is None:
+        return None
+    image = str(prepared.container["image"]).removeprefix("sha256:")
+    return image if "/" in image else image[:12]
 
 
 def _words(found: tuple[str, tuple[int, int]] | None) -> str:

@@ -6,51 +6,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from paceline.errors import LauncherError
 from paceline.job import Job
-from paceline.plan import Command, Launch
+from paceline.plan import REMOTE_SHELL_PYTHON, Command, Launch
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
     """The commands as they are, or in containers where the nodes were prepared for them. shells: of each node."""
-    container = launch.prepared[0].container
-    if container is None:
+    if launch.prepared[0].container is None:
         return list(commands)
-    from paceline.containers import Engine, Host, Mount, wrap, wrap_all
-
-    shm_size = launch.job.environment.shm_size
     if not launch.remote_shell:
-        made = wrap_all(
-            commands,
-            launch,
-            engine=Engine.from_json(container["engine"]),
-            image=container["image"],
-            shm_size=shm_size,
-            mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
-            shell=shells[0],
-        )
+        from paceline.containers import wrap_all
+
+        made = wrap_all(commands, launch, shell=shells[0], **_found(launch, 0))
         assert made is not None, "nobody asked to stop"
         return made
-    found = []
-    for command in commands:
-        # Each node has found an engine, an image and an environment of its own.
-        container = launch.prepared[command.node_rank].container
-        assert container is not None, "all nodes were prepared for the same job"
-        found.append(
-            wrap(
-                command,
-                launch,
-                engine=Engine.from_json(container["engine"]),
-                image=container["image"],
-                shm_size=shm_size,
-                mounts=[Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
-                shell=shells[command.node_rank],
-                host=Host.from_json(container["host"]),
-            )
-        )
-    return found
+    return [
+        _with_shells(command, launch, shells) if command.is_launcher else _on_its_node(command, launch, shells)
+        for command in commands
+    ]
 
 
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
@@ -62,6 +40,50 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
 
     engine = Engine.from_json(prepared.container["engine"])
     return start_failure(engine, str(launch.job.environment.docker_image), prepared.python, exit_code, lines)
+
+
+def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
+    """mpirun in its node's container. It has the remote shell start its part on each other node, and that starts the workers
+    there: so what the shell is asked for runs in a container of that node, one for the part and all its workers."""
+    ranks: dict[int, list[int]] = {}
+    for place in launch.places:
+        ranks.setdefault(place.node_rank, []).append(place.rank)
+    own = {"PACELINE_RUN_ID": launch.run_id, "PACELINE_RUN_DIR": str(launch.run_dir)}
+    others = [
+        Command(argv=("/bin/sh", "-c"), environment=own, node_rank=node_rank, ranks=tuple(there), log=command.log)
+        for node_rank, there in ranks.items()
+        if node_rank != command.node_rank
+    ]
+    python = {REMOTE_SHELL_PYTHON: launch.prepared[command.node_rank].python} if others else {}
+    return replace(
+        _on_its_node(replace(command, environment=command.environment | python), launch, shells),
+        shells=tuple(_on_its_node(other, launch, shells) for other in others),
+    )
+
+
+def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
+    """The command in a container of a node that has found an engine, an image and an environment of its own."""
+    from paceline.containers import Host, wrap
+
+    node_rank = command.node_rank
+    container = launch.prepared[node_rank].container
+    assert container is not None, "all nodes were prepared for the same job"
+    host = Host.from_json(container["host"])
+    return wrap(command, launch, shell=shells[node_rank], host=host, **_found(launch, node_rank))
+
+
+def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
+    """What a node was found to have for its containers, as `wrap` takes it."""
+    from paceline.containers import Engine, Mount
+
+    container = launch.prepared[node_rank].container
+    assert container is not None, "all nodes were prepared for the same job"
+    return {
+        "engine": Engine.from_json(container["engine"]),
+        "image": container["image"],
+        "shm_size": launch.job.environment.shm_size,
+        "mounts": [Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],
+    }
 
 
 def remove_containers(job: Job, run_id: str) -> None:

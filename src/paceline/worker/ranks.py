@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from paceline.errors import RunContextError
 
@@ -17,6 +17,10 @@ _PLACE_FROM = {
     "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
     "HOROVOD_LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
 }
+_HINT = (
+    "Open MPI's mpirun sets it to a number for each worker. Is this process started by another MPI's mpirun, or by a script "
+    "that clears its environment?"
+)
 _SETTINGS = {"mpirun": "Open MPI's (OMPI_MCA_*, PRTE_MCA_*)", "srun": "Slurm's (SLURM_*, SRUN_*)"}
 
 
@@ -28,26 +32,28 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
     Raises:
         RunContextError: a variable of Open MPI's is missing, or mpirun started another number of workers.
     """
-    rank = _needed(environment, "OMPI_COMM_WORLD_RANK")
-    size = _needed(environment, "OMPI_COMM_WORLD_SIZE")
+    rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
+    size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "
             f"A setting of {_SETTINGS.get(starter, starter)} changes how many it starts; unset it."
         )
     for name, source in _RANK_FROM.items():
-        environment[name] = _needed(environment, source)
+        environment[name] = needed(environment, source, _HINT)
     for name, source in _PLACE_FROM.items():
-        environment.setdefault(name, _needed(environment, source))
+        environment.setdefault(name, needed(environment, source, _HINT))
     folder = os.path.join(environment["PACELINE_RUN_DIR"], "attempts", environment["PACELINE_ATTEMPT"])
     environment["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, f"error_{rank}.json")
 
 
-def _needed(environment: MutableMapping[str, str], name: str) -> str:
+def needed(environment: Mapping[str, str], name: str, hint: str) -> str:
+    """A variable whose value is a number.
+
+    Raises:
+        RunContextError: it has no such value; what it has, and the hint: who sets it, and why that may not have been.
+    """
     value = environment.get(name)
     if value is None or not value.isdigit():
-        raise RunContextError(
-            f"{name}={value!r}: Open MPI's mpirun sets it to a number for each worker. "
-            "Is this process started by another MPI's mpirun, or by a script that clears its environment?"
-        )
+        raise RunContextError(f"{name}={value!r}: {hint}")
     return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping, Sequence
 
 from paceline.errors import RunContextError
+from paceline.worker.ranks import needed
 
 _SLURM = ("SLURM_", "SLURMD_", "SRUN_")
 #: What Open MPI's mpirun would have set: scripts and libraries look for it.
@@ -18,6 +19,10 @@ _AS_MPIRUN = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "SLURM_LOCALID",
     "OMPI_COMM_WORLD_NODE_RANK": "SLURM_LOCALID",
 }
+_HINT = (
+    "srun sets it to a number for each worker. Is this process started by another program, or by one that clears its "
+    "environment?"
+)
 
 
 def take_place(environment: MutableMapping[str, str], options: Sequence[str]) -> list[str]:
@@ -35,7 +40,7 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
             "plugin sets both to the worker's rank. Without it each worker would be a world of its own. Let the compute target "
             "start MPI with mpirun (mpi='mpirun')."
         )
-    said = {name: _needed(environment, source) for name, source in _AS_MPIRUN.items()}
+    said = {name: needed(environment, source, _HINT) for name, source in _AS_MPIRUN.items()}
     # The ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
     node = environment.get("SLURMD_NODENAME")
@@ -62,13 +67,3 @@ def _own(options: Sequence[str], rank: int, node: str | None) -> list[str]:
         elif is_own and option == "--set":
             kept += [option, value]
     return kept
-
-
-def _needed(environment: MutableMapping[str, str], name: str) -> str:
-    value = environment.get(name)
-    if value is None or not value.isdigit():
-        raise RunContextError(
-            f"{name}={value!r}: srun sets it to a number for each worker. Is this process started by another program, or by "
-            "one that clears its environment?"
-        )
-    return value

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import processes
 from paceline.errors import TargetError
-from paceline.plan import Command
+from paceline.plan import REMOTE_SHELL_PYTHON, Command
 from paceline.runs.files import append_line
 from paceline.targets.agents import LinkError, bootstrap_words
 from paceline.targets.agents.link import Rhythm
@@ -187,6 +187,18 @@ def test_processes_are_asked_for_and_signalled_where_they_run(make_nodes, run_fo
     assert nodes.oom_kills() >= 0
 
 
+def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, run_folder, library):
+    # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
+    nodes = make_nodes()
+    nodes.send(run_folder, library)
+    for run_id, is_reached in ((f"{run_folder.run_id}0", False), (run_folder.run_id, True)):
+        with subprocess.Popen(["sleep", "600"], env={**os.environ, "PACELINE_RUN_ID": run_id}) as process:
+            assert nodes.signal(process.pid, 0, signal.SIGTERM) is is_reached
+            if not is_reached:
+                process.kill()
+        assert process.returncode == -(signal.SIGTERM if is_reached else signal.SIGKILL)
+
+
 def test_what_can_not_be_started_is_an_error(make_nodes, run_folder, library):
     nodes = make_nodes()
     seen = nodes.send(run_folder, library)
@@ -324,6 +336,50 @@ def test_what_was_asked_for_by_the_remote_shell_hangs_up_with_it(make_nodes, run
     nodes.signal(started.pid, 0, signal.SIGKILL)
     pid = int((seen.run_dir / "there").read_text())
     wait_until(lambda: not processes.is_alive(pid), "its end")
+
+
+def driver_log(folder) -> str:
+    return folder.driver_log.read_text() if folder.driver_log.exists() else ""
+
+
+def in_a_shell(seen, text: str, **environment: str) -> Command:
+    """A script on the first node, which reaches the second by a shell that was made for it."""
+    around = ("/usr/bin/env", "AROUND=yes", "/bin/sh", "-c")
+    made = Command(argv=around, environment={"OWN": "its own"}, node_rank=1, log=seen.run_dir / "x")
+    return dataclasses.replace(command(seen, text, **environment), shells=(made,))
+
+
+def test_the_remote_shell_is_what_was_made_for_the_node_and_run_by_the_interpreter_that_is_there(
+    make_nodes, run_folder, library, tmp_path
+):
+    # As in a container, where there may be no file of the node's own interpreter.
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    python = tmp_path / "the image's"
+    python.write_text(f'#!/bin/sh\necho "$@" > {shlex.quote(str(tmp_path))}/ran\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shell = shlex.join(seen.remote_shell)
+    text = f"{shell} node-1 'echo $AROUND, $OWN, $PACELINE_RUN_ID; exit 3'"
+    nodes.start(in_a_shell(seen, text, **{REMOTE_SHELL_PYTHON: str(python)}), seen.run_dir, nodes.shell(0))
+    assert ended(nodes)[0].exit_code == 3
+    assert "paceline/agent/rsh.py node-1 " in (tmp_path / "ran").read_text()
+    wait_until(lambda: f"yes, its own, {run_folder.run_id}\n" in driver_log(run_folder), "its output")
+
+
+def test_what_ends_by_itself_in_a_shell_that_was_made_for_it_is_not_hung_up(make_nodes, run_folder, library):
+    # Story: mpirun's end told podman to signal containers that were being removed, and the log had its complaints.
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    there = seen.run_dir / "there"
+    asked = f"trap 'echo hung up' HUP; touch {there}; sleep 0.2; echo done"
+    text = f"exec {shlex.join(seen.remote_shell)} node-1 {shlex.quote(asked)}"
+    started = nodes.start(in_a_shell(seen, text), seen.run_dir, nodes.shell(0))
+    wait_until(there.exists, "the command")
+    nodes.signal(started.pid, 0, signal.SIGKILL)
+    wait_until(lambda: "done" in driver_log(run_folder), "its end")
+    assert "hung up" not in driver_log(run_folder)
 
 
 def test_nodes_are_given_back_even_if_one_is_lost(make_nodes, run_folder, library):

@@ -228,15 +228,15 @@ class Link(LinkFiles):
         )
         return int(answer["pid"])
 
-    def signal(self, pid: int, number: int, *, wait: bool = True) -> bool:
+    def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
         """Send a signal to a process that the agent, or what it has started, has started; False where there is none.
 
-        wait: for the answer; else True.
+        run_id: of a run whose processes count too, whoever has started them. wait: for the answer; else True.
         """
         if not wait:
-            self._talk.out.put({"op": "signal", "pid": pid, "number": int(number)})
+            self._talk.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
             return True
-        return bool(self._talk.ask("signal", timeout_s=3.0, pid=pid, number=int(number))[0]["ok"])
+        return bool(self._talk.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
 
     def is_alive(self, pid: int) -> bool:
         """Whether there is such a process on the node."""

@@ -59,6 +59,7 @@ class AgentNodes:
         self._run_dir = ""
         #: of the run's folder, where the nodes do not see it itself
         self._copies: Copies | None = None
+        self._calls: RshCalls | None = None
         self._attempt = 0
         self._started: set[tuple[int, int]] = set()
         self._over: set[tuple[int, int]] = set()
@@ -91,7 +92,7 @@ class AgentNodes:
             all_or_error(links, on_each(links, lambda link: link.adopt(folder.run_id)), "the run's processes")
         scratch, socket = self._make_scratch()
         environment = {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": self._run_dir}
-        RshCalls(links, self.nodes, environment, f"{self._run_dir}/logs/driver.log")
+        self._calls = RshCalls(links, self.nodes, environment, f"{self._run_dir}/logs/driver.log")
         library = links[0].hello.library
         if any(link.hello.library != library for link in links):
             places = ", ".join(f"{link.name}: {link.hello.library}" for link in links)
@@ -122,6 +123,9 @@ class AgentNodes:
 
     def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
         link = self._links[command.node_rank]
+        if command.shells:
+            assert self._calls is not None, "send comes first"
+            self._calls.shells = {shell.node_rank: shell for shell in command.shells}
         try:
             pid = link.start(
                 command.argv,
@@ -145,7 +149,8 @@ class AgentNodes:
             return False
         try:
             # Of what was started from here the end will be told.
-            return link.signal(pid, number, wait=(node_rank, pid) not in self._started and not link.is_stuck)
+            wait = (node_rank, pid) not in self._started and not link.is_stuck
+            return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
         except (LinkError, OSError):
             return link.lost is None  # it is slow; the signal may still come through
 
