@@ -100,3 +100,12 @@ def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(foun
     told = report(found(exit_codes={0: 0}))
     assert (told.cause, told.exit_code) == ("launcher", 1)
     assert "while ranks [1] had not reported their end" in told.message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(137, "mpirun was killed by SIGKILL."), (205, "mpirun ended with exit code 205 while ranks [1]")],
+)
+def test_an_exit_code_beyond_all_signals_is_no_signal(found, code, words):
+    # 205: Open MPI 4, one of whose daemons is gone.
+    assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message

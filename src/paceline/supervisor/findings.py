@@ -180,7 +180,7 @@ def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
     noticed = _noticed(driver)
     rank: int | None = None
     cause = "launcher"
-    if code is not None and code > 128 and not noticed:
+    if code is not None and 128 < code < 128 + signal.NSIG and not noticed:
         message = f"{starter} was killed by {signal_name(code - 128)}."
     elif noticed:
         rank, number = noticed
