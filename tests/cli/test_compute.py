@@ -83,6 +83,7 @@ def test_help_shows_the_options_of_the_kind(compute):
     general = compute("add", "-h").stdout
     assert "Kinds: broken, local, plain, ray, slurm, ssh, toy." in general
     assert "toykind:NoSuchClass can't be loaded" in general
+    assert compute("add", code=2).stdout == general
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,18 @@ def test_a_target_that_is_there_is_only_replaced_on_request(compute, cli):
     assert "--replace" in compute("add", "lab", "--kind", "toy", "--label", "y", code=2).stderr
     assert compute("add", "--replace", "lab", "--kind", "toy", "--label", "y", "--no-check").stderr == ""
     assert cli.json("compute", "show", "lab")["settings"] == {"label": "y"}
+
+
+def test_nodes_that_are_down_are_told_with_the_reason_when_a_target_is_added(compute):
+    # Story: `0 of 1 nodes up` was all that a misspelled host was told as.
+    told = compute(
+        "add", "lab", "--kind", "toy", "--label", "x", "--nodes", "5", "--broken", "down"
+    ).stderr.splitlines()
+    assert told == [
+        "0 of 5 nodes up",
+        *(f"paceline: warning: toy{index} is down: its spring is broken." for index in range(3)),
+        "paceline: 2 more are down: `paceline compute show lab`.",
+    ]
 
 
 def test_a_target_that_does_not_answer_is_kept_with_a_warning_and_holds_up_no_other(compute, cli):

@@ -8,6 +8,7 @@ PLAN is a JSON list, an entry for each time that nodes are asked for: their name
                                       worker's exception
     {"name": "a", "keeps": "text"}    its files can't be fetched, for this reason
     "no nodes"                        refused with these words
+    {"breaks": "text"}                an error that is nobody's but ours
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from paceline.errors import TargetError
 from paceline.plan import Node
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_now
 from paceline.supervisor import supervise
 from paceline.targets.local_nodes import LocalNodes
 
@@ -33,6 +35,8 @@ class Target:
         planned = self._plan.pop(0)
         if isinstance(planned, str):
             raise TargetError(planned)
+        if text := planned.get("breaks"):
+            raise AssertionError(text)
         self._tell(f"gave {planned['name']}")
         names = [planned["name"], "c"][: job.node_count]
         nodes = tuple(Node(node_rank=n, name=name, address="127.0.0.1", cores=1) for n, name in enumerate(names))
@@ -40,6 +44,8 @@ class Target:
 
     def release(self, run_dir) -> None:
         self._tell("released")
+        (run_dir / "released_utc").write_text(utc_now())
+        time.sleep(0.05)  # longer than what times are told apart by
 
     def _tell(self, text: str) -> None:
         with open(self._told, "a") as file:

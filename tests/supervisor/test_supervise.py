@@ -161,6 +161,19 @@ def test_a_killed_worker_is_started_again_on_the_same_nodes(tmp_path):
     assert stage.told() == ["gave a", "took a", "released"]
 
 
+# --- times
+
+
+@pytest.mark.parametrize("plan", [A, {"breaks": "a slip"}], ids=["completed", "failed internally"])
+def test_a_run_has_ended_before_what_it_held_is_given_back(tmp_path, plan):
+    # Story: a run that waited for another's cores seemed to have started before the other's end.
+    stage = Stage(tmp_path, "")
+    stage.start(plan).wait(60)
+    record = stage.record()
+    assert record.is_terminal
+    assert record.ended_utc <= (stage.folder.path / "released_utc").read_text()
+
+
 # --- an engine that ends the job, or starts it again
 
 

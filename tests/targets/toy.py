@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from paceline.errors import TargetError
@@ -20,7 +21,12 @@ class ToyTarget:
     OPTIONS: ClassVar[tuple[Option, ...]] = (
         Option("nodes", "how many nodes", type=int, default=2),
         Option("label", "a text", is_required=True),
-        Option("broken", "what is wrong", choices=("status", "hangs", "nodes", "waits", "nothing"), default="nothing"),
+        Option(
+            "broken",
+            "what is wrong",
+            choices=("status", "down", "hangs", "nodes", "waits", "nothing"),
+            default="nothing",
+        ),
         Option("python", "interpreter of scripts"),
     )
 
@@ -41,6 +47,8 @@ class ToyTarget:
             NodeStatus(name=f"toy{index}", cores=4, used_cores=1, gpus=2, used_gpus=2)
             for index in range(self.values["nodes"])
         ]
+        if self.values["broken"] == "down":
+            nodes = [replace(node, is_up=False, state="down", message="its spring is broken.") for node in nodes]
         return Status(nodes=tuple(nodes), queued=5, running=1)
 
     @contextlib.contextmanager

@@ -80,9 +80,10 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
         jobs = [f"{number} {word}" for number, word in ((status.running, "running"), (status.queued, "waiting"))
                 if number is not None]  # fmt: skip
         lines += [("Jobs", ", ".join(jobs)), ("", status.message)]
+    width = max(12, *(len(key) + 1 for key, _ in lines))
     for key, text in lines:
         if text:
-            print(f"{key + ':':<13}{text}" if key else f"{'':<13}{text}")
+            print(f"{key + ':' if key else '':<{width}} {text}")
     if status is not None and status.nodes:
         print()
         print_table(

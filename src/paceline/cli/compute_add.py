@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +14,14 @@ from paceline.cli.compute_status import Look, look_at_all
 from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.configured import Configured
+from paceline.targets.doctor.finding import counted
 from paceline.targets.kinds import kind_names, kind_options, load_errors
 from paceline.targets.options import Option, help_lines, parse_words
 from paceline.workspace import Workspace
 
 _CHECK_S = 30.0
+#: Of more nodes that are down only the number is told.
+_DOWN_SHOWN = 3
 _OWN = (
     Option("kind", "what the target is", is_required=True),
     Option("replace", "change the target of this name", type=bool),
@@ -71,7 +75,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 def _kind(words: Sequence[str]) -> str | None:
     """The value of --kind, wherever it stands."""
     kind: str | None = None
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in pairwise([*words, ""]):
         if word == "--":
             break
         if word == "--kind":
@@ -102,9 +106,17 @@ def _tell(found: Look) -> None:
         )
     elif found.status is not None:
         status = found.status
-        parts = [f"{len(status.up)} of {len(status.nodes)} nodes up"]
+        parts = [f"{len(status.up)} of {counted(len(status.nodes), 'node')} up"]
         parts += [f"{number} {what}" for number, what in ((status.cores, "cores"), (status.gpus, "GPUs")) if number]
         print(", ".join(parts), file=sys.stderr)
+        down = [node for node in status.nodes if not node.is_up and node.message]
+        for node in down[:_DOWN_SHOWN]:
+            print(f"paceline: warning: {node.name} is {node.state}: {node.message}", file=sys.stderr)
+        if len(down) > _DOWN_SHOWN:
+            print(
+                f"paceline: {len(down) - _DOWN_SHOWN} more are down: `paceline compute show {found.name}`.",
+                file=sys.stderr,
+            )
 
 
 def _text(described: Configured) -> str:

@@ -23,6 +23,7 @@ from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import sum_number
+from paceline.parallel.whole import whole
 
 if TYPE_CHECKING:
     from paceline.parallel.task import Task
@@ -70,13 +71,14 @@ def check(par: Parallel, batch: Any, limit: float | None = None) -> Checked:
         # A stage has some of the modules; the model itself has a mode everywhere.
         part.training = modes.get(name, executor.module.training)
     with generators(0, world.device), kept_buffers(executor.module), _NoDropout():
-        plain_loss, plain = _plain_gradients(reference, parts, task, world.device)
+        is_cut = world.replicas > 1 or task.microbatches > 1
+        plain_loss, plain = _plain_gradients(reference, parts, task, world.device, is_cut=is_cut)
         for param in executor.module.parameters():
             param.grad = None
         own_loss = executor.train_step(micros).detach()
         executor.finish_gradients()
         loss = sum_number(float(own_loss), world.replica_group, world.device)
-        found = {name: _whole(param.grad) for name, param in executor.named_parameters().items()}
+        found = {name: whole(param.grad) for name, param in executor.named_parameters().items()}
         for param in executor.module.parameters():
             param.grad = None
     return _verdict(par, loss, plain_loss, found, plain, limit)
@@ -141,7 +143,7 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
 
 
 def _plain_gradients(
-    model: nn.Module, parts: Parts, task: Task, device: torch.device
+    model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool
 ) -> tuple[float, dict[str, Tensor | None]]:
     rows = count_rows(parts)
     pieces, weights, start = [], [], 0
@@ -158,12 +160,32 @@ def _plain_gradients(
             continue
         there = Parts(*(unwrap(move(part, device)) for part in piece))
         with task.autocast(device):
-            loss = task.loss(model(*there.args, **there.kwargs), there.target)
+            output = model(*there.args, **there.kwargs)
+            loss = task.loss(output, there.target)
+            if is_cut:
+                _check_mean(task, output, there.target, loss)
         share = loss * (weight / sum(weights))
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
         total += float(share.detach())
     return total, {name: param.grad for name, param in model.named_parameters()}
+
+
+def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
+    """Refuse a loss that is a sum: each part of a batch would count for as much as the whole.
+
+    Found by twice the same rows, of which the mean is the same.
+    """
+    try:
+        with torch.no_grad():
+            one, two = float(loss), float(task.loss(join_rows([output, output]), join_rows([target, target])))
+    except Exception:
+        return  # not made for other numbers of rows: nothing can be said
+    if one and abs(two - 2 * one) <= 1e-3 * abs(one):
+        raise ParallelError(
+            f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It has to return the "
+            "mean (reduction='mean'), for a batch is computed in parts, of which each would count for as much as the whole."
+        )
 
 
 def _global_parts(batch: Any, par: Parallel) -> Parts:
@@ -220,8 +242,3 @@ _DROPOUTS: set[Callable[..., Any]] = {
     *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
     *(torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
 }
-
-
-def _whole(grad: Any) -> Any:
-    full = getattr(grad, "full_tensor", None)
-    return grad if full is None else full()

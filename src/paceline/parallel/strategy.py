@@ -116,9 +116,10 @@ class Strategy:
     parts: tuple[_Part, ...]
 
     def __post_init__(self) -> None:
+        shown = " @ ".join(f"{type(part).__name__}()" for part in self.parts)
         for index, part in enumerate(self.parts):
             if any(type(part) is type(before) for before in self.parts[:index]):
-                raise ParallelError(f"{type(part).__name__} stands twice in {self}. Give it once, with one size.")
+                raise ParallelError(f"{type(part).__name__} stands twice in {shown}. Give it once, with one size.")
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, (_Part, Strategy)):

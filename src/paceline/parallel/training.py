@@ -24,6 +24,7 @@ from paceline.parallel.failure.watch import Watch
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
+from paceline.parallel.taken import Kept
 from paceline.parallel.task import Task
 
 
@@ -68,6 +69,7 @@ class Parallel:
         self._build = build
         self._original = original
         self._executor: Executor | None = None
+        self._kept = Kept({})
         self._clipper: Clipper | None = None
         self._progress = Progress()
         self._resume: Progress | None = None
@@ -103,7 +105,7 @@ class Parallel:
             optimizer.zero_grad(set_to_none=True)
             for param in executor.module.parameters():
                 param.grad = None
-            with self._streams.use("step", self._progress.steps):
+            with self._streams.use("step", self._progress.steps), self._kept.explained():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
             # Ranks that are one replica together have its loss already; a GPU would have to be waited for.
@@ -289,6 +291,7 @@ class Parallel:
             if self.optimizer is not None:
                 self._original.hand_over(self.optimizer, executor.named_parameters())
             self._original.forget()
+            self._kept = Kept(executor.named_parameters())
             self._executor = executor
         return self._executor
 

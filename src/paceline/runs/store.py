@@ -243,13 +243,15 @@ def _failed(record: RunRecord) -> RunRecord:
     return dataclasses.replace(record, status=states.FAILED, failure=report, exit_code=report.exit_code)
 
 
-def close_deserted(folder: RunFolder, record: RunRecord, report: FailureReport) -> RunRecord:
-    """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock."""
+def close_deserted(
+    folder: RunFolder, record: RunRecord, report: FailureReport, ended_utc: str | None = None
+) -> RunRecord:
+    """Write the end of a run whose owner is gone, and remove what it left. For the holder of the lock. ended_utc: now."""
     if record.scratch_dir:
         shutil.rmtree(record.scratch_dir, ignore_errors=True)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    now = utc_now()
+    now = ended_utc or utc_now()
     attempts = record.attempts
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=report.cause))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,7 +33,7 @@ class Beside(LocalNodes):
     def kill_all(self) -> None:
         for pid in list(self._pids):
             for child in [*processes.descendants(pid), pid]:
-                processes.send(child, 9)
+                processes.send(child, signal.SIGKILL)
             self._wait(pid, 0)
 
     def _wait(self, pid: int, options: int) -> list[Ended]:

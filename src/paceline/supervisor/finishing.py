@@ -35,9 +35,8 @@ def finish(run: Supervision, outcome: Outcome) -> None:
     if not run.record.attempts:
         remove_containers(run.job, run.record.run_id)  # of an image that was being looked at
     clean_nodes(run)
-    ended_utc = (
-        utc_now()
-    )  # before anybody else can have what this run has held: runs follow each other in their times too
+    # Before anybody else can have what this run has held: runs follow each other in their times too.
+    ended_utc = utc_now()
     give_nodes_back(run)
     processes.kill_descendants(os.getpid())
     run.held.close()
@@ -72,6 +71,7 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
 
 def fail_internally(run: Supervision, error: BaseException) -> None:
     """An error of ours, or of the disk's: end everything, say so in the record, the traceback in the driver's log."""
+    ended_utc = utc_now()  # before anything is given back, as in `finish`
     with contextlib.suppress(Exception):  # whatever it is, it must not keep the record from its end
         give_nodes_back(run)
     processes.kill_descendants(os.getpid())
@@ -93,7 +93,7 @@ def fail_internally(run: Supervision, error: BaseException) -> None:
         ),
         see=f"cat {run.folder.driver_log}",
     )
-    run.to(states.FAILED, failure=report, exit_code=1, ended_utc=utc_now(), scratch_dir=None)
+    run.to(states.FAILED, failure=report, exit_code=1, ended_utc=ended_utc, scratch_dir=None)
 
 
 def _canceled_by(run: Supervision) -> str:

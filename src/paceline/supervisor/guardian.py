@@ -9,6 +9,7 @@ from paceline import processes
 from paceline.runs import store, work_dir
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_now
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.in_containers import remove_containers
 from paceline.targets import target_of_run
@@ -40,8 +41,9 @@ def guard(folder: RunFolder, supervisor: int) -> int:
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
     if record.job is not None:
         remove_containers(record.job, record.run_id)
+    ended_utc = utc_now()  # before anybody else can have what the run has held
     if record.target:
         target_of_run(folder.path).release(folder.path)
     work_dir.clean(folder)
-    store.close_deserted(folder, record, store.deserted_report(record))
+    store.close_deserted(folder, record, store.deserted_report(record), ended_utc)
     return 1

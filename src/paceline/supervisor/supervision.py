@@ -70,18 +70,19 @@ class Supervision:
         """Note the attempt's end, unless that of the last one is noted already."""
         if not self.record.attempts or self.record.attempts[-1].ended_utc is not None:
             return
-        *earlier, last = self.record.attempts
         cause = outcome.failure.cause if outcome.failure else outcome.stopped
-        last = dataclasses.replace(last, ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
-        self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
+        self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_preemption(self) -> None:
         """The engine has started the run again: what its last attempt was ended or interrupted by was that."""
         self.close_attempt(Outcome(stopped="preempted"))
         if self.record.attempts and self.record.attempts[-1].cause == "interrupted":
-            *earlier, last = self.record.attempts
-            last = dataclasses.replace(last, cause="preempted")
-            self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
+            self._change_last_attempt(cause="preempted")
+
+    def _change_last_attempt(self, **changes: Any) -> None:
+        *earlier, last = self.record.attempts
+        last = dataclasses.replace(last, **changes)
+        self.record = dataclasses.replace(self.record, attempts=(*earlier, last))
 
     # --- reasons to stop
 

@@ -2,6 +2,19 @@
 
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
+
+Some members are looked for and need not be there, so they are in neither protocol.
+
+of a target
+    load_supervisor(run_dir, library_dir, python)   before `check`: load a supervisor for the run while nodes are looked
+        at (`supervisors.Early`). `start_supervisor` begins it, `release` ends it where nothing came of the submission, and
+        it ends with the submitting program; run_dir is not there yet.
+    script(job)                                     what --dry-run prints of what an engine would be given; None for nothing
+    look, cancel                                    those of `paceline.runs.elsewhere`, where an engine runs the supervisor
+    OPTIONS, settings, status, examine, script_python, login   for `paceline compute`; see docs/compute.md
+of nodes
+    on_news     set to a function without arguments, which is then called, from any thread, whenever a command on the nodes
+        has ended, so that the supervisor looks at once. Without it the supervisor looks when its sleep is over.
 """
 
 from __future__ import annotations

@@ -180,8 +180,9 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
 
 def check_nothing_at_the_path_is_said(ranks: Any) -> None:
     par, _ = started(CASES["mlp"], Data())
-    with pytest.raises(ParallelError, match="nowhere' is not there"):
+    with pytest.raises(ParallelError, match="nowhere' is not there") as caught:
         par.load(ranks.folder / "nowhere")
+    assert caught.value.__cause__ is None, "the same is not said twice"
     (ranks.folder / "empty").mkdir(exist_ok=True)
     with pytest.raises(ParallelError, match="has no complete checkpoint"):
         par.load(ranks.folder / "empty")

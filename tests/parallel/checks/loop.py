@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import random
@@ -224,6 +225,38 @@ def check_a_wrong_gradient_is_named(ranks: Ranks) -> None:
         par.check((x, y))
 
 
+def check_a_loss_that_is_a_sum_is_refused(ranks: Ranks) -> None:
+    x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
+    for strategy, reduction in itertools.product((Data(), Pipeline()), ("sum", "mean")):
+        model = Mlp().double()
+        par = paceline.parallelize(
+            *(model, sgd(model), [(x, y)]),
+            loss=lambda output, target, how=reduction: F.cross_entropy(output, target, reduction=how),
+            strategy=strategy,
+            microbatches=2,
+        )
+        with pytest.raises(ParallelError, match="it is a sum") if reduction == "sum" else contextlib.nullcontext():
+            par.check((x, y))
+
+
+def check_too_few_rows_for_batch_normalisation_are_told_in_words(ranks: Ranks) -> None:
+    x, y = batches(CASES["cnn_batch"], torch.float64, (2,))[0]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 8), nn.BatchNorm1d(8), nn.Linear(8, 5)).double()
+    with pytest.raises(ParallelError, match="gives BatchNorm1d one value for each of its 8 channels"):
+        paceline.parallelize(*(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=Pipeline(), microbatches=2)
+
+
+def check_a_model_that_was_cut_says_so_when_it_is_called(ranks: Ranks) -> None:
+    x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
+    model = Mlp().double()
+    par = paceline.parallelize(
+        *(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=Pipeline(), microbatches=2
+    )
+    with pytest.raises(ParallelError, match=r"Mlp was called, but it is cut into stages"):
+        model(x)
+    par.step((x, y))
+
+
 def check_dropout_differs_between_replicas_and_is_reproducible(ranks: Ranks) -> None:
     def run() -> tuple[list[float], list[Tensor]]:
         torch.manual_seed(3)
@@ -311,6 +344,51 @@ def check_parameters_that_are_left_out_stay_as_in_a_plain_loop(ranks: Ranks) -> 
         assert {"never.weight", "never.bias"} <= set(par.executor.unused)
         for name, param in par.executor.named_parameters().items():
             assert float((whole(param).detach() - expected[name]).abs().max()) < 1e-12, (strategy, name)
+
+
+def check_parameters_may_be_frozen_and_unfrozen_between_steps(ranks: Ranks) -> None:
+    # Story: DDP knew only what was trained when it was made; replicas parted company with what was unfrozen later.
+    given = batches(CASES["mlp"], torch.float64, (6,) * 6)
+
+    def freeze(model: nn.Module, step: int) -> None:
+        for number, param in enumerate(model.parameters()):
+            param.requires_grad_((number < 2, True, number >= 2)[step // 2])
+
+    def fresh() -> nn.Module:
+        model = made(CASES["mlp"], torch.float64)
+        freeze(model, 0)
+        return model
+
+    plain = fresh()
+    opt = sgd(plain)
+    for step, (x, y) in enumerate(given):
+        freeze(plain, step)
+        opt.zero_grad()
+        CASES["mlp"].loss(plain(x), y).backward()
+        opt.step()
+    for strategy, microbatches in itertools.product(BOTH, (1, 2)):
+        model = fresh()
+        par = paceline.parallelize(
+            model, sgd(model), loss=CASES["mlp"].loss, strategy=strategy, microbatches=microbatches
+        )
+        for step, batch in enumerate(given):
+            freeze(par.module, step)
+            par.step(batch)
+            par.evaluate([batch], CASES["mlp"].loss)  # which leaves sharded parameters whole
+        for of_rank in everyone(par.full_state_dict()):
+            for name, value in plain.state_dict().items():
+                assert float((of_rank[name] - value).abs().max()) < 1e-12, (strategy, microbatches, name)
+
+
+def check_a_model_that_is_converted_afterwards_is_named(ranks: Ranks) -> None:
+    x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
+    for strategy in BOTH:
+        model = Mlp()
+        par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=strategy)
+        par.step((x, y))
+        model.double()
+        with pytest.raises(ParallelError, match=r"was float32 on cpu when .* and is float64 on cpu now"):
+            par.step((x, y))
 
 
 def check_a_parameter_that_is_suddenly_left_out_is_named(ranks: Ranks) -> None:

@@ -119,6 +119,17 @@ def test_a_kind_that_cannot_be_examined_says_so(tmp_path):
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
+def test_what_is_looked_at_is_the_interpreter_that_runs_get(two, tmp_path, monkeypatch):
+    # Story: torch was "not installed" where each run had it, in the submitting program's environment.
+    looked_at = []
+    monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
+    target = target_of(*two)
+    target.script_python = lambda links: f"/opt/{len(links)}/python"
+    list(examine(target, tmp_path))
+    list(examine(target, tmp_path, python="/mine"))
+    assert looked_at == ["/opt/2/python", "/mine"]
+
+
 def test_when_the_last_node_is_lost_the_rest_is_skipped(two, tmp_path, monkeypatch):
     def loses(examination):
         for patient in examination.patients:

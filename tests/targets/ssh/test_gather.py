@@ -125,7 +125,7 @@ def test_too_few_hosts_are_named_with_the_reason_of_each() -> None:
     assert str(caught.value).splitlines() == [
         "the job needs 2 hosts, and 1 of 3 is to be had:",
         "  h1: it is down",
-        "  h2: it is the same machine as h0 (h0)",
+        "  h2: it is the same machine as h0 (h0), which a job gets once",
     ]
     with pytest.raises(TargetError, match="h0: it has 1 GPU, and the job asks for 2 on each"):
         Gathering(opening, HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_two_users_of_one_host_are_refused() -> None:
         read_hosts(["alice@gpu1", "gpu1"])
 
 
-@pytest.mark.parametrize("items", [[], ["# nobody"], [""], ["/no/such/file"]])
+@pytest.mark.parametrize("items", [[], ["# nobody"], [""], ["/no/such/file"], ["no_such_file.txt"]])
 def test_no_hosts_at_all_are_refused(items: list[str]) -> None:
     with pytest.raises(TargetError, match=r"names no host|can't be read"):
         read_hosts(items)

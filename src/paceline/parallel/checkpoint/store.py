@@ -287,7 +287,8 @@ def _raise_agreed(world: World, error: Exception | None) -> None:
     found = next((item for item in _gather(described, world) if item is not None), None)
     if found is not None:
         kind = ParallelError if found[0] else CheckpointError
-        raise kind(found[1]) from error
+        # One that says the same already is not worth a second traceback.
+        raise kind(found[1]) from (None if type(error) is kind and str(error) == found[1] else error)
 
 
 def _text(error: Exception) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paceline.parallel.checkpoint.state import Held
 from paceline.parallel.mesh import World
+from paceline.parallel.whole import whole
 
 
 def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:
@@ -27,8 +28,7 @@ def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:
 
 def _whole(tensor: Tensor) -> Tensor:
     # Also in a copy where it is whole already: what is trained must not change under the caller's hands.
-    whole: Any = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole.to("cpu", copy=True)  # type: ignore[no-any-return]
+    return whole(tensor).to("cpu", copy=True)  # type: ignore[no-any-return]
 
 
 def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
+from paceline.parallel.taken import refuse_calls
 from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.segments import stage_module
@@ -82,6 +83,7 @@ class Pipelined:
         self._schedules: dict[int, tuple[list[ReplayStage], Any]] = {}
         programs.forget()
         _let_go(task.model, self._modules)
+        refuse_calls(task.model)
 
     @property
     def module(self) -> nn.Module:

@@ -78,6 +78,8 @@ class Plain:
 
     def train_step(self, micros: Sequence[Micro]) -> Tensor:
         total: Tensor | None = None
+        if (watched := self._ddp or self._used) is not None:
+            watched.follow()
         # What no replica has rows of adds nothing, and batch normalisation must not see it. Sharded or not, the ranks
         # agree on it.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
@@ -116,6 +118,8 @@ class Plain:
                 part = consume(output, micro)
                 total = part if total is None else total + part
         assert total is not None
+        if self._is_sharded:
+            shard.part_again(self._module)
         return total
 
     def train(self, mode: bool = True) -> None:
@@ -145,13 +149,23 @@ class _Replicated:
     def __init__(self, model: nn.Module, world: World, find_unused: bool | None) -> None:
         self._model = model
         self._world = world
-        self._find_unused = find_unused
-        self._params = {name: param for name, param in model.named_parameters() if param.requires_grad}
-        self._ddp: Any = None
-        self._is_first = True
+        self._asked_for_unused = find_unused
+        self._all = dict(model.named_parameters())
         self._reduced = 0
         # Those that got no gradient in the last microbatch of the first step.
         self._idle: set[str] = set()
+        self._begin()
+
+    def follow(self) -> None:
+        """Begin anew, before a step, if parameters were frozen or unfrozen: DDP would leave those alone that it has not seen."""
+        if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
+            self._begin()
+
+    def _begin(self) -> None:
+        self._params = {name: param for name, param in self._all.items() if param.requires_grad}
+        self._ddp: Any = None
+        self._find_unused = self._asked_for_unused
+        self._is_first = True
         self.unused: tuple[str, ...] = ()
 
     @contextlib.contextmanager

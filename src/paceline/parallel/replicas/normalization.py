@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.parallel.batches.batch import Micro
+from paceline.parallel.errors import ParallelError
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
 #: per thread: the stages of a pipeline compute one microbatch at a time.
@@ -96,6 +97,13 @@ class _Synchronised(_BatchNorm):
             # This replica's only row, while nobody is asked: with the others' it will be enough.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
+            if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
+                kind = type(self).__name__.removeprefix("Synchronised")
+                raise ParallelError(
+                    f"a microbatch gives {kind} one value for each of its {input.shape[1]} channels, which has no variance. "
+                    "Give batches of at least two rows for each microbatch: a larger batch_size, fewer microbatches, "
+                    "drop_last=True; or normalise within a row (GroupNorm, LayerNorm)."
+                )
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):

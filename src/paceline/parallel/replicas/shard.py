@@ -71,6 +71,18 @@ def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
     whole.set_is_last_backward(is_last)
 
 
+def part_again(module: nn.Module) -> None:
+    """Let go of parameters that are whole since a forward pass without a backward one.
+
+    Who freezes one of those, found by `module.parameters()`, would have changed a copy.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.reshard()
+
+
 def find_units(module: nn.Module, patterns: tuple[str, ...] | None = None) -> list[str]:
     """The names of the modules that are put together one at a time, inner ones first.
 

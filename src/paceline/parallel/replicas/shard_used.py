@@ -28,13 +28,28 @@ class Used:
         self._module = module
         self._group = world.replica_group
         self._device = world.device
-        self._find_unused = find_unused
-        self._names = {id(param): name for name, param in module.named_parameters() if param.requires_grad}
+        self._asked_for_unused = find_unused
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
+        # Now, while they are in parts: after a forward pass some are whole, which are others.
+        self._all = {id(param): name for name, param in module.named_parameters()}
+        self._begin(self._trained())
+
+    def follow(self) -> None:
+        """Begin anew, before a step, if parameters were frozen or unfrozen."""
+        trained = self._trained()
+        if trained != set(self._names.values()):
+            self._begin(trained)
+
+    def _begin(self, trained: set[str]) -> None:
+        self._names = {key: name for key, name in self._all.items() if name in trained}
+        self._find_unused = self._asked_for_unused
         #: Those that got no gradient in the first step, on some rank or on all.
         self.unused: tuple[str, ...] = ()
         self._is_first = True
+
+    def _trained(self) -> set[str]:
+        return {name for name, param in self._module.named_parameters() if param.requires_grad}
 
     def watch(self) -> None:
         """Called between forward and backward: the parameters as a whole exist from the first forward pass on."""

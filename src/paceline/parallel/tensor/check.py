@@ -14,6 +14,7 @@ from paceline.parallel.batches.batch import Micro, tensors_in
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import undisturbed
+from paceline.parallel.whole import whole
 
 # How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
 _STEPS = 2000
@@ -72,13 +73,6 @@ def _pass(model: nn.Module, sample: Micro) -> _Pass:
             handle.remove()
     gradients = {name: None if grad is None else whole(grad) for name, grad in zip(names, grads, strict=False)}
     return _Pass(outputs=outputs, gradients=gradients)
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """The whole of a DTensor, put together from all ranks; any other tensor itself."""
-    full: Any = getattr(tensor, "full_tensor", None)
-    found: Tensor = tensor if full is None else full()
-    return found
 
 
 def _learning(model: nn.Module) -> tuple[list[str], list[nn.Parameter]]:

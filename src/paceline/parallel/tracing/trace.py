@@ -85,7 +85,9 @@ class Tracer:
                         "found without running that block. Give all microbatches one shape: drop_last=True and a number of "
                         "rows that microbatches divides."
                     ) from failed.__cause__
-                return self._trace_real(args, kwargs, training)
+                break
+        # Not where the error is handled: one of the block's own would be told as a second one.
+        return self._trace_real(args, kwargs, training)
 
     def _trace_fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
         with torch.enable_grad():

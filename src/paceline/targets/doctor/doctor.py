@@ -60,7 +60,8 @@ def examine(
 
     target: an instance of a kind, with `examine`, a context manager that gives a link to each node, or `Unreachable`.
     node_count: how many nodes to take; None leaves it to the kind. nodes_s: how long to wait for them.
-    python: the interpreter that scripts will run in. interface: that the nodes will talk over. say: told what is being looked at.
+    python: the interpreter that scripts will run in; None for what the target's `script_python(links)` says, if it has one,
+        else that of each node's agent. interface: that the nodes will talk over. say: told what is being looked at.
     """
     say("the engine's status")
     yield from _check_status(target)
@@ -92,6 +93,10 @@ def examine(
             )
         if not patients:
             return
+        of_scripts = getattr(target, "script_python", None)
+        if python is None and of_scripts is not None:
+            found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
+            python = None if isinstance(found, Exception) else found
         examination = Examination(
             patients=patients,
             folder=str(patients[0].link.hello.folder),

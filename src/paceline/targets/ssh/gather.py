@@ -102,7 +102,7 @@ class Gathering:
             return self._broken[member.host]
         for other in others:
             if other.identity == member.identity:
-                return f"it is the same machine as {other.host.name} ({member.link.hello.host})"
+                return f"it is the same machine as {other.host.name} ({member.link.hello.host}), which a job gets once"
         has = len(member.link.hello.gpus)
         if has < self._demand.gpus:
             return (

@@ -41,14 +41,14 @@ class Host:
 def read_hosts(items: Sequence[str]) -> tuple[Host, ...]:
     """The hosts of a setting: each item is a host, several with commas between them, or a file with a host a line.
 
-    An item is a file if it has a slash, or if there is a file of that name.
+    An item is a file if it has a slash or ends with '.txt', or if there is a file of that name.
 
     Raises:
         TargetError: a file can't be read, or what is no host; the message has the line and where it stands.
     """
     lines: list[tuple[str, str]] = []
     for item in items:
-        if "/" in item or os.path.isfile(item):
+        if "/" in item or item.endswith(".txt") or os.path.isfile(item):
             lines += _lines_of(item)
         else:
             lines += [("hosts", part) for part in item.split(",")]

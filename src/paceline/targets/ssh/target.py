@@ -159,9 +159,9 @@ class SshTarget:
         finally:
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
-        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self._script_python(links))
+        return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self.script_python(links))
 
-    def _script_python(self, links: Sequence[Any]) -> str | None:
+    def script_python(self, links: Sequence[Any]) -> str | None:
         """The interpreter of scripts that name none: as it is set; else the submitting one, where all have it; else the
         agents'."""
         if self._set.python is not None:
