@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 #: Looking for news without a pause, while a caller waits for a result.
 _SPIN_WAITING_S = 0.002
 _FIRST_PAUSE_S = 0.00005
+#: The longest pause while a caller waits.
+_WAITED_PAUSE_S = 0.001
 #: The pause of a rank that has waited for a second or more, and of an idle coordinator.
 _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 0.25
@@ -251,7 +253,7 @@ class Channel:
                 if now_s - begin_s < _SPIN_WAITING_S:
                     os.sched_yield()
                 else:
-                    pause_s = min(pause_s * 1.5, self._settings.cycle_s)
+                    pause_s = min(pause_s * 1.5, self._settings.gathering_s, _WAITED_PAUSE_S)
                     time.sleep(pause_s)
         finally:
             self._turn.release()
@@ -294,7 +296,7 @@ class Channel:
                 continue
             if self.waiting and quiet_s < _SPIN_WAITING_S and self._is_busy():
                 os.sched_yield()
-            elif self._sleep(self._settings.cycle_s if quiet_s < 1.0 else _LONG_PAUSE_S):
+            elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
         with self._turn:
             self._performer.close()
@@ -323,6 +325,13 @@ class Channel:
             else:
                 self._coordinator.receive(content[0], Message(*content[1]))
         return self._coordinator.is_left_by_all
+
+    def _pause_s(self, quiet_s: float) -> float:
+        """Between two looks of the thread, which has heard nothing for so long."""
+        if quiet_s >= 1.0:
+            return _LONG_PAUSE_S
+        gathering_s = self._settings.gathering_s
+        return min(gathering_s, _WAITED_PAUSE_S) if self.waiting else gathering_s
 
     def _is_busy(self) -> bool:
         """Whether the thread has to look for news: something is under way, and no caller looks."""

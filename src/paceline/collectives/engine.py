@@ -59,8 +59,8 @@ class Engine:
         self.rank: int = transport.rank if transport is not None else 0
         self.size: int = transport.size if transport is not None else 1
         self.transport_name = joined.name
-        self.settings = settings
         here = joined.places[self.rank]
+        self.settings = settings.chosen(here.local_size)
         self.local_rank, self.local_size = here.local_rank, here.local_size
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
         self._world = joined

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from paceline import processes
 from paceline.collectives.errors import ArgumentError
+
+#: How long is gathered where ranks have cores to spare, and where their own computing takes them all: there each look, and
+#: each meeting of the ranks, stops that. On two cores two ranks' step of a transformer of 4 million parameters was 4 to 12 %
+#: faster with 20 ms than with 1; what is left over is done as soon as somebody waits for it.
+_SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,15 +21,15 @@ class Settings:
 
     fusion_bytes: small tensors of a type are reduced together in buffers of up to this size; 0: each on its own.
         No more than 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
-    cycle_s: how long the engine gathers what is submitted, as long as nobody waits for it; also the pause between two
-        looks for news of a caller that has waited for a while.
+    cycle_s: how long the engine gathers what is submitted, as long as nobody waits for it. None: 1 ms where the ranks of a
+        machine have a core to spare each, beside OMP_NUM_THREADS of them, or a GPU is shown to them; else 20 ms.
     cache_capacity: how many names are agreed upon by number alone; 0: none.
     stall_warning_s: rank 0 names a tensor that some ranks have not submitted after this time; 0: never.
     stall_shutdown_s: pending operations fail after this time; 0: never.
     """
 
     fusion_bytes: int = 128 << 20
-    cycle_s: float = 0.001
+    cycle_s: float | None = None
     cache_capacity: int = 1024
     stall_warning_s: float = 60.0
     stall_shutdown_s: float = 0.0
@@ -40,11 +46,26 @@ class Settings:
         checked = environ.get("HOROVOD_STALL_CHECK_DISABLE", "0") in ("", "0")
         return cls(
             fusion_bytes=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", cls.fusion_bytes)),
-            cycle_s=_number(environ, "HOROVOD_CYCLE_TIME", cls.cycle_s * 1e3) / 1e3,
+            cycle_s=_number(environ, "HOROVOD_CYCLE_TIME", 1.0) / 1e3 if environ.get("HOROVOD_CYCLE_TIME") else None,
             cache_capacity=int(_number(environ, "HOROVOD_CACHE_CAPACITY", cls.cache_capacity)),
             stall_warning_s=warning_s if checked else 0.0,
             stall_shutdown_s=shutdown_s if checked else 0.0,
         )
+
+    def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> Settings:
+        """These, with a `cycle_s`. local_ranks: of this machine."""
+        if self.cycle_s is not None:
+            return self
+        threads = environ.get("OMP_NUM_THREADS", "")
+        used = local_ranks * (int(threads) if threads.isdecimal() else 1)
+        is_spare = bool(environ.get("CUDA_VISIBLE_DEVICES")) or processes.core_count() >= used + local_ranks
+        return replace(self, cycle_s=_SPARE_CYCLE_S if is_spare else _BUSY_CYCLE_S)
+
+    @property
+    def gathering_s(self) -> float:
+        """The `cycle_s` of settings for which it was `chosen`."""
+        assert self.cycle_s is not None, "chosen() gives one"
+        return self.cycle_s
 
 
 def _number(environ: Mapping[str, str], name: str, default: float) -> float:

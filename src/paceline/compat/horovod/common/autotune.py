@@ -40,7 +40,7 @@ def begin(engine: Engine, environ: Mapping[str, str] = os.environ) -> Autotune |
     tuner = Autotune(
         engine,
         Search(
-            Point(fusion_bytes=min(engine.settings.fusion_bytes, PIECE_BYTES), cycle_s=engine.settings.cycle_s),
+            Point(fusion_bytes=min(engine.settings.fusion_bytes, PIECE_BYTES), cycle_s=engine.settings.gathering_s),
             fusion=not environ.get("HOROVOD_FUSION_THRESHOLD"),
             cycle=not environ.get("HOROVOD_CYCLE_TIME"),
             samples=_count(environ, "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES", 20),

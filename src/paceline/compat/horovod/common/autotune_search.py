@@ -1,7 +1,7 @@
 """Which settings to try next: one after the other, each over a few values, the rest at their best so far. Pure.
 
     fusion     0  64 KiB  256 KiB  1 MiB  4 MiB        more than 4 MiB is never used at a time
-    cycle      0.2  1  5 ms                            how long a waiting rank sleeps between two looks
+    cycle      0.2  1  5  20 ms                        how long the engine gathers what is submitted
 
 The engine has two numbers with little between them, so a search with a model (Horovod's is Bayesian) would only spend
 more samples.
@@ -39,7 +39,7 @@ class Search:
     def __post_init__(self) -> None:
         self.best = self.start
         self._todo = [("fusion_bytes", value) for value in (0, 1 << 16, 1 << 18, 1 << 20, 1 << 22) if self.fusion]
-        self._todo += [("cycle_s", value) for value in (0.0002, 0.001, 0.005) if self.cycle]
+        self._todo += [("cycle_s", value) for value in (0.0002, 0.001, 0.005, 0.02) if self.cycle]
 
     def take(self, point: Point, score: float) -> Point | None:
         """The next point, after `point` was seen to have this score (bytes a second); None: `best` is what came out."""
