@@ -39,13 +39,11 @@ _FIRST_PAUSE_S = 0.00005
 _WAITED_PAUSE_S = 0.001
 #: The pause of a rank that has waited for a second or more, and of an idle coordinator.
 _LONG_PAUSE_S = 0.005
-_IDLE_PAUSE_S = 0.25
+_IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
 _GOODBYE_S = 1.0
 #: How long a caller that waits does the thread's work.
 _LEAD_S = 0.01
-#: How often it looks for news before it lets another process have the core.
-_LOOKS = 20
 _GRACE_S = 3.0
 _ENDED = (
     "The engine has been shut down: {reason}. Operations in flight, and later ones, fail on every rank; "
@@ -115,6 +113,8 @@ class Channel:
         self._stalls = StallWatch(number, self.ranks, settings.stall_warning_s, settings.stall_shutdown_s)
         self._wake = threading.Condition(threading.Lock())
         self._asleep = False
+        # It only has to see in time what is waited for in vain.
+        self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         self._news: list[Task] = []
         self._pending: dict[tuple[str, str], Task] = {}
         self._leaving = False
@@ -245,7 +245,7 @@ class Channel:
                 if self._step():
                     continue
                 looks += 1
-                if looks < _LOOKS:
+                if looks < self._settings.looks:
                     continue
                 now_s = time.monotonic()
                 if now_s > end_s:
@@ -352,7 +352,7 @@ class Channel:
             if not self._claim.locked() and (self._news or (self._leaving and not self._left)):
                 return True
             self._asleep = True
-            self._wake.wait(_IDLE_PAUSE_S if self._coordinator is not None and self.size > 1 else None)
+            self._wake.wait(self._idle_pause_s if self._coordinator is not None and self.size > 1 else None)
             self._asleep = False
             return True
 

@@ -23,6 +23,8 @@ class Settings:
         No more than 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.
     cycle_s: how long the engine gathers what is submitted, as long as nobody waits for it. None: 1 ms where the ranks of a
         machine have a core to spare each, beside OMP_NUM_THREADS of them, or a GPU is shown to them; else 20 ms.
+    looks: so often whoever waits looks for news before it lets other processes have the core between two looks. 1 where
+        `chosen` finds fewer cores than ranks.
     cache_capacity: how many names are agreed upon by number alone; 0: none.
     stall_warning_s: rank 0 names a tensor that some ranks have not submitted after this time; 0: never.
     stall_shutdown_s: pending operations fail after this time; 0: never.
@@ -30,6 +32,7 @@ class Settings:
 
     fusion_bytes: int = 128 << 20
     cycle_s: float | None = None
+    looks: int = 20
     cache_capacity: int = 1024
     stall_warning_s: float = 60.0
     stall_shutdown_s: float = 0.0
@@ -53,13 +56,13 @@ class Settings:
         )
 
     def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> Settings:
-        """These, with a `cycle_s`. local_ranks: of this machine."""
-        if self.cycle_s is not None:
-            return self
-        threads = environ.get("OMP_NUM_THREADS", "")
-        used = local_ranks * (int(threads) if threads.isdecimal() else 1)
-        is_spare = bool(environ.get("CUDA_VISIBLE_DEVICES")) or processes.core_count() >= used + local_ranks
-        return replace(self, cycle_s=_SPARE_CYCLE_S if is_spare else _BUSY_CYCLE_S)
+        """These, as they suit a machine with so many ranks: with a `cycle_s`."""
+        cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
+        if cycle_s is None:
+            used = local_ranks * (int(threads) if threads.isdecimal() else 1)
+            is_spare = bool(environ.get("CUDA_VISIBLE_DEVICES")) or cores >= used + local_ranks
+            cycle_s = _SPARE_CYCLE_S if is_spare else _BUSY_CYCLE_S
+        return replace(self, cycle_s=cycle_s, looks=self.looks if cores >= local_ranks else 1)
 
     @property
     def gathering_s(self) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -179,3 +181,14 @@ def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
     for answer, state in ((True, elsewhere.RUNNING), (False, elsewhere.GONE)):
         monkeypatch.setattr("paceline.targets.ray.travel.fetch_run", lambda settings, folder, answer=answer: answer)
         assert away.look(folder, make_record(folder.run_id)).state == state
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_there", "python"),
+    [({"python": "/opt/python"}, True, "/opt/python"), ({}, True, sys.executable), ({}, False, None)],
+)
+def test_scripts_get_the_interpreter_that_is_set_or_the_submitting_one(
+    cluster: FakeCluster, settings: dict[str, str], is_there: bool, python: str | None
+) -> None:
+    links = [SimpleNamespace(exists=lambda path: True), SimpleNamespace(exists=lambda path: is_there)]
+    assert target(cluster, **settings).script_python(links) == python

@@ -111,7 +111,7 @@ def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypat
         return answer
 
     assert make().call_patiently(call, tell=told.append).stdout == "1"
-    assert told == ["away. Trying again."] * 2
+    assert told == ["away. Trying again, for up to 120 s."]
 
 
 def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -227,6 +228,13 @@ class RayTarget:
     # Doctor
 
     @contextlib.contextmanager
+    def script_python(self, links: Sequence[Any]) -> str | None:
+        """The interpreter of scripts that name none: as it is set; else the submitting one, where all nodes have it; else
+        Ray's own."""
+        if self.settings.python is not None:
+            return self.settings.python
+        return sys.executable if all(link.exists(sys.executable) for link in links) else None
+
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
         """A link to each node that has a CPU for runs, or to `node_count` of them.
 

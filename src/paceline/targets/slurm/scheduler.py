@@ -115,12 +115,12 @@ class Scheduler:
     def call_patiently(
         self, call: Callable[[], Done], *, tell: Callable[[str], None] | None = None, patience_s: float = PATIENCE_S
     ) -> Done:
-        """What `call` gives, tried again for a while where the engine is away.
+        """What `call` gives, tried again for a while where the engine is away. tell: gets why, once for each reason.
 
         Raises:
             AwayError: it still is.
         """
-        deadline = time.monotonic() + patience_s
+        deadline, told = time.monotonic() + patience_s, ""
         for attempt in range(1_000_000):
             try:
                 return call()
@@ -130,8 +130,9 @@ class Scheduler:
                     raise AwayError(
                         f"{error} Tried for {patience_s:.0f} s. `sdiag` or `scontrol ping` say more."
                     ) from error
-                if tell is not None:
-                    tell(f"{error} Trying again.")
+                if tell is not None and str(error) != told:
+                    told = str(error)
+                    tell(f"{told} Trying again, for up to {patience_s:.0f} s.")
                 time.sleep(pause)
         raise AssertionError("a deadline ends the loop")
 
