@@ -227,7 +227,6 @@ class RayTarget:
 
     # Doctor
 
-    @contextlib.contextmanager
     def script_python(self, links: Sequence[Any]) -> str | None:
         """The interpreter of scripts that name none: as it is set; else the submitting one, where all nodes have it; else
         Ray's own."""
@@ -235,6 +234,7 @@ class RayTarget:
             return self.settings.python
         return sys.executable if all(link.exists(sys.executable) for link in links) else None
 
+    @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
         """A link to each node that has a CPU for runs, or to `node_count` of them.
 
