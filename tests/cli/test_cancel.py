@@ -84,6 +84,12 @@ def test_interrupting_logs_f_leaves_the_run_alone(cli: Cli) -> None:
     cli("cancel", "--wait", run_id)
 
 
+def _take_terminal() -> None:
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    # Whoever runs the tests under nohup has it ignored, and all below with it.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class Terminal:
     """A command whose standard streams are a terminal of its own, on which keys can be pressed."""
 
@@ -97,7 +103,7 @@ class Terminal:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - there are no threads
+            preexec_fn=_take_terminal,  # noqa: PLW1509 - there are no threads
         )
         os.close(slave)
         self.text = ""
