@@ -46,16 +46,18 @@ def main() -> None:
     costs = {ranks: figures(ranks, "negotiation") for ranks in RANKS}
     steps_ms = {f"ranks_{ranks}_ms": cost["step_s"] * 1e3 for ranks, cost in costs.items()}
     cpu_ms = {f"ranks_{ranks}_cpu_ms": cost["cpu_s"] * 1e3 for ranks, cost in costs.items()}
-    # All processes share the machine's cores, so the processor time of all of them is what a step costs.
+    # Time says little where more processes than cores share them: a rank's own processor time is what a step takes where each
+    # has a core, and the first rank's is the most, for it hears all others.
     growth = costs[RANKS[-1]]["cpu_s"] / costs[RANKS[0]]["cpu_s"]
     report(
         "collectives_negotiation",
-        f"a step of {TENSORS} tensors of 4 bytes, 2, 4 and 8 processes: time, and processor time of all processes",
+        f"a step of {TENSORS} tensors of 4 bytes, 2, 4 and 8 processes: time, and processor time of the rank that takes most",
         f"grows no faster than linearly: {RANKS[-1]} processes at most {RANKS[-1] // RANKS[0]} times as much as 2",
         growth <= RANKS[-1] / RANKS[0],
         **steps_ms,
         **cpu_ms,
         growth=growth,
+        growth_of_all_ranks_together=costs[RANKS[-1]]["all_cpu_s"] / costs[RANKS[0]]["all_cpu_s"],
     )
 
 
@@ -96,6 +98,7 @@ def _alone(engine: Any, comm: Any) -> dict[str, Any]:
 
 def _negotiation(engine: Any, comm: Any) -> dict[str, Any]:
     import numpy
+    from mpi4py import MPI
 
     arrays = [numpy.ones(1, numpy.float32) for _ in range(TENSORS)]
 
@@ -109,7 +112,12 @@ def _negotiation(engine: Any, comm: Any) -> dict[str, Any]:
         cpu_s = time.process_time()
         steps_s.append(timed(comm.Barrier, step, 10))
         cpus_s.append((time.process_time() - cpu_s) / 10)
-    return {"step_s": statistics.median(steps_s), "cpu_s": comm.allreduce(statistics.median(cpus_s))}
+    cpu_s = statistics.median(cpus_s)
+    return {
+        "step_s": statistics.median(steps_s),
+        "cpu_s": comm.allreduce(cpu_s, MPI.MAX),
+        "all_cpu_s": comm.allreduce(cpu_s),
+    }
 
 
 if __name__ == "__main__":
