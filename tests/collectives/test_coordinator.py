@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from paceline.collectives.coordinator import Coordinator, Message
 from paceline.collectives.request import ALLREDUCE, JOIN, Request
 
@@ -87,15 +85,3 @@ def test_ranks_that_joined_are_not_waited_for():
     response = coordinator.respond()
     assert response is not None
     assert response.agreements[0].joined == 0
-
-
-@pytest.mark.parametrize("others", [True, False])
-def test_it_is_in_place_where_it_is_so_on_all_ranks(others):
-    for first in (True, False):
-        coordinator = Coordinator(2, 8)
-        for rank, in_place in enumerate((first, others)):
-            coordinator.receive(rank, Message(0, (), (request("a", 3)._replace(in_place=in_place),)))
-        response = coordinator.respond()
-        assert response is not None
-        (agreement,) = response.agreements
-        assert (agreement.error, agreement.request.in_place) == (None, first and others)

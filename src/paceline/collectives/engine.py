@@ -363,7 +363,7 @@ class Engine:
             raise ArgumentError(f"grouped {kind} {name!r} got no arrays. Give at least one.")
         given = tuple(outs) if outs is not None else (None,) * len(arrays)
         told = [dtype] * len(arrays) if dtype is None or isinstance(dtype, str) else dtype
-        ready, dtypes, shapes, scattered, in_place = [], [], [], False, bool(arrays)
+        ready, dtypes, shapes, scattered = [], [], [], False
         # One loop, and few calls in it: a step submits hundreds.
         for array, out, named in zip(arrays, given, told, strict=True):
             if out is not None and out is not array and (out.shape != array.shape or out.dtype != array.dtype):
@@ -374,7 +374,6 @@ class Engine:
             plain = array if array.flags.c_contiguous else array.copy(order="C")
             if out is not None and out is not plain and not out.flags.c_contiguous:
                 scattered = True
-            in_place = in_place and out is plain
             ready.append(plain)
             dtypes.append(named or _dtype_name(array.dtype))
             shapes.append(array.shape)
@@ -382,7 +381,7 @@ class Engine:
             finish = _copy_back(given, grouped)
             given = tuple([None if out is None else out.copy(order="C") for out in given])
         request = channel.known(
-            (kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped, in_place)
+            (kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped)
         )
         # Tuples: those of arrays alone the garbage collector soon leaves out.
         return channel.submit(Task(request, tuple(ready), given, Handle(request.key, channel.waiter), finish))

@@ -21,15 +21,13 @@ BOARD_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
-    """One array to reduce: flat, contiguous input and output, which may be the same memory. in_place: that is so on all
-    ranks, and all of them know it."""
+    """One array to reduce: flat, contiguous input and output, which may be the same memory."""
 
     source: Any
     target: Any
     prescale: float
     postscale: float
     divisor: int
-    in_place: bool = False
 
 
 class _Piece(NamedTuple):

@@ -49,11 +49,10 @@ class Performer:
         """Whether doing this may wait for another rank where nobody hears that it has died."""
         if self._transport is None:
             return False
-        limits = (self._reducer.polled_bytes(in_place=False), self._reducer.polled_bytes(in_place=True))
+        polled_bytes = self._reducer.polled_bytes
         for task, agreement in ready:
             request = agreement.request
             if request.kind == ALLREDUCE and request.op != "adasum":
-                polled_bytes = limits[request.in_place]
                 for array, dtype in zip(task.arrays, request.dtypes, strict=True):
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
@@ -93,7 +92,7 @@ class Performer:
             outs.append(out)
             source = array.reshape(-1)
             target = source if out is array else out.reshape(-1)
-            parts.append(Part(source, target, prescale, postscale, self._divisor(op, dtype), request.in_place))
+            parts.append(Part(source, target, prescale, postscale, self._divisor(op, dtype)))
         return outs
 
     def _one(self, task: Task, agreement: Agreement) -> Any:

@@ -19,14 +19,11 @@ BARRIER, JOIN, CHANGE_SETS = "barrier", "join", "process_set"
 
 
 #: Those of a `Request`, in its order.
-Fields = tuple[
-    str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool, bool
-]
+Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, float, float, int, tuple[int, ...], bool]
 
 
 class Request(NamedTuple):
-    """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set. in_place: all
-    outputs are the arrays themselves; of an agreement, on all ranks: a hint, on which they need not agree.
+    """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set.
     splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove")."""
 
     kind: str
@@ -39,7 +36,6 @@ class Request(NamedTuple):
     root: int = -1
     splits: tuple[int, ...] = ()
     grouped: bool = False
-    in_place: bool = False
 
     @property
     def key(self) -> tuple[str, str]:
@@ -84,8 +80,6 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
         )
     elif first.kind == ALLTOALL:
         rows = tuple(requests[rank].splits for rank in sorted(requests))
-    if first.in_place and not all(request.in_place for request in requests.values()):
-        first = first._replace(in_place=False)
     return Agreement(first, rows=rows)
 
 
