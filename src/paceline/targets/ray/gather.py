@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import TargetError
 from paceline.plan import Node
-from paceline.targets.agents import AgentNodes, Link, LinkError
+from paceline.targets.agents import AgentNodes, Link, LinkError, script_python
 from paceline.targets.base import Waiting
 from paceline.targets.ray.holding import Asked, Holding, LostError
 from paceline.targets.ray.reception import Taken
@@ -121,16 +121,10 @@ def _nodes(asked: Asked, holding: Holding, taken: Mapping[int, Taken], links: li
             )
         )
     on_close: Callable[[], None] = holding.close
-    python = asked.python or _submitters(asked, links) or str(taken[0].told["python"])
+    python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)
     found.holding = holding
     return found
-
-
-def _submitters(asked: Asked, links: list[Link]) -> str | None:
-    """The submitting program's interpreter, if it is on every node too."""
-    path = asked.submitter
-    return path if path and all(link.exists(path) for link in links) else None
 
 
 def _interface(link: Link, address: str) -> str | None:

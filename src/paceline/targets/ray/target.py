@@ -228,11 +228,10 @@ class RayTarget:
     # Doctor
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """The interpreter of scripts that name none: as it is set; else the submitting one, where all nodes have it; else
-        Ray's own."""
-        if self.settings.python is not None:
-            return self.settings.python
-        return sys.executable if all(link.exists(sys.executable) for link in links) else None
+        """The interpreter of scripts that name none; None for Ray's own."""
+        from paceline.targets.agents import script_python
+
+        return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:

@@ -162,11 +162,10 @@ class SshTarget:
         return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self.script_python(links))
 
     def script_python(self, links: Sequence[Any]) -> str | None:
-        """The interpreter of scripts that name none: as it is set; else the submitting one, where all have it; else the
-        agents'."""
-        if self._set.python is not None:
-            return self._set.python
-        return sys.executable if all(link.exists(sys.executable) for link in links) else None
+        """The interpreter of scripts that name none; None for the agents' own."""
+        from paceline.targets.agents import script_python
+
+        return script_python(self._set.python, sys.executable, links)
 
     def release(self, run_dir: Path) -> None:
         """What a run holds on a host goes with its agent there, which goes with the supervisor."""
