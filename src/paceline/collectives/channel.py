@@ -1,8 +1,8 @@
 """A process set at work: one thread, one transport, one coordinator.
 
 The thread tells the set's first rank what was submitted, hears what all ranks have asked for, and does it. A rank that
-has nothing in flight sleeps: nothing can be ready without it. The first rank alone looks up a few times a second, to
-notice ranks that wait for it in vain.
+has nothing in flight sleeps: nothing can be ready without it. The first rank alone looks up once a second, to notice
+ranks that wait for it in vain.
 """
 
 from __future__ import annotations
