@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.containers import Engine, Mount, ensure_layer
+from paceline.containers import Engine, Mount, ensure_layer, layer
 from paceline.containers.layer import named_files
 from paceline.errors import EnvironmentBuildError
 from tests.containers import fakes
@@ -61,6 +61,17 @@ def test_a_local_file_that_has_changed_is_another_package(ensure, tmp_path):
     first = ensure(INSTALLS, str(wheel))
     wheel.write_text("another")
     assert ensure(INSTALLS, str(wheel)) != first
+
+
+def test_a_large_file_of_a_local_folder_counts_from_its_beginning(tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    seen = set()
+    for first in (b"a", b"b"):
+        (project / "weights.bin").write_bytes(first + bytes(5 << 20))
+        seen.add(str(layer._states([str(project)])))
+    assert len(seen) == 2
+    assert "weights.bin" in seen.pop()
 
 
 def test_pips_reason_is_told_and_nothing_counts(ensure, tmp_path):

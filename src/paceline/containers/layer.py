@@ -193,14 +193,18 @@ def _states(requirements: Sequence[str]) -> list[tuple[str, int, str]]:
     found = []
     for mount in (mount for line in requirements for mount in named_files(line)):
         paths = [mount.path]
-        if mount.path.is_dir():
+        is_folder = mount.path.is_dir()
+        if is_folder:
             paths = sorted(Path(top, name) for top, _, names in os.walk(mount.path) for name in names)
         for path in paths:
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                # Of an archive that is longer, the end: there a wheel has its list of files with their checksums.
-                file.seek(max(0, size - _READ_BYTES))
-                found.append((str(path), size, hashlib.sha256(file.read()).hexdigest()))
+                # Of a long archive the end: there a wheel has its list of files with their checksums. A folder's file has none.
+                file.seek(0 if is_folder else max(0, size - _READ_BYTES))
+                digest = hashlib.sha256()
+                while part := file.read(_READ_BYTES):
+                    digest.update(part)
+                found.append((str(path), size, digest.hexdigest()))
     return found
 
 
