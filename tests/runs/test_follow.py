@@ -91,9 +91,14 @@ def test_states_and_lines_are_shown_as_they_come(tmp_path):
     def line(found):
         seen.append(f"{found.attempt}.{found.rank} {found.text}")
 
-    final = Show(folder, line=line, state=state).to_the_end()
+    def attempt(before, now):
+        seen.append(f"#{before.number} to {now.number}")
+
+    final = Show(folder, line=line, state=state, attempt=attempt).to_the_end()
     os.close(fd)
     assert final.status == states.COMPLETED
+    assert seen.index("1.1 one") < seen.index("#1 to 2") < seen.index("Starting")
+    assert seen.index("#1 to 2") < seen.index("2.0 again")
     assert [text for text in seen if text[0].isupper()] == [
         "NotStarted",
         "Queued: waits for 1 run (a)",
@@ -101,6 +106,24 @@ def test_states_and_lines_are_shown_as_they_come(tmp_path):
         "Starting",
     ]
     assert [text for text in seen if text[0].isdigit()] == ["1.0 zero", "1.1 one", "2.0 again"]
+
+
+def test_attempts_that_were_over_before_anybody_looked_are_told_in_their_places(tmp_path):
+    # The story: both attempts of a quick run ended between two looks, and of the first nothing was said.
+    folder, fd = make_run(tmp_path / "runs")
+    write_tree(folder.path, {f"attempts/{number}/rank_0.log": f"line {number}\n" for number in (1, 2, 3)})
+    attempts = tuple(Attempt(number=number, started_utc="a", cause="exception") for number in (1, 2, 3))
+    store.change(folder, store.stored(folder), states.COMPLETED, attempts=attempts)
+    os.close(fd)
+    out = io.StringIO()
+    stream(folder, out)
+    assert out.getvalue().splitlines()[2:-1] == [
+        "line 1",
+        "-- Attempt 1 ended (exception); attempt 2 starts.",
+        "line 2",
+        "-- Attempt 2 ended (exception); attempt 3 starts.",
+        "line 3",
+    ]
 
 
 def test_showing_goes_on_after_an_interruption_without_losing_a_line(tmp_path):

@@ -8,9 +8,9 @@ from paceline.cli.common import coloured, has_colour, rank_colour, state_colour
 from paceline.runs import states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
-from paceline.runs.follow import Show, end_text, node_prefix, prefix, state_text
+from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
 from paceline.runs.logs import Line
-from paceline.runs.record import RunRecord
+from paceline.runs.record import Attempt, RunRecord
 
 
 class RunView:
@@ -25,7 +25,6 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
-        self._attempt = 0
 
     def line(self, line: Line) -> None:
         text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + line.text
@@ -36,16 +35,11 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
-        self._tell_attempt(record)
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
 
-    def _tell_attempt(self, record: RunRecord) -> None:
-        """That another attempt has started, and why: the merged log goes on with its lines."""
-        if self._attempt and len(record.attempts) > self._attempt:
-            *_, before, now = record.attempts
-            self.say(f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts.")
-        self._attempt = len(record.attempts)
+    def attempt(self, before: Attempt, now: Attempt) -> None:
+        self.say(attempt_text(before, now))
 
     def note(self, said: Line) -> None:
         """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""
@@ -71,7 +65,7 @@ class Following:
     """A run followed from its start; after an interruption it goes on where it was."""
 
     def __init__(self, folder: RunFolder, view: RunView) -> None:
-        self._show = Show(folder, line=view.line, state=view.state, note=view.note)
+        self._show = Show(folder, line=view.line, state=view.state, note=view.note, attempt=view.attempt)
 
     def to_the_end(self) -> RunRecord:
         """Show what comes until the run has ended; the final record."""

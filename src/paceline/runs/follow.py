@@ -9,7 +9,7 @@ from typing import IO
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import Line, LogFollower, PrepareFollower
-from paceline.runs.record import RunRecord
+from paceline.runs.record import Attempt, RunRecord
 
 #: How often the record is looked at beside its own changes, to see that somebody still looks after the run.
 _LOOK_S = 0.5
@@ -44,7 +44,8 @@ class Watch:
 
 class Show:
     """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
-    what the run waits for, `note` for each line that the nodes say while they prepare. ranks: these alone."""
+    what the run waits for, `note` for each line that the nodes say while they prepare, `attempt` for each further
+    attempt with the one before it, between their lines. ranks: these alone."""
 
     def __init__(
         self,
@@ -53,9 +54,11 @@ class Show:
         line: Callable[[Line], None],
         state: Callable[[RunRecord], None],
         note: Callable[[Line], None] | None = None,
+        attempt: Callable[[Attempt, Attempt], None] | None = None,
         ranks: list[int] | None = None,
     ) -> None:
-        self._line, self._state, self._note = line, state, note
+        self._line, self._state, self._note, self._attempt = line, state, note, attempt
+        self._attempts_told = 1
         self._watch = Watch(folder)
         self._told: tuple[str, str | None] | None = None
         self._lines: Iterator[Line] | None = None
@@ -71,9 +74,10 @@ class Show:
             if self._told is not None and self._told[0] != states.QUEUED:
                 # What was said before a change of state stands before it.
                 self._tell_notes()
-            if (record.status, record.waiting_for) != self._told and not record.is_terminal:
-                self._told = (record.status, record.waiting_for)
-                self._state(record)
+            # What an attempt has left to say stands before the states of the next.
+            is_next_attempt = len(record.attempts) > self._attempts_told
+            if not is_next_attempt:
+                self._tell_state(record)
             if record.is_terminal:
                 self._tell_notes()
             if self._lines is None:
@@ -86,8 +90,12 @@ class Show:
             came = False
             for line in self._lines:
                 came = True
+                self._tell_attempts(record, line.attempt)
                 self._line(line)
             self._lines = None
+            if is_next_attempt:
+                self._tell_attempts(record, len(record.attempts))
+                self._tell_state(record)
             if is_last:
                 self._follower.close()
                 self._prepare.close()
@@ -95,6 +103,19 @@ class Show:
             # Quick while something happens, seldom in an hour of silence.
             pause = _FAST_S if came else min(pause * 1.2, _SLOW_S)
             time.sleep(pause)
+
+    def _tell_state(self, record: RunRecord) -> None:
+        if (record.status, record.waiting_for) != self._told and not record.is_terminal:
+            self._told = (record.status, record.waiting_for)
+            self._state(record)
+
+    def _tell_attempts(self, record: RunRecord, until: int) -> None:
+        """That attempts up to this number have started, each told once however many came between two looks."""
+        while self._attempts_told < min(until, len(record.attempts)):
+            before, now = record.attempts[self._attempts_told - 1 : self._attempts_told + 1]
+            self._attempts_told += 1
+            if self._attempt is not None:
+                self._attempt(before, now)
 
     def _tell_notes(self) -> None:
         if self._note is not None:
@@ -132,7 +153,10 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
         if said.complete:
             print(node_prefix(said, nodes) + said.text, file=out, flush=True)
 
-    record = Show(folder, line=line, state=state, note=note).to_the_end()
+    def attempt(before: Attempt, now: Attempt) -> None:
+        print(f"-- {attempt_text(before, now)}", file=out, flush=True)
+
+    record = Show(folder, line=line, state=state, note=note, attempt=attempt).to_the_end()
     print(f"-- {end_text(record)}", file=out, flush=True)
     return record
 
@@ -140,6 +164,11 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
 def state_text(record: RunRecord) -> str:
     """A state in words: "Queued: 1 run ahead"."""
     return f"{record.status}: {record.waiting_for}" if record.waiting_for else record.status
+
+
+def attempt_text(before: Attempt, now: Attempt) -> str:
+    """That another attempt has started, and why, in words: the merged log goes on with its lines."""
+    return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."
 
 
 def end_text(record: RunRecord) -> str:
