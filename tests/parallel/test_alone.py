@@ -162,6 +162,8 @@ def test_what_is_missing_is_said_when_it_is_needed() -> None:
         par.step(CASES["mlp"].batch(4))
     with pytest.raises(ParallelError, match="needs a loader"):
         next(par.epoch(0))
+    with pytest.raises(ParallelError, match=r"epoch\(-1\): epochs are numbered from 0"):
+        next(par.epoch(-1))
 
 
 class Stream(IterableDataset[Any]):

@@ -152,6 +152,12 @@ def test_a_worker_that_failed_later_of_its_own_is_told_too():
     assert report.victims == ((1, "failed after it: KeyError: b"), (2, "failed after it: exit code 5"))
 
 
+def test_an_error_that_all_workers_have_is_told_once():
+    # Story: three ranks refused the same batch in five lines each, and the report had all fifteen.
+    report = reported(raised(0, "ValueError: a", at=3), raised(1, "ValueError: a", at=4))
+    assert report.victims == ((1, "failed after it with the same error."),)
+
+
 def test_a_worker_that_waited_for_the_others_after_its_script_is_not_to_blame():
     lost = "HorovodInternalError: allreduce.x: rank 1 has shut down."
     victim, waiting = raised(0, lost, at=3), exited(1, 143, 4.0)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import is_communication
@@ -41,6 +46,57 @@ class Kept:
                         f"call parallelize. torch says: {error}"
                     ) from error
             raise
+
+
+class Layers:
+    """Sees that a layer or a parameter of a model is put in place of another, or beside it, once the model is taken over.
+
+    The gradients of such a one are synchronised by nobody, and under a pipeline it is not even computed: the ranks would
+    train different models without a word.
+    """
+
+    def __init__(self, model: nn.Module, held: nn.Module) -> None:
+        """model: the user's. held: what this rank computes with; the same object, or cut from it."""
+        self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
+        self._is_whole = held is model
+        self._new: list[tuple[weakref.ref[nn.Module], str, weakref.ref[Any]]] = []
+        own = weakref.ref(self)
+
+        def see(owner: nn.Module, name: str, new: nn.Module | nn.Parameter | None) -> None:
+            if (layers := own()) is not None and new is not None:
+                layers._see(owner, name, new)
+
+        # torch has them for all modules at once, and calls them before the new one is in its place.
+        for handle in (
+            register_module_module_registration_hook(see),
+            register_module_parameter_registration_hook(see),
+        ):
+            weakref.finalize(self, handle.remove)
+
+    def refuse_changed(self) -> None:
+        """Raises:
+        ParallelError: one was put into the model and is there still.
+        """
+        for its_owner, name, its_new in self._new:
+            owner, new = its_owner(), its_new()
+            if owner is not None and new is not None and getattr(owner, name, None) is new:
+                path = ".".join(filter(None, [self._names[owner], name]))
+                raise ParallelError(
+                    f"{path} was put into the model after parallelize had taken it over, and would be trained on no worker as "
+                    "on the others. Change the model first, then make the optimizer, then call parallelize."
+                )
+        self._new.clear()
+
+    def _see(self, owner: nn.Module, name: str, new: nn.Module | nn.Parameter) -> None:
+        if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
+            return
+        if self._is_whole:
+            # What has the same parameters as before (a compiled layer, a pruned one), or none, computes as well as ever.
+            known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
+            params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
+            if all(id(param) in known for param in params):
+                return
+        self._new.append((weakref.ref(owner), name, weakref.ref(new)))
 
 
 def refuse_calls(model: nn.Module) -> None:

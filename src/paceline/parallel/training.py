@@ -24,7 +24,7 @@ from paceline.parallel.failure.watch import Watch
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
-from paceline.parallel.taken import Kept
+from paceline.parallel.taken import Kept, Layers
 from paceline.parallel.task import Task
 
 
@@ -70,6 +70,7 @@ class Parallel:
         self._original = original
         self._executor: Executor | None = None
         self._kept = Kept({})
+        self._layers: Layers | None = None
         self._clipper: Clipper | None = None
         self._progress = Progress()
         self._resume: Progress | None = None
@@ -102,6 +103,8 @@ class Parallel:
             optimizer = self._needs_optimizer()
             micros = cut(batch, self.task, self.world)
             executor = self.executor_for(batch)
+            if self._layers is not None:
+                self._layers.refuse_changed()
             optimizer.zero_grad(set_to_none=True)
             for param in executor.module.parameters():
                 param.grad = None
@@ -135,7 +138,14 @@ class Parallel:
 
         After `load` it goes on where the checkpoint was: an epoch that was done has no batches, and the one that was
         under way has those that are left.
+
+        epoch: from 0; it seeds the order of the samples.
+
+        Raises:
+            ParallelError: there is no loader, or the epoch is below 0.
         """
+        if epoch < 0:
+            raise ParallelError(f"epoch({epoch}): epochs are numbered from 0.")
         if self._feed is None:
             raise ParallelError("epoch() needs a loader: parallelize(model, optimizer, loader, ...).")
         start = 0
@@ -292,6 +302,7 @@ class Parallel:
                 self._original.hand_over(self.optimizer, executor.named_parameters())
             self._original.forget()
             self._kept = Kept(executor.named_parameters())
+            self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
         return self._executor
 

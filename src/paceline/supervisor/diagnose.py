@@ -129,7 +129,7 @@ def worker_report(
         exception=exception,
         traceback=trace,
         last_lines=first.last_lines,
-        victims=tuple((end.rank, _victim_text(end)) for end in ends if end is not first and _suffered(end)),
+        victims=tuple((end.rank, _victim_text(end, exception)) for end in ends if end is not first and _suffered(end)),
         see=logs_command(run_id, first.rank if len(ends) > 1 else None),
     )
 
@@ -180,12 +180,15 @@ def _suffered(end: WorkerEnd) -> bool:
     return end.failed or end.stopped
 
 
-def _victim_text(end: WorkerEnd) -> str:
+def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
+    """What became of a worker after the first failure, whose exception was `of_first`."""
     exception, _ = _exception(end)
     if end.stopped and not end.failed:
         return "was ended by Paceline because of it."
     if end.is_victim:
         return f"lost its connection to a worker that was gone: {exception or _last(end)}"
+    if exception is not None and exception == of_first:
+        return "failed after it with the same error."
     return f"failed after it: {exception or f'exit code {end.exit_code}'}"
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler, random_split
 
 import paceline
@@ -389,6 +390,35 @@ def check_a_model_that_is_converted_afterwards_is_named(ranks: Ranks) -> None:
         model.double()
         with pytest.raises(ParallelError, match=r"was float32 on cpu when .* and is float64 on cpu now"):
             par.step((x, y))
+
+
+def check_a_layer_that_is_replaced_afterwards_is_named(ranks: Ranks) -> None:
+    # Story: a new head was trained by each replica alone, and under a pipeline not at all.
+    x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
+    for strategy in [*BOTH, Pipeline(stages=ranks.size)]:
+        model = Mlp()
+        par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=strategy, microbatches=2)
+        par.step((x, y))
+        name, old = next((name, child) for name, child in model.named_children() if isinstance(child, nn.Linear))
+        setattr(model, name, nn.Linear(old.in_features, old.out_features))
+        with pytest.raises(ParallelError, match=rf"{name} was put into the model after parallelize"):
+            par.step((x, y))
+        setattr(model, name, old)
+        par.step((x, y))
+        old.bias = nn.Parameter(torch.zeros(old.out_features))
+        with pytest.raises(ParallelError, match=rf"{name}\.bias was put into the model"):
+            par.step((x, y))
+
+
+def check_a_layer_without_parameters_may_be_replaced(ranks: Ranks) -> None:
+    x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
+    model = nn.Sequential(Mlp(), nn.Dropout(0.5))
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par.step((x, y))
+    model[1] = nn.Identity()
+    par.step((x, y))
+    prune.identity(next(child for child in model[0].children() if isinstance(child, nn.Linear)), "weight")
+    par.step((x, y))
 
 
 def check_a_parameter_that_is_suddenly_left_out_is_named(ranks: Ranks) -> None:

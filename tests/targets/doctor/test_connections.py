@@ -71,6 +71,14 @@ def test_without_a_common_network_ports_are_skipped(examination, two):
     assert [finding.level for finding in check_ports(examination)] == ["skipped"]
 
 
+def test_one_machine_under_two_names_is_told(examination, two):
+    own = {"lo": ("127.0.0.1", 8), "docker0": ("172.17.0.1", 16), "eth0": ("10.0.0.1", 24)}
+    two[0].interfaces = two[1].interfaces = own
+    (network,) = check_network(examination)
+    assert (network.level, network.seen) == ("fail", "node0 and node1 have the same addresses (10.0.0.1)")
+    assert "name each machine once" in network.advice
+
+
 def test_an_interface_that_the_target_refuses_is_told(examination):
     def refuse(links, interface):
         raise TargetError(f"host 'a' has no network interface {interface!r}.")

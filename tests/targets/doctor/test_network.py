@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.targets.doctor.network import Place, common_network, place_of
+from paceline.targets.doctor.network import Place, common_network, place_of, same_machine
 
 LO = {"lo": ("127.0.0.1", 8)}
 
@@ -24,6 +24,14 @@ def test_a_common_network_is_found_though_interfaces_have_other_names():
 def test_a_bridge_that_every_node_has_for_itself_is_none(bridge):
     nodes = {"a": {bridge: ("172.17.0.1", 16)}, "b": {bridge: ("172.17.0.1", 16)}}
     assert common_network(nodes) is None
+
+
+def test_nodes_are_one_machine_only_if_no_address_tells_them_apart():
+    bridge = {"docker0": ("172.17.0.1", 16)}
+    a, b = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
+    assert same_machine({"one": {**a, **bridge}, "two": {**b, **bridge}, "three": {**a}}) == ["one", "three"]
+    assert same_machine({"one": {**a, **bridge}, "two": {**b, **bridge}}) == []
+    assert same_machine({"one": {**LO, **bridge}, "two": {**LO, **bridge}}) == []
 
 
 def test_of_two_networks_the_interface_that_is_asked_for_counts():

@@ -12,7 +12,7 @@ from paceline.errors import TargetError
 from paceline.targets.doctor.asking import NoAnswerError, Patient
 from paceline.targets.doctor.examination import Examination, skipped
 from paceline.targets.doctor.finding import FAIL, OK, Finding, counted
-from paceline.targets.doctor.network import Place, common_network, place_of
+from paceline.targets.doctor.network import Place, addresses_of, common_network, place_of, same_machine
 
 #: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
 _ALL_PAIRS = 16
@@ -36,6 +36,14 @@ def check_network(examination: Examination) -> Iterator[Finding]:
         shown = [f"{name} {place.address} ({place.interface or 'no interface'})" for name, place in places.items()]
         more = f" and {counted(len(shown) - 4, 'more node')}" if len(shown) > 4 else ""
         yield Finding(check="network", level=OK, seen=f"{', '.join(shown[:4])}{more}")
+        return
+    if same := same_machine(interfaces):
+        yield Finding(
+            check="network",
+            level=FAIL,
+            seen=f"{' and '.join(same)} have the same addresses ({', '.join(sorted(addresses_of(interfaces[same[0]])))})",
+            advice="They look like one machine under several names: name each machine once, with all of its slots.",
+        )
         return
     shown = [
         f"{name}: " + (", ".join(f"{key} {address}/{prefix}" for key, (address, prefix) in found.items()) or "none")

@@ -39,6 +39,23 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
     return {name: next(place for place in found if place.network == best) for name, found in places.items()}
 
 
+def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
+    """The first two or more nodes that can't be told apart by their addresses; none of a node of its own."""
+    alike: dict[frozenset[str], list[str]] = {}
+    for name, interfaces in nodes.items():
+        alike.setdefault(addresses_of(interfaces), []).append(name)
+    return next((names for addresses, names in alike.items() if addresses and len(names) > 1), [])
+
+
+def addresses_of(interfaces: Interfaces) -> frozenset[str]:
+    """Those by which others may reach a node, of every network of its own too."""
+    return frozenset(
+        address
+        for name, (address, _) in interfaces.items()
+        if not name.startswith(_OF_NO_USE) and not ipaddress.ip_address(address).is_loopback
+    )
+
+
 def place_of(address: str, interfaces: Interfaces) -> Place:
     """The place that a node has at this address; a name of the node, too, will do as one."""
     for name, (own, prefix) in interfaces.items():
