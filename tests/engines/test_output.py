@@ -108,7 +108,7 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
         def wait(name):
             while not os.path.exists(name):
                 time.sleep(0.005)
-            time.sleep(0.25)
+            time.sleep(0.6)
         if os.environ["RANK"] == "0":
             print("a")
             open("outputs/a", "w")
@@ -127,7 +127,7 @@ def test_lines_of_all_ranks_come_in_the_order_they_were_written(lab: Lab) -> Non
 
 def test_show_output_prints_lines_with_their_rank_and_each_state(lab: Lab, capsys: Any) -> None:
     run = lab.submit(
-        "import os, time; print('hello'); time.sleep(0.5)\n", process_count_per_node=2, distributed_backend="gloo"
+        "import os, time; print('hello'); time.sleep(1.5)\n", process_count_per_node=2, distributed_backend="gloo"
     )
     run.wait_for_completion(show_output=True)
 
