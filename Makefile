@@ -12,8 +12,9 @@ export PACELINE_REQUIRE_ENGINES
 demo: .venv/.ready
 	$(BIN)/python examples/digits/demo.py
 
+# Two processes: much of a test's time is waiting, for an engine or for a time-out.
 test: .venv/.ready engines
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: .venv/.ready
 	$(BIN)/ruff check .

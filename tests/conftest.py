@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,6 +27,19 @@ _NAMES = frozenset(
         *("PYTHONPATH", "PYTHONUNBUFFERED", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"),
     }
 )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.side_by_side import FIRST, folder_of
+
+    items.sort(key=lambda item: folder_of(item.nodeid) != FIRST)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.side_by_side import ByFolder
+
+    return ByFolder(config, log)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +74,7 @@ def no_process_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     yield
     if not sys.platform.startswith("linux"):
         return
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 15
     while (left := _of_runs_below(base)) and time.monotonic() < deadline:
         time.sleep(0.1)
     for pid in left:

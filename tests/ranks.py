@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import subprocess
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -95,7 +96,10 @@ class Worlds:
         """
         if world not in self._seen:
             folder = self._folders.mktemp(world)
-            end = start(folder)
+            try:
+                end = start(folder)
+            except subprocess.TimeoutExpired as error:  # it would be waited for once more at each of its checks
+                end = str(error)
             self._seen[world] = read_checks(folder, size), end[-6000:]
         found, end = self._seen[world]
         failed = {rank: found[rank, check] for rank in range(size) if found.get((rank, check))}

@@ -125,7 +125,7 @@ def test_another_process_that_stores_is_left_to_it(trip: Trip) -> None:
 def test_a_look_that_is_killed_while_it_stores_is_done_again_without_doubles(trip: Trip, files: int) -> None:
     trip.come_back()
     process = start_python(KILLED, trip.folder.path, files, stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL, said
     assert len([path for path in trip.stored.rglob("*.pt") if path.is_file()]) == files
     assert trip.record.status == states.FINALIZING

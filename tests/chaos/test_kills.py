@@ -158,9 +158,9 @@ def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
         if blocker is not None:
             os.close(blocker)
     if kill.victim == "submitter":
-        submitter.wait(timeout=20)
+        submitter.wait(timeout=90)
     record = wait_for_end(folder)
-    submitter.wait(timeout=20)
+    submitter.wait(timeout=90)
     check(kill, killed, folder, record)
     return killed
 

@@ -80,7 +80,7 @@ class Cli:
     def wait(self, run_id: str, *states: str) -> str:
         """The run's state, once it is one of these, or an end."""
         wanted = {*states, "Completed", "Failed", "Canceled"}
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while (status := self._stored(run_id)) not in wanted:
             assert time.monotonic() < deadline, f"waited in vain: {run_id} is {status}"
             time.sleep(0.01)
@@ -104,7 +104,7 @@ class Cli:
 def cli(tmp_path: Path) -> Iterator[Cli]:
     """A fresh working directory. In the end no process of its runs may be left."""
     yield Cli(tmp_path)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (left := processes_below(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for pid in left:

@@ -62,7 +62,7 @@ def test_interrupting_run_elsewhere_than_on_a_terminal_cancels(cli: Cli) -> None
     assert following.stdout is not None
     assert following.stdout.readline() == "there\n"
     following.send_signal(signal.SIGINT)
-    _, errors = following.communicate(timeout=60)
+    _, errors = following.communicate(timeout=180)
 
     assert following.returncode == 143
     assert "Canceling; the workers have their grace period to end.\n" in errors
@@ -77,7 +77,7 @@ def test_interrupting_logs_f_leaves_the_run_alone(cli: Cli) -> None:
     assert following.stdout is not None
     assert following.stdout.readline() == "there\n"
     following.send_signal(signal.SIGINT)
-    _, errors = following.communicate(timeout=60)
+    _, errors = following.communicate(timeout=180)
 
     assert (following.returncode, errors) == (130, "")
     assert cli.json("status", run_id)["status"] == "Running"
@@ -113,7 +113,7 @@ class Terminal:
 
     def read_until(self, text: str) -> None:
         """Read until this comes after what was read before."""
-        seen, deadline = len(self.text), time.monotonic() + 30
+        seen, deadline = len(self.text), time.monotonic() + 90
         while text not in self.text[seen:]:
             ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
             assert ready, f"{text!r} never came: {self.text!r}"
@@ -125,7 +125,7 @@ class Terminal:
                 self.text += data
         except OSError:
             pass  # Linux's way to say that the other side of a terminal is closed
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=180)
 
     def hang_up(self) -> None:
         os.close(self._master)
@@ -258,6 +258,6 @@ def test_a_terminal_that_is_closed_leaves_the_run_alone(cli: Cli) -> None:
     (run_id,) = cli.run_ids()
     terminal.hang_up()
 
-    assert terminal.process.wait(timeout=60) == -signal.SIGHUP
+    assert terminal.process.wait(timeout=180) == -signal.SIGHUP
     assert cli.wait(run_id, "Running") == "Running"
     cli("cancel", "--wait", run_id)

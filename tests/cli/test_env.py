@@ -143,7 +143,7 @@ def test_ctrl_c_ends_a_build_and_leaves_nothing(cli):
     process = cli.start("env", "build", "--pip", "./slow", start_new_session=True)
     wait_until((cli.folder / "slow" / "started").exists, "the build has started")
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert cli.json("env", "list")["environments"] == []

@@ -82,8 +82,8 @@ def test_logs_f_follows_from_the_start_across_attempts_in_another_terminal(cli: 
     late = cli.start("logs", "-f", run_id)
     (outputs / "go2").touch()
 
-    assert early.communicate(timeout=60) == ("went on 2\n", "")
-    assert late.communicate(timeout=60) == ("attempt 1\nwent on 1\nattempt 2\nwent on 2\n", "")
+    assert early.communicate(timeout=180) == ("went on 2\n", "")
+    assert late.communicate(timeout=180) == ("attempt 1\nwent on 1\nattempt 2\nwent on 2\n", "")
     assert (early.returncode, late.returncode) == (0, 0)
     assert cli("logs", run_id, "--attempt", "1").stdout == "attempt 1\nwent on 1\n"
     assert cli("logs", run_id, "--rank", "0").stdout == "attempt 1\nwent on 1\nattempt 2\nwent on 2\n"
@@ -118,7 +118,7 @@ def test_a_progress_bar_that_goes_on_is_shown_now_and_then(cli: Cli) -> None:
     first = following.stdout.readline()
     second = following.stdout.readline()
     (cli.run_folder(run_id) / "outputs" / "enough").touch()
-    rest, errors = following.communicate(timeout=60)
+    rest, errors = following.communicate(timeout=180)
 
     steps = [int(line.removesuffix(" steps\n")) for line in (first, second)]
     # Not every one of them, and each but once.
@@ -140,7 +140,7 @@ def test_a_reader_that_goes_away_is_no_error(cli: Cli, follow: list[str]) -> Non
     reader.stdout.close()
 
     assert reader.stderr.read() == ""
-    assert reader.wait(timeout=60) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+    assert reader.wait(timeout=180) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
     reader.stderr.close()
 
 
@@ -152,7 +152,7 @@ def test_a_reader_of_run_that_goes_away_ends_neither_the_run_nor_in_a_traceback(
     reader.stdout.close()
 
     errors = reader.stderr.read()
-    assert reader.wait(timeout=60) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
+    assert reader.wait(timeout=180) in (-signal.SIGPIPE, 128 + signal.SIGPIPE)
     reader.stderr.close()
     assert "Traceback" not in errors
     (run_id,) = cli.run_ids()
@@ -167,7 +167,7 @@ def test_following_a_run_whose_supervisor_is_killed_ends(cli: Cli) -> None:
     record = json.loads((cli.run_folder(run_id) / "run.json").read_text())
     os.kill(record["owner"]["pid"], 9)
 
-    following.communicate(timeout=60)
+    following.communicate(timeout=180)
     assert following.returncode == 0
     assert cli.json("status", run_id)["failure"]["cause"] == "supervisor"
 
@@ -182,4 +182,4 @@ def test_logs_of_a_run_that_waits_are_empty_until_it_starts(cli: Cli) -> None:
     time.sleep(0.3)
     cli("cancel", holder)
 
-    assert following.communicate(timeout=60) == ("my turn\n", "")
+    assert following.communicate(timeout=180) == ("my turn\n", "")

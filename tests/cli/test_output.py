@@ -33,7 +33,7 @@ for number in range(100_000):
 @pytest.mark.parametrize("unbuffered", [[], ["-u"]])
 def test_a_pipe_of_our_own_that_breaks_does_not_end_the_program(unbuffered):
     words = [sys.executable, *unbuffered, "-c", ANOTHER_PIPE]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, env=_utf8())
+    done = subprocess.run(words, capture_output=True, text=True, timeout=180, check=True, env=_utf8())
     assert (done.stdout, done.stderr) == ("ü goes on\n", "and on\n")
 
 

@@ -65,7 +65,7 @@ def test_run_exits_with_143_when_another_terminal_cancels_it(cli: Cli) -> None:
     (run_id,) = cli.run_ids()
     cli("cancel", run_id)
 
-    _, errors = following.communicate(timeout=60)
+    _, errors = following.communicate(timeout=180)
     assert following.returncode == 143
     assert errors.splitlines()[-1].startswith("Canceled in ")
 
@@ -298,7 +298,7 @@ def test_a_run_waits_for_another_and_says_so(cli: Cli) -> None:
     assert cli("status", second).stdout == f"{second}  Queued\nwaits for 1 run ({holder})\n"
     cli("cancel", holder)
 
-    out, errors = waiting.communicate(timeout=60)
+    out, errors = waiting.communicate(timeout=180)
     assert waiting.returncode == 0
     assert out == "my turn\n"
     assert f"Queued: waits for 1 run ({holder})\n" in errors

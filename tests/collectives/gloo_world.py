@@ -40,7 +40,7 @@ class Ranks:
         self.outputs: list[str] = []
         self.codes: list[int] = []
 
-    def wait(self, timeout_s: float = 120) -> Ranks:
+    def wait(self, timeout_s: float = 240) -> Ranks:
         """Itself, once every rank has ended; the ones that have not by then are killed."""
         end_s = time.monotonic() + timeout_s
         try:

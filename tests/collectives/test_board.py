@@ -25,7 +25,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callable[[Any], Any] = lambda one: one) -> Any:
     """What `work` gives on each rank. tell: what of what a rank gathers reaches the others."""
-    barrier, values = threading.Barrier(ranks, timeout=20), [None] * ranks
+    barrier, values = threading.Barrier(ranks, timeout=90), [None] * ranks
 
     def run(rank: int) -> Any:
         def gather(value: Any) -> list[Any]:

@@ -39,7 +39,7 @@ assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_ten_thousand_steps_take_no_more_memory_than_five_thousand(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
@@ -47,7 +47,7 @@ def test_ten_thousand_steps_take_no_more_memory_than_five_thousand(tmp_path, mon
     assert all(traced < MOST_TRACED_BYTES and resident < MOST_RESIDENT_BYTES for traced, resident in growth), growth
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_measure_of_memory_sees_a_leak(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("PACELINE_TEST_LEAK", "1")
@@ -67,7 +67,7 @@ def test_an_engine_that_was_stopped_leaves_no_thread_and_no_file_open(tmp_path):
 
 def _growth(folder: Path, steps: int) -> list[tuple[int, int]]:
     """Of each rank, how many bytes more Python's objects and the process take at the end than in the middle."""
-    done = mpirun(2, PROGRAM, steps, folder, cwd=folder, timeout_s=280)
+    done = mpirun(2, PROGRAM, steps, folder, cwd=folder, timeout_s=800)
     assert done.returncode == 0, done.stdout + done.stderr
     growth = []
     for path in sorted(folder.glob("rank_*.json")):

@@ -28,6 +28,6 @@ print(os.waitstatus_to_exitcode(ended[1]))
 def test_a_forked_child_ends_by_itself() -> None:
     pytest.importorskip("mpi4py")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.stdout.strip() == "7", done.stderr

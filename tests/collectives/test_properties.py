@@ -205,7 +205,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[int,
     made.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_any_operations_in_any_order_give_what_numpy_gives(world: tuple[int, World]) -> None:
     size, processes = world
 

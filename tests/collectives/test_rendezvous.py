@@ -67,7 +67,7 @@ def test_below_torchrun_the_agents_store_is_used(tmp_path):
         env=clean | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -29,7 +29,7 @@ def need_mpi() -> None:
     require_engine("an mpirun beside the interpreter", MPIRUN.exists())
 
 
-def mpirun(ranks: int, *command: object, cwd: Path, timeout_s: float = 90) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int, *command: object, cwd: Path, timeout_s: float = 240) -> subprocess.CompletedProcess[str]:
     """What this Python, started on so many ranks, has printed and returned."""
     environment = {
         **os.environ,
@@ -117,7 +117,7 @@ if dist.get_rank() == 1:
     raise ValueError("no such label")
 dist.all_reduce(torch.ones(3))
 """
-    done = run_script(tmp_path, 2, script, timeout_s=40)
+    done = run_script(tmp_path, 2, script, timeout_s=120)
     assert done.returncode != 0
     assert "ValueError: no such label" in done.stderr
     assert done.stderr.count("Traceback") == 1, done.stderr
@@ -158,7 +158,7 @@ else:
 from paceline.collectives import mpi
 mpi.abandon()
 """
-    done = run_script(tmp_path, 2, script, timeout_s=40)
+    done = run_script(tmp_path, 2, script, timeout_s=120)
     assert "said: waited 1 s for the other ranks in all_reduce SUM(7 of float32)" in done.stdout, done.stderr
     assert "then: this process group can't be used any more" in done.stdout, done.stdout
 

@@ -61,7 +61,7 @@ class S3:
 
     def call(self, method: str, path: str, body: bytes = b"", **headers: str) -> bytes:
         """The answer to a plain request; moto checks no signature."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=180)
         try:
             date = "20300101/us-east-1/s3/aws4_request"
             sign = f"AWS4-HMAC-SHA256 Credential={KEY}/{date}, SignedHeaders=host, Signature=0"
@@ -150,7 +150,7 @@ class Proxy:
         length = int(handler.headers.get("Content-Length") or 0)
         body = handler.rfile.read(length)
         headers = {name: value for name, value in handler.headers.items() if name.lower() != "connection"}
-        connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=180)
         try:
             connection.request(handler.command, handler.path, body=body, headers=headers)
             found = connection.getresponse()

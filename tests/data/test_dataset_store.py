@@ -196,7 +196,7 @@ for _ in range(int(sys.argv[2])):
 
 def test_processes_at_once_get_versions_of_their_own(workspace, files):
     processes = [start_python(REGISTER, workspace.path, 20) for _ in range(3)]
-    got = [int(line) for process in processes for line in process.communicate(timeout=60)[0].split()]
+    got = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(got) == list(range(1, 61))
 

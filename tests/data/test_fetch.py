@@ -228,7 +228,7 @@ def test_two_runs_at_once_fetch_a_file_once(workspace, s3_once, bucket, proxied,
     )
     processes = [start_python(code, workspace.path, cache.folder, f"run_{number}") for number in range(3)]
     for process in processes:
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=180)
         assert text.split() == ["20", "1000000"]
     gets = [path for method, path, _ in proxy.requests if method == "GET" and path.endswith(".bin")]
     assert sorted(gets) == sorted(set(gets))
@@ -252,7 +252,7 @@ def test_a_fetch_that_was_killed_is_gone_on_with(workspace, s3_once, bucket, pro
         "    progress=lambda done, *_: done > 300_000 and os.kill(os.getpid(), signal.SIGKILL))\n"
     )
     process = start_python(code, workspace.path, cache.folder)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == -9
     kept = cache.use().bytes
     assert kept > 0

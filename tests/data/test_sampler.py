@@ -346,7 +346,7 @@ dist.destroy_process_group()
         for rank in range(2)
     ]
     try:
-        assert [rank.communicate(timeout=60)[0].split() for rank in ranks] == [["0", "2", "4"], ["1", "3"]]
+        assert [rank.communicate(timeout=180)[0].split() for rank in ranks] == [["0", "2", "4"], ["1", "3"]]
     finally:
         for rank in ranks:
             rank.kill()

@@ -319,7 +319,7 @@ def finished(tmp_path: Path) -> Path:
 def paceline(*words: str) -> Any:
     """The JSON that the command line answers."""
     done = subprocess.run(
-        [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "paceline", *words], capture_output=True, text=True, check=False, timeout=180
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -93,7 +93,7 @@ class RayLab:
         request = urllib.request.Request(
             self.address + path, method=method, headers={"Authorization": f"Bearer {TOKEN}"}
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=90) as answer:
             return json.loads(answer.read())
 
     def wait_for_nodes(self, count: int) -> None:

@@ -75,7 +75,7 @@ class SlurmLab:
     def __exit__(self, *_: object) -> None:
         # Jobs first: a slurmstepd outlives its slurmd.
         with contextlib.suppress(subprocess.SubprocessError, OSError):
-            self.run("scancel", "--user=root", check=False, timeout=10)
+            self.run("scancel", "--user=root", check=False, timeout=60)
         for name in reversed(list(self._running)):
             self._stop(name)
 

@@ -192,7 +192,7 @@ def test_a_run_goes_on_when_the_program_that_submitted_it_is_gone(lab: Lab, how:
     if how != "it exits":
         code += "import signal; os.killpg(0, signal.SIGKILL)\n"
     program = lab.submit_elsewhere(code, start_new_session=True)
-    run_id = program.communicate(timeout=60)[0].strip()
+    run_id = program.communicate(timeout=180)[0].strip()
     assert program.returncode == (0 if how == "it exits" else -9)
 
     run = pl.Run(lab.experiment, run_id)
@@ -226,7 +226,7 @@ def test_waiting_can_be_interrupted_and_the_run_goes_on(lab: Lab) -> None:
     wait_for_status(run, states.RUNNING)
     time.sleep(0.2)
     program.send_signal(2)
-    _, errors = program.communicate(timeout=60)
+    _, errors = program.communicate(timeout=180)
 
     assert f"Run {run.id} goes on. Cancel it with: paceline cancel {run.id}" in errors
     assert run.status == states.RUNNING

@@ -213,7 +213,7 @@ def test_a_worker_that_the_kernel_kills_for_memory_is_recognised(
         stdin=subprocess.PIPE,
     )
     limit_memory(program.pid)
-    run_id = program.communicate("", timeout=60)[0].strip()
+    run_id = program.communicate("", timeout=180)[0].strip()
     run = pl.Run(lab.experiment, run_id)
     run.wait_for_completion(raise_on_error=False)
 

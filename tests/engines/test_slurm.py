@@ -507,7 +507,7 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
         "while not store.read(RunFolder(Path(sys.argv[1]))).is_terminal:\n    time.sleep(0.2)\n"
     )
     process = start_python(looks, failing.folder.path)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == -signal.SIGKILL
     assert read_json(failing.folder.record)["status"] == "Finalizing"
     assert len(list((lab.folder / "store" / "m").iterdir())) == 1

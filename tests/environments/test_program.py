@@ -79,7 +79,7 @@ def test_it_ends_with_the_process_that_started_it(number):
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
     parent.send_signal(number)
-    parent.communicate(timeout=30)
+    parent.communicate(timeout=120)
 
     def is_gone():
         try:

@@ -72,7 +72,7 @@ for number in range(5):
     print(made.version)
 """
     processes = [start_python(code, workspace.path, number) for number in range(4)]
-    found = [int(line) for process in processes for line in process.communicate(timeout=60)[0].split()]
+    found = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
     assert sorted(found) == list(range(1, 21))
     folder = workspace.path / "environments" / "registered" / "mine"
     assert sorted(os.listdir(folder)) == sorted(f"{number}.json" for number in range(1, 21))

@@ -98,7 +98,7 @@ def test_a_pruned_environment_is_made_of_the_same_versions_by_its_lock(store, ba
 def test_two_processes_build_it_once(store, base_python, monkeypatch):
     asked = Environment(pip_packages=["chained"])
     builders = [start_build(store, base_python, asked) for _ in range(4)]
-    outputs = [builder.communicate(timeout=60)[0] for builder in builders]
+    outputs = [builder.communicate(timeout=180)[0] for builder in builders]
     assert all(builder.returncode == 0 for builder in builders)
     keys = {output.splitlines()[-1] for output in outputs}
     assert len(keys) == 1
@@ -117,7 +117,7 @@ def test_whoever_waits_says_so(store, base_python, monkeypatch):
         waiting = start_build(store, base_python, SMALL)
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "another process builds this environment; waiting for it\n"
-    assert waiting.communicate(timeout=60)[0].splitlines()[-1] == f"key {key}"
+    assert waiting.communicate(timeout=180)[0].splitlines()[-1] == f"key {key}"
 
 
 def test_a_failed_build_leaves_its_log_and_nothing_that_counts(store, base_python):
@@ -157,7 +157,7 @@ def killed_builds(store, base_python, environment):
         while not moment() and builder.poll() is None and time.monotonic() < deadline:
             pass
         builder.kill()
-        builder.communicate(timeout=30)
+        builder.communicate(timeout=120)
         yield
 
 
@@ -188,7 +188,7 @@ def test_programs_of_a_killed_build_end_with_it(store, base_python, tmp_path):
         builder = start_build(store, base_python, Environment(pip_packages=[str(hanging)]))
         wait_until((hanging / "started").exists, "the build backend has started")
         builder.send_signal(number)
-        builder.communicate(timeout=30)
+        builder.communicate(timeout=120)
         wait_until(lambda: not processes_that_name(f"{store._folder}/"), "uv has ended")
         backend = int((hanging / "started").read_text() or 0)
         if backend:

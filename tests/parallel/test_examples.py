@@ -38,7 +38,7 @@ def launched(folder: Path, script: str, ranks: int, *options: str) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def test_the_plain_files_learn(need_torch: None, tmp_path: Path) -> None:
     for script, options in (("digits_plain.py", ["--epochs", "2"]), ("chars_plain.py", ["--pieces", "160"])):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, str(FOLDER / script), *options]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=110, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr
         first, last = losses(done.stdout)
         assert last < first

@@ -42,7 +42,7 @@ if par.rank == 0:
     print(par.reason)
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def output(*command: str) -> list[str]:
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

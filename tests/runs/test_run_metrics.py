@@ -124,7 +124,9 @@ def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
     assert run.get_metrics() == {"m": [value, value]}
 
 
-@pytest.mark.parametrize("value", ["{", "[1]", [1], object(), 5], ids=repr)
+@pytest.mark.parametrize(
+    "value", ["{", "[1]", [1], object(), 5], ids=["text", "list in text", "list", "object", "number"]
+)
 def test_what_is_no_dict_of_theirs_is_refused(run, value):
     with pytest.raises(MetricError, match="'m'"):
         run.log_confusion_matrix("m", value)

@@ -333,7 +333,7 @@ def test_what_is_left_of_it_is_ended(runs_dir):
         os.close(fd)
         wait_until(lambda: processes.with_variable("PACELINE_RUN_DIR", str(folder.path)), "the worker")
         assert store.read(folder).status == states.FAILED
-        assert worker.wait(timeout=10) < 0
+        assert worker.wait(timeout=60) < 0
         assert other.poll() is None
     finally:
         for process in (worker, other):

@@ -270,7 +270,7 @@ from paceline.runs.folder import RunFolder
 from paceline.supervisor.supervise import supervise
 supervise(RunFolder(Path(sys.argv[1])))
 """
-    subprocess.run([sys.executable, "-c", code, str(stage.folder.path)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, str(stage.folder.path)], check=True, timeout=180)
     record = stage.record()
     assert (record.status, record.failure.cause) == (states.FAILED, "engine")
     assert "there is no kind 'no such'" in record.failure.message

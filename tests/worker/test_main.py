@@ -41,7 +41,7 @@ class Worker:
     def run(self, script: str, *words: str, **variables: str) -> tuple[int, str]:
         """The exit code that mpirun sees, and what it is given to print."""
         process = self.start(script, *words, **variables)
-        text, _ = process.communicate(timeout=60)
+        text, _ = process.communicate(timeout=180)
         return process.returncode, text
 
     @property
@@ -100,7 +100,7 @@ def test_signals_are_passed_on_to_the_script(worker, name):
     process = worker.start(script)
     wait_until(lambda: (worker.attempt / "rank_0.log").exists() and "ready" in worker.log, "the script")
     process.send_signal(getattr(signal, name))
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=90) == 0
     process.stdout.close()
     assert worker.log == "ready\ngot it\n"
     assert worker.written("end")["exit_code"] == 7
@@ -110,7 +110,7 @@ def test_a_script_without_a_handler_ends_by_the_signal(worker):
     process = worker.start("import time; print('ready'); time.sleep(60)")
     wait_until(lambda: (worker.attempt / "rank_0.log").exists() and "ready" in worker.log, "the script")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=90) == 0
     process.stdout.close()
     assert worker.written("end")["exit_code"] == 143
 

@@ -31,7 +31,7 @@ def python(folder: Path, *words: str) -> Ended:
     environment = {**os.environ, "PYTHONPATH": str(MAIN.parents[2]), "PYTHONHASHSEED": "0", "NO_COLOR": "1"}
     environment |= {"PACELINE_RUN_DIR": str(folder.parent), "PACELINE_ATTEMPT": "1", "RANK": "0"}
     done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=180, check=False
     )
     return Ended(done.returncode, done.stdout, done.stderr)
 

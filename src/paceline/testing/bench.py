@@ -21,7 +21,7 @@ from paceline.workspace import Experiment, Workspace
 #: Between SIGTERM and SIGKILL, in runs that are to be ended.
 GRACE_S = 3.0
 #: How long a run may take to start or to end by itself.
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 
 ENTRY_SCRIPT = "some scripts/train it's $HOME.py"
 ODD_FOLDER = "a folder; $(touch owned) 'x'"

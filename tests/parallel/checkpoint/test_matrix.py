@@ -33,7 +33,7 @@ def distances(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
 
             def run(size: int) -> str:
                 """What is wrong with the world of this size."""
-                ended = run_on_ranks(size, folder / f"world_{size}", str(_WORLD), str(folder), timeout_s=300)
+                ended = run_on_ranks(size, folder / f"world_{size}", str(_WORLD), str(folder), timeout_s=900)
                 return "\n".join(
                     f"rank {rank}: {end.output[-2000:]}" for rank, end in enumerate(ended) if end.returncode
                 )
@@ -48,7 +48,7 @@ def distances(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[
     return look
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1900)
 @pytest.mark.parametrize("to", LAYOUTS)
 @pytest.mark.parametrize("of", LAYOUTS)
 def test_what_one_layout_saves_another_goes_on_from(
@@ -60,7 +60,7 @@ def test_what_one_layout_saves_another_goes_on_from(
     assert apart["parameters"] <= LIMIT
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1900)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_saved_is_equal_to_the_plain_loop(layout: str, distances: Callable[[str], dict[str, float]]) -> None:
     apart = distances(f"{layout} saves")

@@ -24,7 +24,7 @@ def need_torch() -> None:
 
 def run(size: int, folder: Path, *arguments: str) -> list[Ended]:
     command = [str(_PROGRAM), str(folder), *arguments]
-    return run_on_ranks(size, folder / "output", *command, timeout_s=90)
+    return run_on_ranks(size, folder / "output", *command, timeout_s=240)
 
 
 def assert_well(ended: list[Ended]) -> None:

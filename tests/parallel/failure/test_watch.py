@@ -39,14 +39,14 @@ def spread(model, **options):
                                 **({"strategy": Data()} | options))
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(tmp_path: Path, code: str, size: int = 2) -> list[Ended]:
     require_engine("torch", find_spec("torch"))
     program = tmp_path / "program.py"
     program.write_text(START + code)
-    return run_on_ranks(size, tmp_path / "outputs", str(program), timeout_s=120)
+    return run_on_ranks(size, tmp_path / "outputs", str(program), timeout_s=300)
 
 
 def test_the_first_traceback_is_what_every_rank_reports(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ else:
     require_engine("torch", find_spec("torch"))
     program = tmp_path / "program.py"
     program.write_text(START + kill + code)
-    return run_on_ranks(2, tmp_path / "outputs", str(program), str(tmp_path / "over"), timeout_s=120)
+    return run_on_ranks(2, tmp_path / "outputs", str(program), str(tmp_path / "over"), timeout_s=300)
 
 
 def test_a_rank_that_is_killed_ends_the_others(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_somebody_else_behind_the_address_is_not_taken_for_the_node(on_loopback,
         if "listen" not in argv:
             return None
         port = str(json.loads(argv[3])["port"])
-        subprocess.run([sys.executable, "-c", _SOMEBODY_ELSE, port], check=True, timeout=20)
+        subprocess.run([sys.executable, "-c", _SOMEBODY_ELSE, port], check=True, timeout=90)
         return answers('PACELINE-DOCTOR {"answered": 0}')
 
     two[1].wrong = listens_as_another

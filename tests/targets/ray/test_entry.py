@@ -41,7 +41,7 @@ def run(script: str, ray_python: Path | None, cwd: Path) -> subprocess.Completed
         capture_output=True,
         text=True,
         check=False,
-        timeout=30,
+        timeout=120,
     )
 
 

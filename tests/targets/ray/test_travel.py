@@ -103,7 +103,7 @@ class Trip:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
 
     def files_in_store(self) -> list[str]:

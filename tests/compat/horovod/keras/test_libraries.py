@@ -18,7 +18,7 @@ def run(code: str, **variables: str) -> str:
     clean = {name: value for name, value in os.environ.items() if name not in names}
     environment = clean | {"TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONDONTWRITEBYTECODE": "1"} | variables
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=100
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False, timeout=280
     )
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return lines[-1]

@@ -58,7 +58,7 @@ def on_two_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         [*APART, "bash", str(TWO_HOSTS), str(keys), *program],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
         check=False,
         env=environment,
     )

@@ -42,7 +42,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*HOROVODRUN, *map(str, words)], capture_output=True, text=True, timeout=60, check=False, **options
+        [*HOROVODRUN, *map(str, words)], capture_output=True, text=True, timeout=180, check=False, **options
     )
 
 
@@ -221,7 +221,7 @@ def gone(pids: list[int]) -> None:
 def test_a_signal_ends_all_ranks(waiting, number):
     job, pids = waiting()
     job.send_signal(number)
-    _, stderr = job.communicate(timeout=30)
+    _, stderr = job.communicate(timeout=120)
     assert job.returncode == 128 + number
     assert f"stopped by {number.name}" in stderr
     gone(pids)
@@ -237,7 +237,7 @@ def test_nothing_is_left_of_a_job_whose_horovodrun_was_killed(waiting):
     job, pids = waiting()
     assert folders() - before
     job.kill()
-    job.communicate(timeout=30)
+    job.communicate(timeout=120)
     gone(pids)
     wait_until(lambda: not folders() - before, "its folders are gone")
 
@@ -248,7 +248,7 @@ def test_a_process_beside_a_rank_that_is_killed_ends_the_job(waiting):
     (parent,) = (line.split()[1] for line in Path(f"/proc/{pids[0]}/status").read_text().splitlines() if "PPid" in line)
     beside = int(parent)
     os.kill(beside, signal.SIGKILL)
-    _, stderr = job.communicate(timeout=30)
+    _, stderr = job.communicate(timeout=120)
     assert job.returncode == 137
     assert "rank 0 on" in stderr.splitlines()[-1]
     gone(pids)

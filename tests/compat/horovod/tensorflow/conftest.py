@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -38,11 +37,7 @@ def outcome(worlds: Worlds) -> Callable[..., None]:
         def start(folder: Path) -> str:
             variables = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1" if legacy else "0"}
             modules = LEGACY_MODULES if legacy else MODULES[ranks]
-            try:
-                return run_on_ranks(ranks, _WORLD, str(folder), *modules, **variables).stderr
-            except subprocess.TimeoutExpired as error:
-                # Kept, so that not every test of this world waits for it again.
-                return str(error)
+            return run_on_ranks(ranks, _WORLD, str(folder), *modules, **variables).stderr
 
         worlds.look(f"tensorflow{'-legacy' * legacy}-on-{ranks}", ranks, check, start)
 
