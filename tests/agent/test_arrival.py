@@ -36,6 +36,16 @@ def test_a_tree_comes_with_its_modes_times_and_links(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_file_or_a_link_is_removed_as_a_tree_is(tmp_path):
+    # Story: the doctor's file by which it sees what nodes share stayed on the first node, one more each time.
+    write_tree(tmp_path, {"tree/kept": "x", "file": "y"})
+    os.symlink(tmp_path / "tree", tmp_path / "link")
+    for name in ("file", "link", "nothing"):
+        remove(str(tmp_path / name))
+    assert os.listdir(tmp_path) == ["tree"]
+    assert os.listdir(tmp_path / "tree") == ["kept"]
+
+
 @pytest.mark.parametrize(
     ("how", "left"), [("keep", ["mine"]), ("replace", ["d", "link"]), ("merge", ["d", "link", "mine"])]
 )

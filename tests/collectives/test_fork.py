@@ -10,10 +10,16 @@ import pytest
 PROGRAM = """
 import os, sys, time
 from paceline import collectives
-collectives.start()
+engine = collectives.start()
 child = os.fork()
 if child == 0:
     assert collectives.current() is None
+    try:
+        engine.barrier().wait()
+    except collectives.ShutDownError as error:
+        assert "was forked from rank 0" in str(error)
+    else:
+        sys.exit("the child took its parent's place")
     sys.exit(7)
 deadline = time.monotonic() + 20
 while not (ended := os.waitpid(child, os.WNOHANG))[0]:

@@ -117,6 +117,47 @@ def what_cannot_be_reduced_is_refused_and_the_group_goes_on(rank: int, size: int
     assert ones.tolist() == [size, size]
 
 
+def a_rank_that_is_not_in_the_group_is_refused_and_the_group_goes_on(rank: int, size: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    one = torch.ones(1)
+    for call in (
+        lambda: dist.broadcast(one, size),
+        lambda: dist.reduce(one, size),
+        lambda: dist.scatter(one, None, size),
+        lambda: dist.gather(one, None, size),
+        lambda: dist.group.WORLD.send([one], size, 0),
+        lambda: dist.group.WORLD.recv([one], size, 0),
+    ):
+        with pytest.raises(RuntimeError, match=f"rank {size} is not in the group, whose ranks are 0 to {size - 1}"):
+            call()
+    dist.all_reduce(one)
+    assert one.item() == size
+
+
+def a_forked_child_is_refused_and_the_group_goes_on(rank: int, size: int) -> None:
+    # Story: the child's call went through MPI in its parent's place, and the parent crashed when it finalised.
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    child = os.fork()
+    if child == 0:
+        told = 0
+        for how in (False, True):
+            try:
+                dist.all_reduce(torch.ones(1), async_op=how)
+            except RuntimeError as error:
+                told += "was forked from a rank" in str(error)
+        os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    assert one.item() == size
+
+
 def ranks_that_call_different_things_are_told_so_and_go_on(rank: int, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -404,6 +445,8 @@ CHECKS = (
     halves_are_added_in_float32,
     tensors_that_are_not_contiguous_are_reduced_where_they_lie,
     what_cannot_be_reduced_is_refused_and_the_group_goes_on,
+    a_rank_that_is_not_in_the_group_is_refused_and_the_group_goes_on,
+    a_forked_child_is_refused_and_the_group_goes_on,
     ranks_that_call_different_things_are_told_so_and_go_on,
     broadcast_reduce_gather_and_scatter_know_their_root,
     gathering_fits_the_pieces_together,

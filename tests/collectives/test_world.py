@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+from tests.ranks import clean_environment
 
 from paceline.collectives import ArgumentError, world
 
@@ -40,3 +44,16 @@ def test_an_unknown_transport_is_named():
 def test_two_settings_that_contradict_each_other_are_refused():
     with pytest.raises(ArgumentError, match="HOROVOD_CONTROLLER=mpi and HOROVOD_CPU_OPERATIONS=gloo"):
         world.choice({"HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_CONTROLLER": "mpi"})
+
+
+def test_a_world_of_one_leaves_no_file_in_shared_memory():
+    # Story: each process that used MPI without a launcher left a file of 16 MiB in /dev/shm, for ever.
+    pytest.importorskip("mpi4py")
+    code = (
+        "import os; from paceline.collectives import mpi; print(mpi.world().size, 'OMPI_MCA_btl' in os.environ);"
+        "print([line for line in open('/proc/self/maps') if 'sm_segment' in line])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=clean_environment()
+    )
+    assert done.stdout.splitlines() == ["1 False", "[]"], done.stderr

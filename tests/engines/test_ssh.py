@@ -344,7 +344,7 @@ def test_a_wrong_key_an_unknown_host_and_a_closed_port_are_told(
     assert "Permission denied" in wrong
     assert "nobody knows a host of this name" in message(lone(settings, hosts=["nowhere.invalid"]))
     assert "no sshd listens on that port" in message(lone(settings, port=23))
-    assert "there is no '/no/python' on its PATH" in message(lone(settings, python="/no/python"))
+    assert "there is no '/no/python' there, and Python 3.10 or later" in message(lone(settings, python="/no/python"))
 
 
 def test_a_full_disk_on_one_host_is_named_and_another_is_taken(

@@ -112,6 +112,14 @@ def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, 
     assert store.read(run).status == status
 
 
+def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
+    # Story: after scancel the supervisor leaves the end to the engine; the canceled run "waited for" that for ever.
+    run = folder(states.QUEUED, waiting_for="interrupted by the engine")
+    engine.says = Look(state="gone", cause="canceled", by="root")
+    gone_for(run, 60)
+    assert (store.read(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
+
+
 def test_a_job_that_comes_back_starts_the_wait_anew(engine, folder):
     run = folder()
     engine.says = Look(state="gone", cause="failed")

@@ -229,6 +229,8 @@ def test_a_full_disk_is_named_where_it_may_be_the_cause(end, full, cause):
     report = reported(end, disk_full=full)
     assert report.cause == cause
     assert ("free some space" in report.message) is (cause == "disk")
+    # Two sentences: what the script's error said, and what to do.
+    assert (". The disk of" in report.message) is (cause == "disk")
 
 
 @pytest.mark.parametrize("code", [1, 3, 137])

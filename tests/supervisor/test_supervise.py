@@ -138,7 +138,7 @@ def test_what_a_worker_did_wrong_by_itself_is_its_own_failure_though_a_node_was_
 def test_a_lost_node_without_restarts_is_a_failure_that_names_it(tmp_path):
     record = Stage(tmp_path, LOSES).see_through(LOST)
     assert (record.status, record.exit_code, record.failure.cause) == (states.FAILED, 1, "node_lost")
-    assert record.failure.message == "Node a was lost, with rank 0: a: nothing heard for 15 s."
+    assert record.failure.message == "Node a was lost, with rank 0: nothing heard for 15 s."
 
 
 def test_where_there_are_no_other_nodes_the_failure_is_still_that_of_the_lost_one(tmp_path):

@@ -95,9 +95,13 @@ class Arrival:
 
 
 def remove(path: str) -> None:
-    """Remove a tree, read-only folders in it too; harmless where there is none."""
+    """Remove a tree, read-only folders in it too, or a file; harmless where there is none."""
+    if os.path.islink(path) or os.path.isfile(path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        return
     shutil.rmtree(path, ignore_errors=True)
-    if os.path.isdir(path) and not os.path.islink(path):
+    if os.path.isdir(path):
         for directory, _, _ in os.walk(path):
             with contextlib.suppress(OSError):
                 os.chmod(directory, 0o700)

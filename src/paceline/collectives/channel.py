@@ -174,6 +174,11 @@ class Channel:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def forsake(self, error: ShutDownError) -> None:
+        """In a forked child: refuse everything. Its thread is not there, and may have held the lock."""
+        self._wake = threading.Condition()
+        self.ended = error
+
     def fail(self, error: ShutDownError) -> None:
         """End everything in flight with this error, and refuse what comes later. From any thread; the first one wins."""
         with self._wake:

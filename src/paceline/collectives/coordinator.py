@@ -124,7 +124,7 @@ class Coordinator:
             self._ask(rank, request.key, request)
         if message.leaving:
             self._left |= bit
-            self.end(f"rank {rank} has shut down")
+            self.end(f"rank {rank} has shut down, at the end of its script or by its own call")
 
     @property
     def is_left_by_all(self) -> bool:

@@ -504,6 +504,14 @@ class Engine:
                     self._lost(f"{what} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit_s:g})")
                     return
 
+    def _forsake(self) -> None:
+        error = ShutDownError(
+            f"process {os.getpid()} was forked from rank {self.rank}, which alone can take part in its operations. "
+            "Let a DataLoader's workers, and what multiprocessing starts, leave them to the process that started it."
+        )
+        for channel in self._channels.values():
+            channel.forsake(error)
+
     def _stop(self) -> None:
         if self._failed and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel says that it is gone.
@@ -549,8 +557,10 @@ def start(settings: Settings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    """A forked child has none of the engine's threads: it must not wait for them when it ends."""
+    """A forked child has none of the engine's threads, nor may it use its parent's connections and MPI."""
     global _engine
+    if _engine is not None:
+        _engine._forsake()
     _engine = None
 
 

@@ -6,12 +6,13 @@ mpi4py is loaded by the first call of `world`, never by an import of this module
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import queue
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +25,9 @@ T = TypeVar("T")
 
 #: What each launcher calls the number of processes that it started, and the library that it belongs to.
 _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI"), ("MPI_LOCALNRANKS", "MPICH"), ("PMI_SIZE", "MPICH"))
+
+#: One of these is there for every process that a launcher of MPI's has started.
+_STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID")
 
 _lock = threading.Lock()
 _world: MPI.Intracomm | None = None
@@ -134,7 +138,8 @@ def _initialise() -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise CollectivesError("MPI was finalised in this process, and can't be initialised again.")
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        with _no_shared_memory_alone():
+            MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(_finalise, os.getpid())
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
         raise CollectivesError(
@@ -144,6 +149,20 @@ def _initialise() -> MPI.Intracomm:
     comm = MPI.COMM_WORLD
     _check_size(comm.size, library, os.environ)
     return comm
+
+
+@contextlib.contextmanager
+def _no_shared_memory_alone() -> Iterator[None]:
+    """Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it."""
+    name = "OMPI_MCA_btl"
+    if name in os.environ or any(key in os.environ for key in _STARTED):
+        yield
+        return
+    os.environ[name] = "self,tcp"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def _finalise(pid: int) -> None:

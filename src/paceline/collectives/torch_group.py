@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import weakref
 from datetime import timedelta
@@ -135,12 +136,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def reduce(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
         opts = opts or ReduceOptions()
-        return self._start(calls.reduce(tensors, opts.reduceOp, opts.rootRank, self.size()), opts)
+        return self._start(
+            calls.reduce(tensors, opts.reduceOp, self._member(opts.rootRank, "reduce"), self.size()), opts
+        )
 
     def broadcast(self, tensors: Any, opts: Any = None, *, root: int = 0) -> MpiWork:
         if isinstance(opts, int):
             opts, root = None, opts
-        return self._start(calls.broadcast(_several(tensors), root if opts is None else opts.rootRank), opts)
+        root = self._member(root if opts is None else opts.rootRank, "broadcast")
+        return self._start(calls.broadcast(_several(tensors), root), opts)
 
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
         return self._start(
@@ -159,14 +163,14 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         return self._start(calls.all_gather_single(outputs, tensors, self.size()), opts)
 
     def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
-        root = (opts or GatherOptions()).rootRank
+        root = self._member((opts or GatherOptions()).rootRank, "gather")
         into = _one(outputs, "gather") if self.rank() == root else []
         if self.rank() == root and len(into) != self.size():
             raise CollectivesError(f"gather got {len(into)} output tensors in a group of {self.size()} ranks.")
         return self._start(calls.gather(into, _one(tensors, "gather"), root, self.size()), opts)
 
     def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
-        root = (opts or ScatterOptions()).rootRank
+        root = self._member((opts or ScatterOptions()).rootRank, "scatter")
         given = _one(tensors, "scatter") if self.rank() == root else []
         if self.rank() == root and len(given) != self.size():
             raise CollectivesError(f"scatter got {len(given)} input tensors in a group of {self.size()} ranks.")
@@ -208,10 +212,10 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # Messages.
 
     def send(self, tensors: list[Tensor], to: int, tag: int) -> MpiWork:
-        return self._messages.send(tensors, to, tag)
+        return self._messages.send(tensors, self._member(to, "send"), tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> MpiWork:
-        return self._messages.receive(tensors, source, tag)
+        return self._messages.receive(tensors, self._member(source, "recv"), tag)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> MpiWork:
         return self._messages.receive(tensors, None, tag)
@@ -238,8 +242,15 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _call_of(self, index: int, outputs: list[list[Tensor]], tensor: Tensor) -> Call:
         return calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
 
+    def _member(self, rank: int, what: str) -> int:
+        """The rank again. Here and not by MPI, after whose error the group is of no more use."""
+        if not 0 <= rank < self.size():
+            raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
+        return rank
+
     def _start(self, call: Call, opts: Any) -> MpiWork:
         if self._is_shut_down:
+            self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
         if opts is not None and not opts.asyncOp:
@@ -274,6 +285,19 @@ def _leave_well() -> None:
 def _abandon_if_busy() -> None:
     if any(group.is_busy for group in list(_GROUPS)):
         mpi.abandon()
+
+
+def _forsake() -> None:
+    """In a forked child: MPI is its parent's, and the lanes' threads are not there."""
+    for group in list(_GROUPS):
+        group._is_shut_down = True
+        group._lane.break_off(
+            f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "
+            "workers, and what multiprocessing starts, leave collectives to the process that started it."
+        )
+
+
+os.register_at_fork(after_in_child=_forsake)
 
 
 def _together(each: list[Call], outputs: Any) -> Call:

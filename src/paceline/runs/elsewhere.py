@@ -113,9 +113,8 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
         if record.is_terminal:
             return record
         ended = _ended(record, found)
-        changes: dict[str, Any] = {
-            name: getattr(ended, name) for name in ("failure", "exit_code", "ended_utc", "canceled_by", "attempts")
-        }
+        names = ("failure", "exit_code", "ended_utc", "canceled_by", "attempts", "waiting_for")
+        changes: dict[str, Any] = {name: getattr(ended, name) for name in names}
         record = store.change(folder, record, ended.status, **changes)
         folder.gone.unlink(missing_ok=True)
         work_dir.clean(folder)
@@ -127,6 +126,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
 def _ended(record: RunRecord, found: Look) -> RunRecord:
     """The record of a run whose job has ended without a word of its supervisor's."""
     now, attempts = utc_now(), record.attempts
+    record = dataclasses.replace(record, waiting_for=None)
     if attempts and attempts[-1].ended_utc is None:
         attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=found.cause))
     if found.cause == "canceled":

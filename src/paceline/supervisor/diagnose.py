@@ -105,19 +105,13 @@ def worker_report(
     cause, what = ("port", clash[1]) if clash else _cause(first, oom_killed)
     if cause == "exception" and (_DISK_FULL.search(what) or (disk_full and first.error is None)):
         cause = "disk"
-        what += " The disk of the run's folder is full: free some space and submit again."
+        what = f"{what.rstrip('.')}. The disk of the run's folder is full: free some space and submit again."
     exit_code = first.exit_code if first.exit_code else 1
     exception, trace = _exception(first)
     where = f"rank {first.rank} on node {first.node}" if len(ends) > 1 else "the worker"
     message = f"{where[0].upper()}{where[1:]} failed{' first' if _others_failed(ends, first) else ''}: {what}"
-    if (
-        clash is None
-        and first.is_victim
-        and (gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped])
-    ):
-        message += f" Before that, rank {', '.join(map(str, gone[:5]))} had ended with exit code 0."
-    elif clash is None and first.is_victim and (left := _left_early(ends)):
-        message += f" Before that, rank {', '.join(map(str, sorted(left)[:5]))} had ended its script."
+    if clash is None:
+        message += gone_before(first, ends)
     return FailureReport(
         cause=cause,
         message=message,
@@ -132,6 +126,17 @@ def worker_report(
         victims=tuple((end.rank, _victim_text(end, exception)) for end in ends if end is not first and _suffered(end)),
         see=logs_command(run_id, first.rank if len(ends) > 1 else None),
     )
+
+
+def gone_before(first: WorkerEnd, ends: Sequence[WorkerEnd]) -> str:
+    """A sentence, with a space before it, on the workers whose end `first` suffered from though they did not fail; or ""."""
+    if not first.is_victim:
+        return ""
+    if gone := [end.rank for end in ends if end.exit_code == 0 and not end.stopped]:
+        return f" Before that, rank {', '.join(map(str, gone[:5]))} had ended with exit code 0."
+    if left := _left_early(ends):
+        return f" Before that, rank {', '.join(map(str, sorted(left)[:5]))} had ended its script."
+    return ""
 
 
 def _cause(end: WorkerEnd, oom_killed: bool) -> tuple[str, str]:

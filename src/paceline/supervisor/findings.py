@@ -15,6 +15,7 @@ from paceline.runs.logs import last_lines
 from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.hints import with_hints
 from paceline.supervisor.in_containers import why_not_started
+from paceline.supervisor.nodes import how_lost
 from paceline.supervisor.ports import find_clash, holder_here
 from paceline.supervisor.stalls import stalled_text
 
@@ -138,14 +139,15 @@ def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
     if not found.lost or any(end.error is not None and not end.stopped and not end.is_victim for end in ends):
         return None
     node_rank, how = min(found.lost.items())
+    name = found.launch.nodes[node_rank].name
     ranks = [place.rank for place in found.launch.places if place.node_rank in found.lost]
     return FailureReport(
         cause="node_lost",
-        message=f"Node {found.launch.nodes[node_rank].name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
-        f"{', '.join(map(str, ranks))}: {how.rstrip('.')}.",
+        message=f"Node {name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
+        f"{', '.join(map(str, ranks))}: {how_lost(how, name)}.",
         attempt=found.launch.attempt,
         rank=ranks[0] if ranks else None,
-        node=found.launch.nodes[node_rank].name,
+        node=name,
         see=logs_command(found.launch.run_id),
     )
 

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline import processes
@@ -86,8 +86,17 @@ def on_nodes(
         _end(nodes, running)
     for rank, code in ends.items():
         if code != 0:
-            return Done(failure=_report(verb, rank, code, read_json(results[rank]), folder))
+            failure = _report(verb, rank, code, read_json(results[rank]), folder)
+            if verb == "prepare" and not seen.is_shared:
+                name = nodes.nodes[rank].name  # its paths are those of its own disk
+                failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
+            return Done(failure=failure)
     return Done(results=tuple(read_json(path) for path in results.values()))
+
+
+def how_lost(how: str, name: str) -> str:
+    """The target's words on the loss of a node, for a sentence that has named it already."""
+    return how.removeprefix(f"{name}: ").rstrip(".")
 
 
 def options(seen: Seen) -> tuple[str, ...]:
@@ -117,7 +126,7 @@ def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
 def _lost_report(nodes: Nodes, lost: Mapping[int, str]) -> FailureReport:
     rank, how = min(lost.items())
     name = nodes.nodes[rank].name
-    return FailureReport(cause="node_lost", message=f"Node {name} was lost: {how.rstrip('.')}.", node=name)
+    return FailureReport(cause="node_lost", message=f"Node {name} was lost: {how_lost(how, name)}.", node=name)
 
 
 def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder) -> FailureReport:

@@ -116,9 +116,11 @@ def test_all_that_was_started_can_be_killed_and_the_agent_stays(link, tmp_path):
 
 def start_beside(run_id: str) -> subprocess.Popen[str]:
     """A process that no agent has started, of a run, and what it has started itself: its first line says which pid."""
-    script = "env -i sleep 60 & echo $!; wait"
+    # It reads, or it would end by itself when its child is killed before it.
+    script = "env -i sleep 60 & echo $!; wait; read -r _"
     environment = {**os.environ, "PACELINE_RUN_ID": run_id}
-    return subprocess.Popen(["sh", "-c", script], env=environment, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
 
 
 def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_it(link):
@@ -146,8 +148,9 @@ def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_
                 processes.send(child, signal.SIGKILL)
             process.kill()
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
 
 
 def test_a_link_that_is_closed_says_so(link):

@@ -221,7 +221,9 @@ def test_a_lost_node_is_told_and_the_others_give_what_they_have(make_nodes, open
     assert not nodes.signal(started.pid, 1, signal.SIGTERM)
     with pytest.raises(OSError, match="node-1: its agent is gone"):
         nodes.start(command(seen, "true", rank=1), seen.run_dir, {})
-    with pytest.raises(TargetError, match=r"could not be fetched \(node-1: its agent is gone.*/node/runs/.* there"):
+    with pytest.raises(
+        TargetError, match=r"could not be fetched \(node-1: its agent is gone\)\. .*/node/runs/.* there"
+    ):
         nodes.fetch()
     assert (run_folder.outputs / "0").read_text() == "0\n"
     assert run(nodes, seen, "true", rank=0) == 0

@@ -248,5 +248,5 @@ def test_a_folder_that_can_not_be_made_is_one_clear_error(tmp_path: Path, home: 
 
 def test_a_login_host_without_that_python_says_so(tmp_path: Path, home: Path):
     folder = submitted(tmp_path)
-    with pytest.raises(AwayError, match="no '/nowhere/python3' on its PATH"):
+    with pytest.raises(AwayError, match="no '/nowhere/python3' there"):
         make_login(python="/nowhere/python3").push(folder, library(tmp_path))

@@ -99,6 +99,28 @@ def test_accounting_is_asked_once_for_all_that_squeue_lists_no_more(slurm: FakeS
     ]
 
 
+def test_who_has_canceled_a_job_is_asked_again_while_accounting_is_behind_squeue(
+    slurm: FakeSlurm, tmp_path: Path, clock: Clock
+):
+    # Story: a run that root had ended by scancel was "canceled by the engine" for good, with accounting and all.
+    query = make(tmp_path, clock)
+    query.remember("1")
+    slurm.say("squeue", "1|CANCELLED|None|n1|paceline-r\n2|RUNNING|None|n1|paceline-s\n")
+    slurm.say("sacct", "1|RUNNING|0:0|None|n1|paceline-r\n")
+    behind = query.job("1", 0)
+    assert behind is not None
+    assert (behind.state, behind.by) == ("CANCELLED", None)
+    slurm.say("sacct", "1|CANCELLED by 0|0:0|None|n1|paceline-r\n")
+    clock.now += 6
+    query.job("2", 0)  # whoever looks asks for all
+    told = query.job("1", 0)
+    assert told is not None
+    assert (told.state, told.by) == ("CANCELLED", "0")
+    clock.now += 6
+    query.job("1", 0)
+    assert slurm.count("sacct") == 2
+
+
 def test_without_accounting_the_last_word_of_squeue_is_kept(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
     slurm.say("sacct", err=NO_ACCOUNTING, code=1)
     slurm.say("squeue", "1|FAILED|NonZeroExitCode|n1|paceline-r\n")

@@ -58,6 +58,22 @@ def test_what_each_version_says_of_a_daemon_that_is_away_is_understood(
         make().call([name])
 
 
+def test_a_machine_that_belongs_to_no_cluster_is_not_waited_for(slurm: FakeSlurm):
+    # Story: with Slurm's packages installed and no slurm.conf, a submission tried "the controller" again for two minutes.
+    words = (
+        "squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: {}\nsqueue: error: fetch_config: DNS SRV lookup failed\n"
+        "squeue: fatal: Could not establish a configuration source\n"
+    )
+    slurm.say("squeue", err=words.format("Unknown host"), code=1)
+    with pytest.raises(TargetError, match=r"neither a slurm.conf nor .* Set SLURM_CONF there, or submit") as caught:
+        make().call(["squeue"])
+    assert not isinstance(caught.value, AwayError)
+    # That of a cluster without files, whose DNS is away.
+    slurm.say("squeue", err=words.format("Host name lookup failure"), code=1)
+    with pytest.raises(AwayError, match="does not answer"):
+        make().call(["squeue"])
+
+
 @pytest.mark.parametrize("version", PLAIN)
 @pytest.mark.parametrize("what", ["sbatch: partition", "sbatch: bad time", "scancel unknown", "scancel another's"])
 def test_a_refusal_of_any_version_is_no_absence_and_is_told_without_the_program_s_name(

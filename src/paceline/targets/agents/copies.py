@@ -98,13 +98,13 @@ class Copies:
             if isinstance(found, OSError):
                 missing.append(f"{link.name}: {found.strerror}: {found.filename!r}")
             elif isinstance(found, Exception):
-                missing.append(str(found))
+                missing.append(str(found).rstrip("."))
             else:
                 self._unfetched.discard(group)
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
             self.fetch(attempt)  # another of the group is left
             return
-        missing += [str(self._links[group].lost) for group in sorted(self._unfetched - set(leaders))]
+        missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
                 f"Some of the run's files could not be fetched ({'; '.join(missing)}). They are in {self.path!r} there."

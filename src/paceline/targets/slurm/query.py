@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,7 +121,8 @@ class Query:
             ends = {key: job for key, job in jobs.items() if has_ended(job)}
             # Those of ours alone: a user may have thousands of others.
             ours = {*data["known"], *([job_id] if job_id else [])}
-            wanted = [key for key in sorted(ours) if key not in ended and (key not in jobs or key in ends)]
+            settled = ended.keys() - data["known"]
+            wanted = [key for key in sorted(ours) if key not in settled and (key not in jobs or key in ends)]
             told, accounting, unaccounted = self._sacct(wanted, data["accounting"])
             for key in wanted:
                 best = self._best(ends.get(key), told.get(key))
@@ -129,6 +130,7 @@ class Query:
                     ended[key] = best
             # A job that is listed as living has been requeued since.
             ended = {key: job for key, job in ended.items() if key not in jobs or key in ends}
+            unsigned = _unsigned(ended, ends) if accounting and not unaccounted else set()
         except AwayError as error:
             return {**data, "time": now, "told": self._clock(), "error": str(error)}
         return {
@@ -140,7 +142,7 @@ class Query:
             "unaccounted": unaccounted,
             "jobs": {key: job.to_json() for key, job in jobs.items() if key not in ended},
             "ended": {key: job.to_json() for key, job in list(ended.items())[-_KEPT:]},
-            "known": [key for key in dict.fromkeys(data["known"]) if key not in ended],
+            "known": [key for key in dict.fromkeys(data["known"]) if key not in ended or key in unsigned],
         }
 
     def _squeue(self) -> list[JobState]:
@@ -202,3 +204,8 @@ class Query:
     def _write(self, data: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # a full disk: the answer is good all the same
             write_json(self._path, data)
+
+
+def _unsigned(ended: Mapping[str, JobState], listed: Mapping[str, JobState]) -> set[str]:
+    """Canceled jobs, listed yet, of which accounting has not said by whom: it hears of an end a moment after squeue shows it."""
+    return {key for key, job in ended.items() if key in listed and job.state == "CANCELLED" and job.by is None}

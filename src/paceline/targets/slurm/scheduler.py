@@ -29,6 +29,8 @@ _AWAY = re.compile(
     r"|Munge encode failed",
     re.IGNORECASE,
 )
+#: Of a machine that belongs to no cluster; a DNS that is away for a while says "Host name lookup failure".
+_UNCONFIGURED = re.compile(r"res_nsearch error: Unknown host.*DNS SRV lookup failed", re.DOTALL)
 #: Would give its answers another form.
 _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
 
@@ -107,6 +109,13 @@ class Scheduler:
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
             self._complain(argv[0], result)
+        if result.returncode != 0 and _UNCONFIGURED.search(result.stderr):
+            where = "this machine" if settings.login is None else f"the login host {settings.login}"
+            raise TargetError(
+                f"{self._title}: {where} has Slurm's programs, but neither a slurm.conf nor a controller's name in DNS "
+                f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
+                "(the setting login)."
+            )
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
             raise AwayError(f"{self._title}: Slurm's {who} does not answer ({result.said}).")

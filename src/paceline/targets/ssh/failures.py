@@ -70,9 +70,10 @@ def explain(host: Host, text: str, exit_code: int | None, login: list[str], pyth
             )
             return f"{words} (ssh: {said})." if said else f"{words}."
     if exit_code == 127 or re.search(r"command not found|No such file or directory", text):
+        is_path = "/" in python
         return (
-            f"there is no {python!r} on its PATH, and Python 3.10 or later is needed there ({said}). "
-            "Install it, or set `python` to its full path."
+            f"there is no {python!r} {'there' if is_path else 'on its PATH'}, and Python 3.10 or later is needed ({said}). "
+            f"Install it, or set `python` to {'one that is' if is_path else 'its full path'}."
         )
     return f"{said or 'ssh ended without a word'} (exit code {exit_code}). Try `{shlex.join(login)}`."
 

@@ -262,6 +262,119 @@ def check_gradients_that_are_not_contiguous_and_frozen_parameters(hvd):
     assert conv.bias.grad is None
 
 
+def _trained_over_time(hvd, distributed, change, **how):
+    """The weights of two layers after six steps, of which one process sees whole batches; `change` comes after three."""
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2))
+    inputs = torch.randn(6, 2 * hvd.size(), 3)
+    change("begin", model, None)
+    opt = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9, weight_decay=0.01)
+    if distributed:
+        opt = hvd.DistributedOptimizer(opt, named_parameters=model.named_parameters(), **how)
+    for step, batch in enumerate(inputs):
+        if step == 3:
+            opt = change("later", model, opt) or opt
+        mine = batch[2 * hvd.rank() : 2 * hvd.rank() + 2] if distributed else batch
+        model.zero_grad()
+        model(mine).square().mean().backward()
+        opt.step()
+    return [p.detach() for p in model.parameters()]
+
+
+def check_layers_may_be_frozen_unfrozen_and_added_on_the_way(hvd):
+    # Story: what was unfrozen or added was never reduced, in silence; what was frozen went on by zeros and its momentum.
+    def freeze(when, model, opt):
+        if when == "later":
+            model[0].requires_grad_(False)
+
+    def unfreeze(when, model, opt):
+        if when == "begin":
+            model[0].requires_grad_(False)
+        elif len(opt.param_groups[0]["params"]) == 2:
+            opt.add_param_group({"params": list(model[0].requires_grad_(True).parameters()), "lr": 0.05})
+
+    def unfreeze_known(when, model, opt):
+        model[0].requires_grad_(when == "later")
+
+    for change in (freeze, unfreeze, unfreeze_known):
+        for groups in (None, 1):
+            alone = _trained_over_time(hvd, False, change)
+            together = _trained_over_time(hvd, True, change, groups=groups)
+            for one, other in zip(alone, together, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def check_layers_may_be_frozen_and_unfrozen_again_and_again(hvd):
+    # Story: a layer that was frozen in one step was unknown to the hooks in the next (KeyError).
+    def trained(distributed, passes):
+        torch.manual_seed(5)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        if distributed:
+            named = model.named_parameters()
+            opt = hvd.DistributedOptimizer(opt, named_parameters=named, backward_passes_per_step=passes)
+        for step, batches in enumerate(torch.randn(9, passes, hvd.size(), 2, 3, dtype=torch.float64)):
+            model[0].requires_grad_(step % 3 != 1)
+            model[2].requires_grad_(step % 3 != 2)
+            opt.zero_grad()
+            for batch in batches:
+                mine = batch[hvd.rank()] if distributed else batch
+                model(mine).square().mean().backward()
+            opt.step()
+        return [p.detach() for p in model.parameters()]
+
+    for passes in (1, 2):
+        for one, other in zip(trained(False, passes), trained(True, passes), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def check_a_second_optimizer_of_the_same_parameters_takes_over(hvd):
+    # Story: the first one's hooks went on submitting, so the second one's names were in flight already.
+    model = linear()
+    first = wrapped(hvd, model)
+    backward(model, 1)
+    first.step()
+    assert model.weight.item() == 0
+    second = wrapped(hvd, model)
+    for _ in range(2):
+        second.zero_grad()
+        backward(model, hvd.rank() + 1)
+        second.step()
+    assert model.weight.item() == -2 * mean_rank(hvd)
+    del first, second
+    plain = torch.optim.SGD(model.parameters(), lr=1.0)
+    for _ in range(2):
+        plain.zero_grad()
+        backward(model, hvd.rank() + 1)
+        assert model.weight.grad.item() == hvd.rank() + 1
+        plain.step()
+
+
+def check_an_optimizer_that_is_wrapped_twice_has_the_newer_settings(hvd):
+    # Story: TypeError: Cannot create a consistent method resolution order.
+    model = linear()
+    opt = wrapped(hvd, model)
+    opt = hvd.DistributedOptimizer(opt, model.named_parameters(), op=hvd.Sum)
+    assert type(opt).__mro__.count(torch.optim.SGD) == 1
+    backward(model, hvd.rank() + 1)
+    opt.step()
+    assert model.weight.item() == 1 - mean_rank(hvd) * hvd.size()
+
+
+def check_what_is_no_optimizer_and_no_compression_is_refused(hvd):
+    model = linear()
+    for given in (model, model.parameters(), torch.optim.SGD):
+        with pytest.raises(ValueError, match=r"optimizer=.* is not an optimizer of torch. Give an instance"):
+            hvd.DistributedOptimizer(given)
+    for how, said in (
+        ({"compression": "fp16"}, r"compression='fp16': give hvd.Compression.none"),
+        ({"op": "average"}, r"op='average' is no operation of Horovod's"),
+        ({"backward_passes_per_step": 1.5}, r"backward_passes_per_step=1.5 must be > 0, a whole number"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            wrapped(hvd, model, **how)
+
+
 def check_a_process_set_of_its_own(hvd):
     if hvd.size() < 3:
         return

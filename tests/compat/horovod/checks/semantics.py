@@ -285,6 +285,30 @@ def check_a_child_of_a_rank_can_t_join_in_its_place(hvd):
     assert refused == (hvd.size() > 1), done.stderr
 
 
+def check_a_forked_child_knows_its_place_and_takes_no_part(hvd):
+    # Story: a DataLoader's worker that asked for hvd.rank() was told to call hvd.init(); a collective in a child went
+    # through MPI in its parent's place, and the parent crashed at its end.
+    rank, size = hvd.rank(), hvd.size()
+    child = os.fork()
+    if child == 0:
+        told = 1
+        try:
+            assert (hvd.is_initialized(), hvd.rank(), hvd.size()) == (True, rank, size)
+            try:
+                hvd.allreduce(torch.ones(1))
+            except hvd.HorovodInternalError as error:
+                told = 2 if f"was forked from rank {rank}" in str(error) else 0
+            hvd.shutdown()
+            if size > 1:
+                hvd.init()
+        except RuntimeError as error:
+            told += "a child of the rank in process" in str(error)
+        finally:
+            os._exit(told)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (3 if size > 1 else 2)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+
+
 def check_shutdown_and_init_again(hvd):
     for _ in range(5):
         hvd.shutdown()

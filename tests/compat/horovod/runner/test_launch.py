@@ -115,6 +115,18 @@ def test_horovod_works_in_a_script(tmp_path):
     assert [lines(done, rank) for rank in range(2)] == [["0 2 1.0"], ["1 2 1.0"]], done.stderr
 
 
+def test_torch_finds_its_backend_mpi_in_a_script(tmp_path):
+    # Story: torch said that MPI is only included if PyTorch is built from source.
+    require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
+    path = script(
+        tmp_path,
+        "import torch, torch.distributed as dist\ndist.init_process_group('mpi')\n"
+        "one = torch.ones(1)\ndist.all_reduce(one)\nprint(dist.get_rank(), one.item())\n",
+    )
+    done = run("--mpi", "-np", 2, "python", path)
+    assert [lines(done, rank) for rank in range(2)] == [["0 2.0"], ["1 2.0"]], done.stderr
+
+
 @pytest.mark.parametrize("command", [["python", "-c", "import horovod; print(horovod.__name__)"], ["python", "w.py"]])
 def test_horovod_is_found_by_modules_scripts_and_their_children(tmp_path, command):
     (tmp_path / "w.py").write_text(
@@ -171,6 +183,20 @@ def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
     )
     done = run("-np", 2, "python", path)
     assert done.returncode == 7, done.stderr
+
+
+def test_a_rank_that_ended_too_early_is_named_though_it_did_not_fail(tmp_path):
+    # Story: "rank 0 failed first" was all that was said of a rank 1 with fewer batches.
+    require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
+    path = script(
+        tmp_path,
+        "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(0)\nhvd.allreduce(torch.ones(1))\n",
+    )
+    done = run("-np", 2, "python", path)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "rank 1 has shut down, at the end of its script or by its own call" in last
+    assert "Before that, rank 1 had ended" in last
 
 
 def test_a_rank_gets_time_for_its_checkpoint(tmp_path, transport):

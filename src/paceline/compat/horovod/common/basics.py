@@ -32,7 +32,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """
     from paceline import collectives
 
-    if collectives.current() is not None:
+    if is_initialized():
         return
     _refuse_ranks_child()
     engine = collectives.start()
@@ -58,16 +58,17 @@ def shutdown() -> None:
     try:
         collectives.stop()
     finally:
-        os.environ.pop(_JOINED, None)
+        # A forked child leaves its parent's place in the world alone.
+        if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
+            del os.environ[_JOINED]
         timeline.end()
         handles.clear()
         registry.end()
 
 
 def is_initialized() -> bool:
-    from paceline import collectives
-
-    return collectives.current() is not None
+    """Also in a child that was forked since, such as a DataLoader's worker: it has its parent's rank and size."""
+    return registry.is_begun
 
 
 def engine() -> Engine:
@@ -76,12 +77,7 @@ def engine() -> Engine:
     Raises:
         ValueError: `init` has not been called, or `shutdown` has.
     """
-    from paceline import collectives
-
-    running = collectives.current()
-    if running is None:
-        raise ValueError("Horovod has not been initialized; use hvd.init().")
-    return running
+    return registry.engine()
 
 
 def size() -> int:

@@ -29,7 +29,7 @@ def broadcast_object(
     members = checked_members(process_set)
     if root_rank not in members:
         raise ValueError(
-            f"root_rank={root_rank} is not among the ranks {members}. It is a rank of the world, in a process set too."
+            f"root_rank={root_rank!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
         )
     is_root = basics.rank() == root_rank
     data = _bytes(obj) if is_root else np.empty(0, np.uint8)

@@ -120,6 +120,10 @@ class _Registry:
         self.world.ranks = None
         self._sets, self._engine, self._dynamic = {}, None, False
 
+    @property
+    def is_begun(self) -> bool:
+        return self._engine is not None
+
     def engine(self) -> Engine:
         if self._engine is None:
             raise ValueError("Horovod has not been initialized; use hvd.init().")

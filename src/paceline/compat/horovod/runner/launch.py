@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
 
 def why(outcome: Outcome) -> tuple[int, int, str] | None:
     """(rank, exit code, sentence) of the rank that failed first; None where none did."""
-    from paceline.supervisor.diagnose import WorkerEnd, first_failure
+    from paceline.supervisor.diagnose import WorkerEnd, first_failure, gone_before
 
     ends = [
         WorkerEnd(
@@ -93,7 +93,7 @@ def why(outcome: Outcome) -> tuple[int, int, str] | None:
         what = f"killed by {signal.Signals(first.signal).name}"
     if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
         what = str(first.error["exception"])
-    return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}"
+    return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
 
 
 def slots_of(np: int, hosts: str | None, hostfile: str | None) -> list[Slot]:

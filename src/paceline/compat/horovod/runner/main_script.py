@@ -1,4 +1,5 @@
-"""Run a script as `python script.py` would: its exception is written down, and a failing rank leaves MPI alone.
+"""Run a script as `python script.py` would: its exception is written down, a failing rank leaves MPI alone, and torch has
+the backend "mpi" where the ranks talk over it.
 
 python .../runner/main_script.py script.py [argument ...]
 """
@@ -9,6 +10,7 @@ import sys
 if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
     del sys.path[0]
 
+from paceline.collectives import torch_mpi
 from paceline.worker import report, script
 
 _SCRATCH = "HOROVODRUN_SCRATCH"
@@ -24,6 +26,8 @@ def main(argv: "list[str]") -> None:
             told(error)
 
     report.failed = failed
+    if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
+        torch_mpi.install_when_loaded()
     script.run(argv[0], argv[1:])
 
 

@@ -82,7 +82,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
     members = checked_members(process_set)
     if root not in members:
         raise ValueError(
-            f"root_rank={root} is not among the ranks {members}. It is a rank of the world, in a process set too."
+            f"root_rank={root!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
         )
 
     def submit(arrays: list[Array]) -> int:

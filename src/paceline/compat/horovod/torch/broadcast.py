@@ -71,7 +71,7 @@ def _submit(
     members = checked_members(process_set)
     if root not in members:
         raise ValueError(
-            f"root_rank={root} is not among the ranks {members}. It is a rank of the world, in a process set too."
+            f"root_rank={root!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
         )
     source = host(tensor)
     out = source if target is not None else empty_like(source.tensor)

@@ -28,6 +28,7 @@ class AdasumOptimizer(GradientOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The wrapped optimizer's step, from whose place the ranks' steps are combined; the closure's loss."""
+        self._follow_parameters()
         trained = self._trained
         start = [p.detach().clone() for p in trained]
         compression = self._reduction.compression

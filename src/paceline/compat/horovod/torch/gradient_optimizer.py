@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Sum
@@ -16,6 +18,9 @@ from paceline.compat.horovod.common.process_sets import ProcessSet
 from paceline.compat.horovod.torch.allreduce import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
 
 Finish = Callable[[], None]
+
+#: Parameter -> the hook of the newest optimizer that trains it: those before it reduce in `synchronize` only.
+_HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,21 +120,19 @@ class GradientOptimizer:
         self._reduction, self._names, self._hooked = reduction, names, hooked
         self._groups = groups
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
-        self._trained = [p for p in names if p.requires_grad]
+        self._watched: set[torch.Tensor] = set()
+        self._trained: list[torch.Tensor] = []
         self._finishes: list[Finish] = []
         self._submitted: set[torch.Tensor] = set()
         self._sparse_axes: dict[torch.Tensor, int] = {}
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
+        self._follow_parameters()
         self._forget()
-        if hooked:
-            for p in self._trained:
-                p.register_post_accumulate_grad_hook(self._hook)  # type: ignore[no-untyped-call]
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Add up the gradients of so many backward passes from now on."""
-        if passes < 1:
-            raise ValueError("backward_passes_per_step must be > 0")
+        check_passes(passes)
         self.backward_passes_per_step = passes
         self._left = dict.fromkeys(self._trained, passes)
 
@@ -142,6 +145,7 @@ class GradientOptimizer:
         if not self._hooked:
             self._synchronized = True
             return
+        self._follow_parameters()
         try:
             waiting: set[int] = set()
             for p in self._trained:
@@ -231,8 +235,39 @@ class GradientOptimizer:
 
         return call
 
+    def _follow_parameters(self) -> None:
+        """Take in what was frozen, unfrozen or added since: each rank reduces what one process would train now."""
+        for group, of_group in enumerate(self.param_groups):
+            for index, p in enumerate(of_group["params"]):
+                if p not in self._names:
+                    self._names[p] = f"allreduce.noname.{group}.{index}"
+        self._trained = [p for p in self._names if p.requires_grad]
+        for p in [p for p in self._group_of if not p.requires_grad]:
+            # From now on alone, for a group is sent when all its members have their gradients.
+            index = self._group_of.pop(p)
+            name, members = self._groups[index]
+            self._groups[index] = name, [member for member in members if member is not p]
+        if self._hooked:
+            for p in self._trained:
+                if p not in self._watched:
+                    self._watch(p)
+
+    def _watch(self, p: torch.Tensor) -> None:
+        self._watched.add(p)
+        # Weak, so that an optimizer that the script has let go of does nothing any more.
+        self_or_none = weakref.ref(self)
+
+        def hook(p: torch.Tensor) -> None:
+            if (optimizer := self_or_none()) is not None:
+                optimizer._hook(p)
+
+        if (older := _HOOKS.get(p)) is not None:  # type: ignore[no-untyped-call]
+            older.remove()
+        _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
     def _hook(self, p: torch.Tensor) -> None:
-        if self._left[p] <= 0:
+        # One that was frozen in the last step, and is not any more, has all its passes before it.
+        if self._left.setdefault(p, self.backward_passes_per_step) <= 0:
             raise AssertionError(
                 "Gradients were computed more than backward_passes_per_step times before call to step(). "
                 f"Increase backward_passes_per_step (now {self.backward_passes_per_step}) to accumulate gradients locally."
@@ -279,6 +314,12 @@ class GradientOptimizer:
         self._finishes, self._submitted, self._touched = [], set(), False
         self._left = dict.fromkeys(self._trained, self.backward_passes_per_step)
         self._complete: list[set[torch.Tensor]] = [set() for _ in self._groups]
+
+
+def check_passes(passes: int) -> None:
+    """Raises ValueError unless it is a number of backward passes."""
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"backward_passes_per_step={passes!r} must be > 0, a whole number.")
 
 
 def _empty_sparse(p: torch.Tensor, axes: int) -> torch.Tensor:

@@ -14,11 +14,11 @@ from typing import Any, TypeVar, cast
 import torch
 
 from paceline.compat.horovod.common import basics
-from paceline.compat.horovod.common.ops import Adasum, Average
+from paceline.compat.horovod.common.ops import Adasum, Average, resolve_op
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.delta_optimizer import AdasumOptimizer
-from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, Reduction
+from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, Reduction, check_passes
 from paceline.compat.horovod.torch.parameter_names import in_groups, parameter_names
 
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -38,7 +38,7 @@ def DistributedOptimizer(  # noqa: N802
 ) -> O:
     """The optimizer again, as an instance of a subclass of its own class that reduces gradients over the ranks.
 
-    It shares parameter groups and state with the one that was given.
+    It shares parameter groups and state with the one that was given; one that was wrapped before takes on these settings.
 
     backward_passes_per_step: gradients of so many backward passes are added up (not averaged) before they are reduced.
     gradient_predivide_factor: averages are divided by this before the sum and by the rest of the size after it.
@@ -48,20 +48,29 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: the arguments contradict each other, or name the optimizer's parameters incompletely.
     """
+    if not hasattr(optimizer, "param_groups"):
+        raise ValueError(
+            f"optimizer={_shown(optimizer)} is not an optimizer of torch. Give an instance, such as "
+            "torch.optim.SGD(model.parameters(), lr=0.1 * hvd.size())."
+        )
+    if not hasattr(compression, "compress"):
+        raise ValueError(f"compression={_shown(compression)}: give hvd.Compression.none or hvd.Compression.fp16.")
+    op = resolve_op(op, None)
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if gradient_predivide_factor <= 0:
         raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be more than 0.")
-    if backward_passes_per_step < 1:
-        raise ValueError("backward_passes_per_step must be > 0")
+    check_passes(backward_passes_per_step)
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
 
     names = parameter_names(optimizer, named_parameters)
     base: type[Any] = AdasumOptimizer if op == Adasum and basics.size() > 1 else GradientOptimizer
+    # One that was wrapped before is wrapped anew, not twice.
+    wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
     # Under the name of its own class: schedulers and checkpoints look at it.
-    cls: Any = type(type(optimizer).__name__, (base, type(optimizer)), {"__module__": type(optimizer).__module__})
+    cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": wrapped.__module__})
     made = cls.__new__(cls)
     # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
@@ -80,3 +89,8 @@ def DistributedOptimizer(  # noqa: N802
         hooked=basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1",
     )
     return cast(O, made)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{type(value).__name__} object"

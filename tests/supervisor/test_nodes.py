@@ -1,0 +1,91 @@
+"""What runs once on each node, told of by the supervisor; the nodes are stand-ins whose commands have ended already."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.nodes import on_nodes
+from paceline.targets import Seen
+from paceline.targets.base import Ended, Started
+from tests.helpers import make_job, make_launch, make_run
+
+TOLD = {"cause": "environment", "message": "the environment could not be built. All is in '/tmp/x/environments/1.log'."}
+
+
+class Failing:
+    """Two nodes, of which the second has failed."""
+
+    def __init__(self, folder: RunFolder, lost: dict[int, str]) -> None:
+        self.nodes = make_launch(make_job(), node_count=2).nodes
+        self._folder, self._lost, self._ends = folder, lost, []
+
+    def start(self, command, cwd, environment):
+        self._folder.prepared(0).parent.mkdir(exist_ok=True)
+        write_json(self._folder.prepared(command.node_rank), {"failure": TOLD} if command.node_rank else {})
+        code = command.node_rank
+        self._ends.append(Ended(pid=7 + code, node_rank=code, exit_code=code, time=time.time()))
+        return Started(command=command, pid=7 + code)
+
+    def ended(self):
+        ends, self._ends = self._ends, []
+        return ends
+
+    def lost(self):
+        return self._lost
+
+    def shell(self, rank):
+        return {}
+
+    def kill_all(self):
+        return 0
+
+    def signal(self, pid, rank, number):
+        return False
+
+    def is_alive(self, pid, rank):
+        return False
+
+
+@pytest.fixture
+def prepare(tmp_path):
+    """The failure of a preparation, of nodes with these folders."""
+
+    def run(*, is_shared: bool, lost: dict[int, str]):
+        folder, fd = make_run(tmp_path / "runs")
+        with open(fd, "rb"):
+            path = Path("/node/run")
+            seen = Seen(
+                run_dir=folder.path if is_shared else path,
+                **dict.fromkeys(("work_dir", "scratch_dir", "library_dir"), path),
+                python="python3",
+                is_shared=is_shared,
+            )
+            wake = SimpleNamespace(heed=lambda nodes: None, sleep=lambda seconds: None)
+            nodes = Failing(folder, lost)
+            options = {"folder": folder, "nodes": nodes, "seen": seen, "wake": wake, "stop": lambda: None}
+            return on_nodes("prepare", [0, 1], **options).failure
+
+    return run
+
+
+def test_what_failed_on_a_disk_of_the_node_s_own_names_the_node(prepare):
+    # Story: "All that was printed is in '/tmp/...log'" of one host among several, and nobody could tell which.
+    failure = prepare(is_shared=False, lost={})
+    assert (failure.cause, failure.node) == ("environment", "node-1")
+    assert failure.message == f"On node node-1: {TOLD['message']}"
+
+
+def test_what_failed_in_a_folder_that_all_see_is_told_as_it_is(prepare):
+    failure = prepare(is_shared=True, lost={})
+    assert (failure.node, failure.message) == (None, TOLD["message"])
+
+
+def test_a_node_that_is_lost_is_named_once(prepare):
+    failure = prepare(is_shared=False, lost={1: "node-1: nothing heard for 15 s."})
+    assert (failure.cause, failure.message) == ("node_lost", "Node node-1 was lost: nothing heard for 15 s.")
