@@ -17,7 +17,9 @@ from paceline.node.output import Bar, bar_text, say
             "train  [##############----------]  60%  120.0 of 200.0 MB, 12 of 20 files",
         ),
         ((2 * 10**9, 2 * 10**9, 1, 1), "train  [########################] 100%  2.0 of 2.0 GB, 1 of 1 files"),
-        ((0, 0, 0, 0), "train  [########################] 100%  0.0 of 0.0 kB, 0 of 0 files"),
+        ((0, 0, 0, 0), "train  [########################] 100%  0 of 0 B, 0 of 0 files"),
+        ((20, 20, 1, 1), "train  [########################] 100%  20 of 20 B, 1 of 1 files"),
+        ((500, 1500, 0, 1), "train  [########----------------]  33%  0.5 of 1.5 kB, 0 of 1 files"),
     ],
 )
 def test_the_bar_says_bytes_and_files(figures, text):

@@ -6,6 +6,7 @@ import sys
 import time
 
 _WIDTH = 24
+_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 #: Seconds between two states of the bar.
 _EVERY_S = 0.2
 
@@ -38,12 +39,11 @@ def bar_text(what: str, done_bytes: int, total_bytes: int, done_files: int, tota
     """ "train  [######----]  60 %  120 of 200 MB, 12 of 20 files"."""
     share = done_bytes / total_bytes if total_bytes else 1.0
     filled = min(_WIDTH, int(share * _WIDTH))
-    unit, name = next(
-        ((size, name) for size, name in ((10**9, "GB"), (10**6, "MB")) if total_bytes >= size), (10**3, "kB")
-    )
+    unit, name = next(((size, name) for size, name in _UNITS if total_bytes >= size), (1, "B"))
+    digits = 0 if unit == 1 else 1
     return (
         f"{what}  [{'#' * filled}{'-' * (_WIDTH - filled)}] {min(share, 1.0):4.0%}  "
-        f"{done_bytes / unit:.1f} of {total_bytes / unit:.1f} {name}, {done_files} of {total_files} files"
+        f"{done_bytes / unit:.{digits}f} of {total_bytes / unit:.{digits}f} {name}, {done_files} of {total_files} files"
     )
 
 

@@ -39,7 +39,7 @@ class Copies:
         """
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
         sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
-        all_or_error(links, sent, "the run could not be sent")
+        all_or_error(links, sent, f"the run could not be sent to {self.path}")
         listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
         marks = all_or_error(links, listed, "the run's folder is gone")
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
