@@ -32,7 +32,7 @@ _FIRST_DELAY_S = 0.2
 #: With what the names of this process's unfinished files begin.
 _MARK = f".paceline-{os.getpid()}-{secrets.token_hex(4)}"
 #: How it is allowed to replace what is there: in Python, and in the words of the command line.
-_OVERWRITE = 'as_upload(overwrite=True), or ",overwrite" behind --output\'s path,'
+_OVERWRITE = "as_upload(overwrite=True) allows it, on the command line ',overwrite' behind the output's path."
 READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory of one process, which no run shares"}
 
 
@@ -63,7 +63,7 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
         if not reference.overwrite and (there := _existing(store, path)):
             raise DataError(
                 f"output {reference.name!r} is to be stored at {path or '/'!r} in {store.title}, where there are {len(there)} "
-                f"files already, such as {min(there)!r}. Name another path, or let it replace them: {_OVERWRITE} allows it."
+                f"files already, such as {min(there)!r}. Name another path; {_OVERWRITE}"
             )
         probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
         with store.telling(f"writing to {path or '/'!r}"):
@@ -101,7 +101,7 @@ def upload_folder(
         if not reference.overwrite and (both := (_existing(store, path) & {name for name, _ in files}) - own):
             raise DataError(
                 f"output {reference.name!r}: {len(both)} files are there already at {path or '/'!r} in {store.title}, such as "
-                f"{min(both)!r}; they were not replaced. The output lies in {str(folder)!r}; {_OVERWRITE} allows it."
+                f"{min(both)!r}; they were not replaced. The output lies in {str(folder)!r}; {_OVERWRITE}"
             )
         if begun is not None:
             write_json(begun, {"mark": _MARK}, sync=True)
