@@ -24,7 +24,15 @@ _NAMES = frozenset(
     {
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK"),
         *("MASTER_ADDR", "MASTER_PORT", "TF_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
-        *("PYTHONPATH", "PYTHONUNBUFFERED", "GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX"),
+        *(
+            "PYTHONPATH",
+            "PYTHONUNBUFFERED",
+            "PYTHONFAULTHANDLER",
+            "GIT_DIR",
+            "GIT_WORK_TREE",
+            "GIT_INDEX_FILE",
+            "GIT_PREFIX",
+        ),
     }
 )
 

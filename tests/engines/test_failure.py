@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,9 @@ def test_the_exit_code_is_the_workers_own(lab: Lab, end: str) -> None:
     assert exit_codes(run) == {"0": exit_code}
     if signal_name:
         assert signal_name in report.message
+    if signal_name in ("SIGSEGV", "SIGABRT"):
+        assert report.traceback is not None
+        assert re.search(r'train.py", line \d+ in <module>$', report.traceback)
     assert report.see == f"paceline logs {run.id}"
 
 
@@ -85,6 +89,7 @@ def test_under_mpirun_the_exit_code_is_the_workers_own(lab: Lab, mpirun: str, en
     assert (report.rank, report.exit_code, report.cause, report.signal) == (1, exit_code, cause, signal_name)
     assert exit_codes(run) == {"0": 143, "1": exit_code}
     assert report.victims == ((0, "was ended by Paceline because of it."),)
+    assert signal_name is None or "Fatal Python error: Segmentation fault" in str(report)
     assert report.see == f"paceline logs {run.id} --rank 1"
 
 

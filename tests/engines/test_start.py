@@ -94,6 +94,7 @@ def test_a_worker_finds_what_every_framework_reads(lab: Lab, engine: str, monkey
             "PACELINE_WORKSPACE": str(lab.workspace_dir),
             "PACELINE_ATTEMPT": "1",
             "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
             "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // 2)),
         }
         assert {name: found.get(name) for name in expected} == expected

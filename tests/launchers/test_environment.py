@@ -136,7 +136,7 @@ def test_threads_are_the_node_s_cores_divided_by_its_workers(cores, workers, thr
     job = make_job(distributed_backend="gloo", process_count_per_node=workers)
     launch = make_launch(job, cores=cores)
     found = environment.defaults(launch, launch.places[0])
-    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"]) == (threads, "1")
+    assert (found["OMP_NUM_THREADS"], found["PYTHONUNBUFFERED"], found["PYTHONFAULTHANDLER"]) == (threads, "1", "1")
 
 
 @pytest.mark.parametrize(("backend", "value"), [("mpi", "1"), ("gloo", None)])

@@ -124,7 +124,12 @@ def of_rank(launch: Launch, place: Place) -> dict[str, str]:
 def defaults(launch: Launch, place: Place) -> dict[str, str]:
     """What holds unless the shell says otherwise."""
     cores = launch.nodes[place.node_rank].cores
-    values = {"OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)), "PYTHONUNBUFFERED": "1"}
+    values = {
+        "OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)),
+        "PYTHONUNBUFFERED": "1",
+        # Open MPI leaves the signals alone for which there is a handler: its own would tell addresses.
+        "PYTHONFAULTHANDLER": "1",
+    }
     if launch.job.distributed_backend == "mpi":
         # torch's memory in huge pages: what moves between two processes is mapped page by page, so an all-reduce of
         # 16 MiB takes a third less time.

@@ -40,7 +40,7 @@ class WorkerEnd:
     """What was seen of one worker by the time the attempt was over.
 
     exit_code: as a shell gives it; None while it ran. error: its error file. ended_at, error_at: seconds since 1970.
-    stopped: Paceline ended it.
+    stopped: Paceline ended it. stack: where it was when a signal such as SIGSEGV ended it.
     """
 
     rank: int
@@ -49,6 +49,7 @@ class WorkerEnd:
     error: dict[str, Any] | None = None
     ended_at: float | None = None
     stopped: bool = False
+    stack: str | None = None
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -121,7 +122,7 @@ def worker_report(
         node=first.node,
         signal=signal_name(first.signal) if first.signal else None,
         exception=exception,
-        traceback=trace,
+        traceback=trace or (first.stack if first.signal else None),
         last_lines=first.last_lines,
         victims=tuple((end.rank, _victim_text(end, exception)) for end in ends if end is not first and _suffered(end)),
         see=logs_command(run_id, first.rank if len(ends) > 1 else None),

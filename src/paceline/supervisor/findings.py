@@ -12,6 +12,7 @@ from paceline.plan import Launch, Place
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
+from paceline.supervisor.crash import crash_stack
 from paceline.supervisor.diagnose import WorkerEnd, worker_report
 from paceline.supervisor.hints import with_hints
 from paceline.supervisor.in_containers import why_not_started
@@ -21,6 +22,8 @@ from paceline.supervisor.stalls import stalled_text
 
 #: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
 _PORT_LINES = 200
+#: Lines at that end in which a crash is looked for: Python may have written of dozens of other threads behind it.
+_CRASH_LINES = 400
 #: How mpirun ends its other workers once it has lost one, or a node.
 _BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
 #: What mpirun says of that.
@@ -77,6 +80,7 @@ class Findings:
         elif error is not None and exit_code is not None and exit_code > 128:
             # The exception came first; that native code then aborted the dying interpreter changes nothing.
             exit_code = error.get("exit_code", 1)
+        lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
         return WorkerEnd(
             rank=rank,
             node=self.launch.nodes[place.node_rank].name,
@@ -84,7 +88,8 @@ class Findings:
             error=error,
             ended_at=self.ended_at.get(rank),
             stopped=stopped,
-            last_lines=tuple(last_lines(self.folder.rank_log(self.launch.attempt, rank), 20)),
+            stack=crash_stack(lines),
+            last_lines=tuple(lines[-20:]),
         )
 
 

@@ -76,7 +76,7 @@ class CompletingChecks:
             assert {name: found.get(name) for name in wanted} == wanted
             assert foreign(found, wanted) == []
             assert int(found["OMP_NUM_THREADS"]) >= 1
-            assert found["PYTHONUNBUFFERED"] == "1"
+            assert found["PYTHONUNBUFFERED"] == found["PYTHONFAULTHANDLER"] == "1"
             paths.add((found["PYTHONPATH"].split(os.pathsep)[0], found["PACELINE_RUN_DIR"], found["MASTER_ADDR"]))
 
             assert what["argv"] == list(WORDS)

@@ -58,7 +58,8 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 
 def with_defaults(environment: Mapping[str, str], slot: Slot, *, is_one_machine: bool) -> dict[str, str]:
     """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
-    found = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // slot.local_size)), "PYTHONUNBUFFERED": "1"}
+    threads = max(1, (os.cpu_count() or 1) // slot.local_size)
+    found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if is_one_machine:
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         found |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
