@@ -126,7 +126,7 @@ def run_python(code: str, *arguments: object, environment: Mapping[str, str] | N
     return text
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Return once `condition` holds. timeout_s: what a quiet machine may need; a busy one gets three times as much."""
     deadline = time.monotonic() + 3 * timeout_s
     while not condition():

@@ -160,7 +160,7 @@ def exit_codes(run: pl.Run, attempt: int = 1) -> dict[str, int]:
 
 def wait_for_file(path: Path) -> str:
     """The text of a file that a script writes, once it is there."""
-    wait_until(lambda: path.exists() and path.stat().st_size, f"{path.name} is written")
+    wait_until(lambda: path.exists() and path.stat().st_size, f"{path.name} is written", 60)
     return path.read_text()
 
 
@@ -178,4 +178,4 @@ def wait_for_status(run: pl.Run, status: str) -> None:
         assert record.status == status or not record.is_terminal, f"{record.status}: {record.failure}"
         return record.status == status
 
-    wait_until(reached, f"the run is {status}")
+    wait_until(reached, f"the run is {status}", 60)
