@@ -30,8 +30,8 @@ def main() -> None:
         larger = {}
         for batch in BATCHES[1:] if name == "transformer" else ():
             its_gloo_s, its_ours_s, its_alone_s = found[f"{name}_{batch}"]
-            larger[f"times_with_{batch}_sequences"] = its_gloo_s / its_ours_s
-            larger[f"at_most_with_{batch}"] = its_gloo_s / its_alone_s
+            larger[f"times_with_{64 * batch}_tokens"] = its_gloo_s / its_ours_s
+            larger[f"at_most_with_{64 * batch}"] = its_gloo_s / its_alone_s
         report(
             f"hvd_step_{name}",
             f"training step with hvd.DistributedOptimizer, {TITLES[name]}, 2 processes, against DDP on gloo",
