@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import NodeManager
 
 #: The longest, most of which is waiting: the other processes have the rest meanwhile.
 FIRST = "tests/engines"
@@ -20,6 +21,8 @@ class ByFolder(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
         config.option.loadscopereorder = False
+        # After Ctrl-C, so that engines are stopped: a process interrupts itself after 5 s, and has 10 more.
+        NodeManager.EXIT_TIMEOUT = 20
 
     def _split_scope(self, nodeid: str) -> str:
         return folder_of(nodeid)
