@@ -67,6 +67,8 @@ class Podman:
 
     def __init__(self, folder: Path, images: Collection[str] = tuple(_CHANGES), of: Podman | None = None) -> None:
         self._folder, self._images, self._of = folder, images, of
+        # podman refuses a longer path than 50 characters, in part: without a word a container's end takes 20 s.
+        self._run = Path(tempfile.gettempdir()) / f"pl-podman-{secrets.token_hex(4)}"
         self.environment = {
             "CONTAINERS_CONF": str(folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
@@ -76,7 +78,7 @@ class Podman:
         """Make the images; None, or why it can't be used."""
         if shutil.which("podman") is None:
             return "there is none on PATH"
-        store = {"driver": "vfs", "graphroot": str(self._folder / "root"), "runroot": str(self._folder / "run")}
+        store = {"driver": "vfs", "graphroot": str(self._folder / "root"), "runroot": str(self._run)}
         lines = ["[storage]", *(f"{name} = {json.dumps(value)}" for name, value in store.items())]
         (self._folder / "storage.conf").write_text("\n".join(lines))
         why: str | None = None
@@ -111,6 +113,7 @@ class Podman:
         if shutil.which("podman"):
             self("rm", "--all", "--force", "--time=0")
             self("rmi", "--all", "--force")
+        shutil.rmtree(self._run, ignore_errors=True)
 
     def _copy_images(self) -> str | None:
         assert self._of is not None
