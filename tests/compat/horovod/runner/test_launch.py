@@ -175,24 +175,21 @@ def test_the_first_rank_that_fails_ends_the_others_and_gives_the_exit_code(tmp_p
     assert re.fullmatch(rf"horovodrun: rank 1 on \S+ failed first: .*{told}", done.stderr.splitlines()[-1])
 
 
-def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
+def run_left_by_rank_1(tmp_path, exit_code):
+    """The end of two ranks, of which one waits for the other in a collective."""
     require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
-    path = script(
-        tmp_path,
-        "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(7)\nhvd.allreduce(torch.ones(1))\n",
-    )
-    done = run("-np", 2, "python", path)
+    text = "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(%d)\nhvd.allreduce(torch.ones(1))\n"
+    return run("-np", 2, "python", script(tmp_path, text % exit_code))
+
+
+def test_a_rank_in_a_collective_does_not_hide_the_one_that_failed(tmp_path):
+    done = run_left_by_rank_1(tmp_path, 7)
     assert done.returncode == 7, done.stderr
 
 
 def test_a_rank_that_ended_too_early_is_named_though_it_did_not_fail(tmp_path):
     # Story: "rank 0 failed first" was all that was said of a rank 1 with fewer batches.
-    require_engine("torch and the Open MPI of the wheel", find_mpirun(WHEEL))
-    path = script(
-        tmp_path,
-        "import horovod.torch as hvd, torch\nhvd.init()\nif rank == 1: sys.exit(0)\nhvd.allreduce(torch.ones(1))\n",
-    )
-    done = run("-np", 2, "python", path)
+    done = run_left_by_rank_1(tmp_path, 0)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert "rank 1 has shut down, at the end of its script or by its own call" in last

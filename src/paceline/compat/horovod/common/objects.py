@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.arrays import allgather_async, broadcast_async_
-from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,11 +26,7 @@ def broadcast_object(
     """
     import numpy as np
 
-    members = checked_members(process_set)
-    if root_rank not in members:
-        raise ValueError(
-            f"root_rank={root_rank!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
-        )
+    check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
     data = _bytes(obj) if is_root else np.empty(0, np.uint8)
     size = np.array([data.size], np.int64)

@@ -73,6 +73,17 @@ def checked_members(process_set: ProcessSet) -> list[int]:
     return process_set.ranks
 
 
+def check_root(root_rank: int, process_set: ProcessSet) -> None:
+    """Raises:
+    ValueError: `root_rank` is not in the set, or the set can't be used; see `checked_members`.
+    """
+    members = checked_members(process_set)
+    if root_rank not in members:
+        raise ValueError(
+            f"root_rank={root_rank!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
+        )
+
+
 def registered_number(process_set: ProcessSet) -> int:
     """The engine's number of a set that `checked_members` has let through."""
     assert process_set.process_set_id is not None

@@ -12,7 +12,7 @@ from paceline.compat.horovod.common.arrays import plain
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
-    checked_members,
+    check_root,
     global_process_set,
     registered_number,
 )
@@ -79,11 +79,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
     Raises:
         ValueError: `root` is not in the process set.
     """
-    members = checked_members(process_set)
-    if root not in members:
-        raise ValueError(
-            f"root_rank={root!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
-        )
+    check_root(root, process_set)
 
     def submit(arrays: list[Array]) -> int:
         [array] = arrays

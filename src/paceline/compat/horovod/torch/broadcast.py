@@ -10,7 +10,7 @@ from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
-    checked_members,
+    check_root,
     global_process_set,
     registered_number,
 )
@@ -68,11 +68,7 @@ class _Broadcast(torch.autograd.Function):
 def _submit(
     tensor: torch.Tensor, target: torch.Tensor | None, root: int, name: str | None, process_set: ProcessSet
 ) -> int:
-    members = checked_members(process_set)
-    if root not in members:
-        raise ValueError(
-            f"root_rank={root!r} is not among the ranks {members}. It is a rank of the world, in a process set too."
-        )
+    check_root(root, process_set)
     source = host(tensor)
     out = source if target is not None else empty_like(source.tensor)
 
