@@ -12,13 +12,14 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = "errors processes library job plan runs environments data carried containers launchers targets"
+UP_TO_TARGETS = "errors locks processes library job plan runs environments data carried containers launchers targets"
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
     "errors": "",
     "processes": "",
     "library": "",
+    "locks": "",
     "plugins": "",
     "worker": "errors collectives.torch_mpi collectives.when_loaded",
     "collectives": "errors processes",
@@ -29,22 +30,22 @@ MAY_IMPORT = {
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors environments.environment data.reference",
     "plan": "errors job",
-    "runs": "errors processes job plan data.reference containers",
+    "runs": "errors locks processes job plan data.reference containers",
     "snapshot": "errors runs.files",
-    "environments": "errors runs.files",
-    "data": "errors runs.files",
+    "environments": "errors locks runs.files",
+    "data": "errors locks runs.files",
     # What of a job's environment and data lies on the submitting machine alone.
-    "carried": "errors job runs environments data",
-    "containers": "errors processes job plan",
+    "carried": "errors locks job runs environments data",
+    "containers": "errors locks processes job plan",
     # An Open MPI is found where the workers run.
     "node": "errors processes job plan runs environments data carried containers launchers.mpi",
     # On nodes, where nothing else of Paceline may be needed.
     "agent": "errors processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
     # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors plugins processes library job plan runs agent data carried",
+    "targets": "errors locks plugins processes library job plan runs agent data carried",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": "errors processes library job plan runs launchers targets containers"
+    "supervisor": "errors locks processes library job plan runs launchers targets containers"
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": f"{UP_TO_TARGETS} supervisor snapshot submit",

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline import locks
 from paceline.carried import home
 from paceline.carried.home import expect, is_over, settle, take_record
 from paceline.data import upload
 from paceline.data.reference import DataReference
 from paceline.errors import DataError
-from paceline.runs import lock, states, store
+from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import json_lines, read_json, write_json
 from paceline.runs.folder import RunFolder
@@ -112,7 +113,7 @@ def test_what_has_come_is_stored_and_only_then_the_run_has_ended(trip: Trip) -> 
 
 def test_another_process_that_stores_is_left_to_it(trip: Trip) -> None:
     trip.come_back()
-    fd = lock.take(trip.folder.lock)
+    fd = locks.take(trip.folder.lock)
     assert fd is not None
     assert settle(trip.folder), "nobody is to be asked for the run any more"
     assert trip.record.status == states.FINALIZING

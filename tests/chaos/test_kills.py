@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.environments.wheels import make_wheel
 
-from paceline import processes
+from paceline import locks, processes
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
@@ -168,11 +168,10 @@ def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
 def block_the_machine(workspace: Path) -> int:
     """Hold all cores, as another run would, so that the next run has to queue; closing the file lets go of them."""
     from paceline.processes import core_count
-    from paceline.runs import lock
 
     other = workspace / "runs" / f".blocker-{time.monotonic_ns()}"
     other.mkdir(parents=True)
-    fd = lock.take(RunFolder(other).lock)
+    fd = locks.take(RunFolder(other).lock)
     assert fd is not None
     queue = Queue(leases_dir(), core_count(), ())
     queue.enqueue(other, Demand(cores=core_count(), gpus=0, ports=0))

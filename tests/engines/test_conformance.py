@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from paceline.runs import elsewhere, lock
+from paceline import locks
+from paceline.runs import elsewhere
 from paceline.runs.run import Run
 from paceline.testing.bench import Bench, seen, states_of, text_of
 from paceline.testing.completing import WAYS
@@ -48,7 +49,7 @@ class Local(TargetUnderTest):
         tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*")
         mine = [path for path in tickets if run.id in path.read_text()]
         # One whose run nobody looks after counts no more; the next run that asks removes it.
-        return [*super().left(run), *(str(path) for path in mine if lock.is_held(run.folder.lock))]
+        return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import processes
+from paceline import locks, processes
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
-from paceline.runs import lock, states, store
+from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import json_lines, read_json, write_json
 from paceline.runs.folder import RunFolder
@@ -37,7 +37,7 @@ def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
 def test_a_new_run_has_its_folders_its_record_and_its_lock(runs_dir):
     folder, fd = make_run(runs_dir)
     assert store.read(folder).status == states.NOT_STARTED
-    assert lock.is_held(folder.lock)
+    assert locks.is_held(folder.lock)
     assert all(part.is_dir() for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints))
     assert [event["status"] for event in json_lines(folder.events)] == [states.NOT_STARTED]
     assert os.listdir(runs_dir) == [RUN_ID]
@@ -356,7 +356,7 @@ def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
         os.close(fd)
         return False
 
-    monkeypatch.setattr(lock, "is_held", ends_meanwhile)
+    monkeypatch.setattr(locks, "is_held", ends_meanwhile)
     assert store.read(folder).status == states.COMPLETED
 
 

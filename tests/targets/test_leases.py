@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.runs import lock
+from paceline import locks
 from paceline.runs.folder import RunFolder
 from paceline.targets.leases import LEASES_VARIABLE, Demand, Lease, Queue, free_ports, leases_dir
 from tests.helpers import start_python
@@ -27,7 +27,7 @@ class Machine:
 
     def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2) -> None:
         self.run_dir(name).mkdir(parents=True)
-        self.locks[name] = lock.take(RunFolder(self.run_dir(name)).lock)
+        self.locks[name] = locks.take(RunFolder(self.run_dir(name)).lock)
         self.queue.enqueue(self.run_dir(name), Demand(cores=cores, gpus=gpus, ports=ports))
 
     def kill(self, name: str) -> None:
@@ -161,11 +161,11 @@ def test_the_run_of_a_killed_process_gives_back_what_it_held(machine):
     code = """
 import sys, time
 from pathlib import Path
-from paceline.runs import lock
+from paceline import locks
 from paceline.targets.leases import Demand, Queue
 top, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
 run_dir.mkdir(parents=True)
-fd = lock.take(run_dir / "lock")
+fd = locks.take(run_dir / "lock")
 queue = Queue(top / "leases", 4, ())
 queue.enqueue(run_dir, Demand(cores=4, gpus=0, ports=2))
 print(type(queue.try_grant(run_dir)).__name__, flush=True)
@@ -209,14 +209,14 @@ def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from paceline.runs import lock
+from paceline import locks
 from paceline.targets.leases import Demand, Queue
 top, name = Path(sys.argv[1]), sys.argv[2]
 queue, kept = Queue(top / "leases", 4, ()), []
 for number in range(10):
     run_dir = top / "runs" / f"{name}{number}"
     run_dir.mkdir(parents=True)
-    kept.append(lock.take(run_dir / "lock"))
+    kept.append(locks.take(run_dir / "lock"))
     queue.enqueue(run_dir, Demand(cores=1, gpus=0, ports=2))
 print("done", flush=True)
 sys.stdin.readline()

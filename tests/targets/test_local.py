@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline import locks
 from paceline.errors import TargetError
 from paceline.processes import core_count
-from paceline.runs import lock
 from paceline.targets import leases, local
 from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget
@@ -111,7 +111,7 @@ def run(tmp_path):
     def make(name: str) -> Path:
         path = tmp_path / "runs" / name
         path.mkdir(parents=True)
-        fds.append(lock.take(path / "lock"))
+        fds.append(locks.take(path / "lock"))
         return path
 
     yield make

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from paceline import locks
 from paceline.errors import TargetError
-from paceline.runs import lock
 from paceline.runs.folder import RunFolder
 from paceline.targets.leases import Demand, Queue, leases_dir
 from paceline.targets.this_machine import ThisMachine
@@ -23,7 +23,7 @@ def queued(tmp_path, monkeypatch):
     def put(name, cores, gpus=0, grant=False):
         folder = RunFolder(tmp_path / "runs" / name)
         folder.path.mkdir(parents=True)
-        fd = lock.take(folder.lock)
+        fd = locks.take(folder.lock)
         assert fd is not None
         held.append(fd)
         queue = Queue(leases_dir(), os.cpu_count() or 1, ("0", "1"))

@@ -22,9 +22,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline import locks
 from paceline.data.reference import DataReference
 from paceline.errors import PacelineError, TransferError
-from paceline.runs import lock, states, store
+from paceline.runs import states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.files import json_lines, read_json, write_json, write_whole
 from paceline.runs.folder import RunFolder
@@ -80,7 +81,7 @@ def settle(folder: RunFolder) -> bool:
     """
     if not is_over(folder):
         return False
-    fd = lock.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
             if is_over(folder):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import time
@@ -11,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline import locks
 from paceline.containers.layer import Layer, read_layer
 
 
@@ -41,13 +41,9 @@ def all_layers(folder: Path) -> list[KeptLayer]:
 @contextlib.contextmanager
 def hold_layer(folder: Path, key: str) -> Iterator[None]:
     """While it lasts, the layer is not pruned; the kernel ends it with the process."""
-    fd = _open(folder, key)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH)
+    with locks.shared(_lock(folder, key)) as fd:
         os.utime(fd)
         yield
-    finally:
-        os.close(fd)
 
 
 def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[KeptLayer]:
@@ -56,11 +52,8 @@ def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = Fal
     for kept in all_layers(folder):
         if time.time() - kept.used_at < unused_for_s:
             continue
-        fd = _open(folder, kept.key)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
+        fd = locks.take(_lock(folder, kept.key))
+        if fd is None:
             continue
         removed.append(kept)
         if not dry_run:
@@ -76,21 +69,18 @@ def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = Fal
 def _sweep(folder: Path) -> None:
     """Remove what installations that failed or were killed have left."""
     for path in folder.glob("*/"):
-        if read_layer(folder, path.name) is None:
-            fd = _open(folder, path.name)
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if read_layer(folder, path.name) is None:
-                    shutil.rmtree(path, ignore_errors=True)
+        if read_layer(folder, path.name) is None and (fd := locks.take(_lock(folder, path.name))) is not None:
+            if read_layer(folder, path.name) is None:
+                shutil.rmtree(path, ignore_errors=True)
             os.close(fd)
 
 
-def _open(folder: Path, key: str) -> int:
-    return os.open(folder / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def _lock(folder: Path, key: str) -> Path:
+    return folder / f"{key}.lock"
 
 
 def _used_at(folder: Path, key: str) -> float:
     try:
-        return os.stat(folder / f"{key}.lock").st_mtime
+        return os.stat(_lock(folder, key)).st_mtime
     except OSError:
         return 0.0

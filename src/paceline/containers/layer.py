@@ -13,7 +13,6 @@ on all nodes of a run, each of which may have made its own.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import json
@@ -26,6 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
+from paceline import locks
 from paceline.containers import inside, layer_inside
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, for_client, run_argv
@@ -91,7 +91,8 @@ def ensure_layer(
         folder.mkdir(parents=True, exist_ok=True)
         if (found := read_layer(folder, key)) is not None:
             return found
-        with _locked(folder / f"{key}.lock", say):
+        waits = "another process installs these packages on top of the image; waiting for it"
+        with locks.locked(folder / f"{key}.lock", on_wait=lambda: say(waits)):
             if (found := read_layer(folder, key)) is not None:
                 return found
             shutil.rmtree(folder / key, ignore_errors=True)
@@ -258,17 +259,3 @@ def _write(path: Path, layer: Layer) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-
-
-@contextlib.contextmanager
-def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another process installs these packages on top of the image; waiting for it")
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

@@ -11,7 +11,6 @@ A version's number is never given out twice: a run that says "digits:3" must not
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -22,6 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import locks
 from paceline.data.dataset_steps import Steps, steps_from_json
 from paceline.data.reference import Source
 from paceline.errors import DataError
@@ -235,9 +235,5 @@ def _number(version: Any) -> int:
 def _locked(workspace_dir: Path) -> Iterator[None]:
     folder = datasets_dir(workspace_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    fd = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locks.locked(folder / ".lock"):
         yield
-    finally:
-        os.close(fd)

@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from paceline import locks
+
 #: Larger files come in several ranges at once.
 SINGLE_BYTES = 32 << 20
 
@@ -161,17 +163,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 
 def is_claimed(path: Path) -> bool:
     """Whether somebody is fetching this file now."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        return False
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
+    return locks.is_held(path)
 
 
 def _is_still(status: os.stat_result, path: Path) -> bool:

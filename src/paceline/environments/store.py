@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -22,6 +21,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from paceline import locks
 from paceline.environments import build
 from paceline.environments.base import Base, base
 from paceline.environments.built import RECORD, Built
@@ -104,15 +104,11 @@ class EnvironmentStore:
         Raises:
             EnvironmentBuildError: it has been pruned meanwhile; `ensure` builds it again.
         """
-        fd = self._open(built.key)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+        with locks.shared(self._lock(built.key)):
             if self._read(built.key) is None:
                 raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
             self._touch(built.key)
             yield
-        finally:
-            os.close(fd)
 
     def prune(self, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[Built]:
         """Remove those that nobody has used for so long and nobody holds, and what interrupted builds left; what is gone.
@@ -202,36 +198,25 @@ class EnvironmentStore:
         more = f" All that was printed is in {str(log)!r}." if log.exists() else ""
         return EnvironmentBuildError(f"the environment could not be built: {reason}{more}")
 
-    def _open(self, key: str) -> int:
-        """The lock's file, open. It stays when the environment goes: two files of one name would be two locks."""
-        path = self._folder / f"{key}.lock"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def _lock(self, key: str) -> Path:
+        """The lock's file. It stays when the environment goes: two files of one name would be two locks."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder / f"{key}.lock"
 
     @contextlib.contextmanager
     def _locked(self, key: str, say: Callable[[str], None]) -> Iterator[int]:
-        fd = self._open(key)
-        try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say("another process builds this environment; waiting for it")
-                fcntl.flock(fd, fcntl.LOCK_EX)
+        waits = "another process builds this environment; waiting for it"
+        with locks.locked(self._lock(key), on_wait=lambda: say(waits)) as fd:
             yield fd
-        finally:
-            os.close(fd)
 
     @contextlib.contextmanager
     def _free(self, key: str) -> Iterator[bool]:
-        fd = self._open(key)
+        fd = locks.take(self._lock(key))
         try:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield True
-            except BlockingIOError:
-                yield False
+            yield fd is not None
         finally:
-            os.close(fd)
+            if fd is not None:
+                os.close(fd)
 
     def _touch(self, key: str) -> None:
         with contextlib.suppress(OSError):

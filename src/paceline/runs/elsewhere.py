@@ -19,8 +19,9 @@ import time
 from importlib import import_module
 from typing import Any, Protocol
 
+from paceline import locks
 from paceline.errors import PacelineError
-from paceline.runs import lock, states, store, work_dir
+from paceline.runs import states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -105,7 +106,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
     never_started = asked is not None and not record.attempts
     if time.time() - since < _GRACE_S and not never_started:
         return store.shown(folder, record)
-    fd = lock.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
         return _ended(record, found)  # another reader writes it
     try:

@@ -5,12 +5,11 @@ They lie in a file of their own, to which everybody may append a line; the last 
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from paceline import locks
 from paceline.errors import RunStateError, UserError
 from paceline.runs.files import append_line, json_lines
 
@@ -62,9 +61,7 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
     """
     for key in properties:
         _check_key("property", key)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locks.locked(path):
         there = read(path).properties
         if again := sorted(set(there) & set(properties)):
             raise RunStateError(
@@ -72,8 +69,6 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
             )
         for key, value in properties.items():
             append_line(path, {"property": key, "value": str(value)})
-    finally:
-        os.close(fd)
 
 
 def set_name(path: Path, field_name: str, text: str) -> None:

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
+from paceline import locks, processes
 from paceline.errors import LauncherError, RunNotFoundError, RunStateError, WorkspaceError
-from paceline.runs import lock, states
+from paceline.runs import states
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.files import append_line, read_json, write_json
 from paceline.runs.folder import RunFolder, age_key, check_run_id
@@ -65,7 +65,7 @@ def _fill(folder: RunFolder, record: RunRecord) -> int:
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     write_json(folder.record, record.to_json())
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
-    fd = lock.take(folder.lock)
+    fd = locks.take(folder.lock)
     assert fd is not None, "nobody else knows of this file"
     return fd
 
@@ -158,7 +158,7 @@ def read(folder: RunFolder) -> RunRecord:
         from paceline.runs import elsewhere
 
         return elsewhere.read(folder, record)
-    if not lock.is_held(folder.lock):
+    if not locks.is_held(folder.lock):
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
         return record if record.is_terminal else _set_right(folder)
@@ -270,7 +270,7 @@ def close_deserted(
 
 
 def _set_right(folder: RunFolder) -> RunRecord:
-    fd = lock.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
         # Another reader is at it, or the folder is not ours to write: say what is true all the same.
         record = stored(folder)

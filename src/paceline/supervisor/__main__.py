@@ -21,8 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline import processes
-from paceline.runs import lock
+from paceline import locks, processes
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.guardian import guard
 from paceline.supervisor.supervise import supervise
@@ -73,7 +72,7 @@ def _take_lock(folder: RunFolder) -> None:
     Not held, it says nothing wrong: of such a run readers ask the engine. It keeps two readers from writing its end.
     """
     deadline = time.monotonic() + _LOCK_S
-    while lock.take(folder.lock) is None and time.monotonic() < deadline:
+    while locks.take(folder.lock) is None and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

@@ -12,7 +12,6 @@ Runs are served strictly in order: a run that needs much is not overtaken for ev
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -20,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline import locks
 from paceline.errors import PacelineError, TargetError
-from paceline.runs import lock, store
+from paceline.runs import store
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 
@@ -149,7 +149,7 @@ class Queue:
         living = []
         for name, ticket in self._all():
             folder = RunFolder(Path(ticket["run_dir"]))
-            if lock.is_held(folder.lock):
+            if locks.is_held(folder.lock):
                 living.append((name, ticket))
                 continue
             # Before its cores are given to another, whatever a killed supervisor may have left on them is ended.
@@ -169,12 +169,8 @@ class Queue:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._tickets.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._guard, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+        with locks.locked(self._guard, mode=0o600):
             yield
-        finally:
-            os.close(fd)
 
 
 def free_ports(count: int, taken: set[int]) -> tuple[int, ...]:

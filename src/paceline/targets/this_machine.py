@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline import locks
 from paceline.agent.gpus import devices
 from paceline.processes import core_count
-from paceline.runs import lock
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.leases import leases_dir
@@ -86,5 +86,5 @@ def _tickets() -> list[dict[str, Any]]:
         for ticket in tickets
         if isinstance(ticket, dict)
         and isinstance(ticket.get("run_dir"), str)
-        and lock.is_held(RunFolder(Path(ticket["run_dir"])).lock)
+        and locks.is_held(RunFolder(Path(ticket["run_dir"])).lock)
     ]

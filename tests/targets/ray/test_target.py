@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from paceline import locks
 from paceline.errors import TargetError
-from paceline.runs import elsewhere, lock, states
+from paceline.runs import elsewhere, states
 from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import RayTarget
@@ -166,7 +167,7 @@ def test_nodes_are_to_be_had_inside_a_job_alone(cluster: FakeCluster, tmp_path: 
 
 def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(folder: RunFolder, tmp_path: Path) -> None:
     away = RayTarget("lab", {"address": "http://127.0.0.1:1", "datastore": "lab"})
-    fd = lock.take(folder.lock)
+    fd = locks.take(folder.lock)
     assert fd is not None
     write_json(folder.home, {"host": "", "folders": {}, "end": {}})
     assert away.look(folder, make_record(folder.run_id)).state == elsewhere.RUNNING

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import io
 import json
 import os
@@ -24,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
+from paceline import locks, processes
 from paceline.carried.home import expect, is_over, take_record
 from paceline.carried.manifest import FOLDER
 from paceline.carried.packing import Packed, add_json, pack_run
@@ -173,12 +172,10 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
     def replay(part: bytes) -> bool:
         return journal.replay(part, folder.path, lambda data: take_record(folder, data))
 
-    fd = os.open(folder.path / ".travel.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    fd = locks.take(folder.path / ".travel.lock")
+    if fd is None:
+        return True
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
         told = read_json(state) or {"next": 0, "time": 0.0}
         if told.get("ended") or 0 <= time.time() - told["time"] < _LOOK_S:
             return False

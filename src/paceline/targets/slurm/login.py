@@ -10,7 +10,6 @@ Each call is one ssh, over a connection that is shared; `far` is what runs at it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import hashlib
 import json
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from paceline import locks
 from paceline.carried.home import expect, is_over, take_record
 from paceline.carried.manifest import FOLDER
 from paceline.carried.packing import Packed, add_json, pack_run
@@ -296,9 +296,7 @@ def _digest(package: Path) -> str:
 def _one_at_a_time(folder: RunFolder) -> Iterator[bool]:
     """Whether the folder's mirror is due, held against other readers; they wait, and then it is not."""
     path = folder.path / "mirrored.json"
-    fd = os.open(folder.path / "mirror.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
+    with locks.locked(folder.path / "mirror.lock"):
         try:
             is_due = abs(time.time() - path.stat().st_mtime) >= _FRESH_S
         except OSError:
@@ -306,5 +304,3 @@ def _one_at_a_time(folder: RunFolder) -> Iterator[bool]:
         yield is_due
         if is_due:
             write_json(path, {"time": time.time()})
-    finally:
-        os.close(fd)

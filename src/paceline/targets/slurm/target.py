@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline import locks
 from paceline.carried.home import is_over, settle
 from paceline.errors import TargetError
 from paceline.job import Job
 from paceline.library import library_dir as library_dir_of
 from paceline.plan import Node, port_count
-from paceline.runs import lock
 from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look, engine
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
@@ -292,7 +292,7 @@ class SlurmTarget:
     def _look_by_name(self, folder: RunFolder, query: Query, since: float) -> Look:
         """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
         waits = Look(state=QUEUED, message="is being given to Slurm")
-        if lock.is_held(folder.lock):
+        if locks.is_held(folder.lock):
             return waits
         job = query.job_named(job_name(folder.run_id))
         if job is not None:
