@@ -70,6 +70,16 @@ def timed(barrier: Callable[[], object], call: Callable[[], object], calls: int)
     return (time.perf_counter() - begin) / calls
 
 
+def then(step: Callable[[], object], barrier: Callable[[], object]) -> Callable[[], None]:
+    """The step, after which all ranks wait for one another: what any exchange makes them do, however fast it is."""
+
+    def both() -> None:
+        step()
+        barrier()
+
+    return both
+
+
 def folder() -> Path:
     """The folder of these ranks, in which they can meet."""
     return Path(sys.argv[sys.argv.index(MARK) + 1])
