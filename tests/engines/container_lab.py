@@ -164,7 +164,8 @@ class Docker:
         words += ["--ip6tables=false", "--ip-masq=false", "--storage-driver=vfs", "--default-ulimit=nofile=1024:1024"]
         with open(self._folder / "log", "wb") as log:
             self._daemon = subprocess.Popen(
-                ["dockerd", *words],
+                # It ends with these tests, however they end.
+                ["setpriv", "--pdeathsig", "TERM", "dockerd", *words],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

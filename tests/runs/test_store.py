@@ -14,6 +14,7 @@ from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import json_lines, read_json, write_json
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt
 from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until
 
 LIVE = [status for status in states.ALL if status not in states.TERMINAL]
@@ -274,6 +275,22 @@ def test_why_it_was_deserted_is_said(runs_dir, values, cause, said):
     assert record.failure.cause == cause
     assert said in record.failure.message
     assert record.failure.see == (None if "kind" in values else f"paceline logs {RUN_ID}")
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monkeypatch, is_marked):
+    attempt = Attempt(number=1, started_utc="2026-01-01T00:00:00.000Z", nodes=("n",))
+    folder, fd = make_run(runs_dir, status=states.RUNNING, attempts=(attempt,))
+    if is_marked:
+        store.mark_closing(folder)
+    else:  # they saw the lock free a moment before
+        monkeypatch.setattr(locks, "is_held", lambda path: False)
+    record = store.read(folder)
+    os.close(fd)
+    assert (record.status, record.exit_code, record.attempts[0].cause) == (states.FAILED, 1, "supervisor")
+    assert record.ended_utc is not None
+    assert record.attempts[0].ended_utc == record.ended_utc
+    assert read_json(folder.record)["status"] == states.RUNNING
 
 
 def test_a_submission_that_was_killed_half_way_says_so(runs_dir):

@@ -162,7 +162,7 @@ def read(folder: RunFolder) -> RunRecord:
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
         return record if record.is_terminal else _set_right(folder)
-    return _failed(record) if folder.closing.exists() else shown(folder, record)
+    return _deserted(record) if folder.closing.exists() else shown(folder, record)
 
 
 def _is_own(folder: RunFolder) -> bool:
@@ -238,9 +238,23 @@ def mark_closing(folder: RunFolder) -> None:
         folder.closing.touch()
 
 
-def _failed(record: RunRecord) -> RunRecord:
-    report = deserted_report(record)
-    return dataclasses.replace(record, status=states.FAILED, failure=report, exit_code=report.exit_code)
+def _deserted(record: RunRecord) -> RunRecord:
+    """What the record of a run that nobody looks after will be, for those who read it before that is written."""
+    return _failed(record, deserted_report(record), utc_now())
+
+
+def _failed(record: RunRecord, report: FailureReport, ended_utc: str) -> RunRecord:
+    attempts = record.attempts
+    if attempts and attempts[-1].ended_utc is None:
+        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=ended_utc, cause=report.cause))
+    return dataclasses.replace(
+        record,
+        status=states.FAILED,
+        failure=report,
+        exit_code=report.exit_code,
+        ended_utc=ended_utc,
+        attempts=attempts,
+    )
 
 
 def close_deserted(
@@ -251,20 +265,9 @@ def close_deserted(
         shutil.rmtree(record.scratch_dir, ignore_errors=True)
     for path in folder.passing():
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-    now = ended_utc or utc_now()
-    attempts = record.attempts
-    if attempts and attempts[-1].ended_utc is None:
-        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=report.cause))
-    record = change(
-        folder,
-        record,
-        states.FAILED,
-        failure=report,
-        exit_code=report.exit_code,
-        ended_utc=now,
-        attempts=attempts,
-        scratch_dir=None,
-    )
+    ended = _failed(record, report, ended_utc or utc_now())
+    changes = {name: getattr(ended, name) for name in ("failure", "exit_code", "ended_utc", "attempts")}
+    record = change(folder, record, ended.status, **changes, scratch_dir=None)
     folder.closing.unlink(missing_ok=True)
     return record
 
@@ -276,7 +279,7 @@ def _set_right(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         if record.is_terminal:
             return record
-        return _failed(record)
+        return _deserted(record)
     try:
         record = stored(folder)
         if record.is_terminal:
