@@ -299,9 +299,12 @@ def commands(launch: Launch, shell: Mapping[str, str]) -> list[Command]:
 
 def command_lines() -> Iterator[str]:
     """Of every process of this machine."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                yield (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
+    return (" ".join(words_of(int(entry.name))) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+
+
+def words_of(pid: int) -> list[str]:
+    """The command line of a process; empty if there is none any more."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []

@@ -8,8 +8,9 @@ from typing import Any
 
 from paceline.launchers import get_launcher
 from paceline.plan import REMOTE_SHELL_PYTHON, Prepared
-from paceline.supervisor.in_containers import wrapped
-from tests.helpers import make_job, make_launch
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.in_containers import left_its_container, wrapped
+from tests.helpers import make_job, make_launch, write_tree
 
 
 def prepared(number: int) -> Prepared:
@@ -95,3 +96,14 @@ def test_mpirun_on_one_node_elsewhere_needs_no_shell_on_others() -> None:
     launch = replace(make_launch(job), prepared=found, remote_shell=("/bin/sh", "/x/rsh"))
     (command,) = wrapped(get_launcher(job.launcher).commands(launch), launch, [{}])
     assert command.shells == ()
+
+
+def test_a_client_has_left_its_container_whose_script_never_began_or_runs_on(tmp_path: Path) -> None:
+    # Story: podman ends with 0 at a signal that it does not hand on, and the run counted as completed.
+    contained = replace(make_launch(make_job()), prepared=(prepared(1),))
+    folder = RunFolder(tmp_path)
+    assert left_its_container(contained, folder, 0, lambda pid: False)
+    write_tree(folder.attempt(1), {"start_0.json": '{"pid": 7}'})
+    assert not left_its_container(contained, folder, 0, lambda pid: False)
+    assert left_its_container(contained, folder, 0, lambda pid: pid == 7)
+    assert not left_its_container(make_launch(make_job()), folder, 1, lambda pid: True)

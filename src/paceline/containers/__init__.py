@@ -13,10 +13,11 @@ from paceline.containers.kept_layers import KeptLayer, all_layers, hold_layer, k
 from paceline.containers.layer import Layer, ensure_layer
 from paceline.containers.memory import wrap_all
 from paceline.containers.probe import ImagePython, probe
-from paceline.containers.remove import remove
+from paceline.containers.remove import SETTLE_S, remove
 
 __all__ = [
     "ENGINE_VARIABLE",
+    "SETTLE_S",
     "Engine",
     "Host",
     "ImagePython",

@@ -11,23 +11,24 @@ from paceline.containers.engine import Engine
 
 _CALL_S = 60.0
 _TRIES = 5
-#: How long a daemon may take to make a container for a client that was killed meanwhile.
-_SETTLE_S = 0.25
+_LOOK_S = 0.25
+#: How long docker's daemon may take, on a machine with much to do, to make a container for a client that was killed.
+SETTLE_S = 2.0
 
 
-def remove(engine: Engine, run_id: str) -> int:
+def remove(engine: Engine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
     """Kill and remove every container of the run; how many there were. Never raises: it runs when a run is being ended.
 
-    Quick where there is none. Not to be called while workers of the run are wanted.
+    settle_s: how long to look for one that docker's daemon is still making, where none is there yet; 0 where no client
+    was killed. Other engines have no daemon. Not to be called while workers of the run are wanted.
     """
     if not engine.keeps_containers:
         return 0
     removed: set[str] = set()
-    for turn in range(_TRIES):
-        found = _containers(engine, run_id)
-        if not found and turn == 0 and engine.kind == "docker":
-            time.sleep(_SETTLE_S)
-            continue
+    deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
+    for _ in range(_TRIES):
+        while not (found := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
         if not found:
             break
         removed.update(found)

@@ -23,5 +23,6 @@ def remove_containers(job: Job, folder: RunFolder) -> dict[str, Any]:
     if job.environment.docker_image is not None:
         from paceline.containers import find_engine, remove
 
-        remove(find_engine(), folder.run_id)
+        # Twice in a run's life, so that it need not be long.
+        remove(find_engine(), folder.run_id, settle_s=0.25)
     return {}

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.findings import Findings, may_have_lost_a_node, report
+from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.stalls import stalled_text
 from paceline.supervisor.wake import Wake
 from paceline.targets import Ended, Nodes, Started
@@ -213,8 +215,12 @@ class AttemptWatch:
                     name = Path(started.command.argv[0]).name
                     say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
                 else:
-                    rank = started.command.ranks[0]
-                    self._exit_codes[rank], self._ended_at[rank] = ended.exit_code, ended.time
+                    rank, code = started.command.ranks[0], ended.exit_code
+                    if code == 0 and left_its_container(
+                        self._launch, self._folder, rank, partial(self._is_alive, rank)
+                    ):
+                        code = 128 + signal.SIGTERM
+                    self._exit_codes[rank], self._ended_at[rank] = code, ended.time
 
     def _note_growth(self) -> None:
         for rank in self._places:
@@ -256,11 +262,10 @@ class AttemptWatch:
             self._look()
 
     def _living(self) -> list[int]:
-        return [
-            rank
-            for rank, pid in self._pids.items()
-            if rank not in self._exit_codes and self._nodes.is_alive(pid, self._places[rank].node_rank)
-        ]
+        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
+
+    def _is_alive(self, rank: int, pid: int) -> bool:
+        return self._nodes.is_alive(pid, self._places[rank].node_rank)
 
     def _end_all(self) -> None:
         """Kill whatever is left on the nodes, of whatever group or session, and hear how it ended."""

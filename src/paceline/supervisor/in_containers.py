@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.plan import REMOTE_SHELL_PYTHON, Command, Launch
+from paceline.runs.files import read_json
+from paceline.runs.folder import RunFolder
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:
@@ -86,13 +88,28 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
     }
 
 
-def remove_containers(job: Job, run_id: str) -> None:
-    """End what an engine still has of the run; nothing for a run without an image. Never raises."""
+def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
+    """Whether a worker's client has ended while its container had not, or was never made.
+
+    podman ends with 0 at a SIGTERM that comes before it hands signals on: as if the script had ended well.
+    is_alive: asked for the process that the worker has noted.
+    """
+    if launch.prepared[0].container is None:
+        return False
+    start = read_json(folder.worker_start(launch.attempt, rank))
+    return start is None or is_alive(start["pid"])
+
+
+def remove_containers(job: Job, run_id: str, *, all_ended: bool = False) -> None:
+    """End what an engine still has of the run; nothing for a run without an image. Never raises.
+
+    all_ended: no client was killed, so that none has left a container in the making.
+    """
     if job.environment.docker_image is None:
         return
-    from paceline.containers import find_engine, remove
+    from paceline.containers import SETTLE_S, find_engine, remove
 
     try:
-        remove(find_engine(), run_id)
+        remove(find_engine(), run_id, settle_s=0.0 if all_ended else SETTLE_S)
     except LauncherError:
         return  # whoever took the engine away took its containers with it

@@ -38,10 +38,13 @@ def attempt(run: Supervision, number: int) -> Outcome:
         stop=run.stop_reason,
         on_running=lambda: run.to(states.RUNNING),
     )
+    all_ended = False
     try:
-        return watch.run(wrapped(commands, launch, shells))
+        outcome = watch.run(wrapped(commands, launch, shells))
+        all_ended = outcome.stopped is None and all(code == 0 for code in outcome.exit_codes.values())
+        return outcome
     finally:
-        remove_containers(run.job, run.record.run_id)
+        remove_containers(run.job, run.record.run_id, all_ended=all_ended)
         remove_on_nodes(run)
 
 
