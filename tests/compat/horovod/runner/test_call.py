@@ -120,6 +120,7 @@ def test_what_ranks_print_is_shown(capsys):
         ({"func": print, "num_proc": "2"}, "num_proc='2' must be a whole number"),
         ({"func": print, "min_num_proc": 1}, "elastic jobs"),
         ({"func": print, "use_gloo": True, "use_mpi": True}, "choose one of them"),
+        ({"func": print, "hosts": "localhost:1", "hostfile": "f"}, "give one of them"),
         ({"func": print, "num_proc": 2, "hosts": "localhost:1"}, "needs as many slots"),
     ],
 )
@@ -131,6 +132,12 @@ def test_a_wrong_call_is_refused(values, told):
 def test_np_is_the_old_name():
     with pytest.warns(DeprecationWarning, match="num_proc"):
         assert horovod.run(int, np=2, use_gloo=True) == [0, 0]
+
+
+@pytest.mark.parametrize("interfaces", [{"network_interfaces": ["lo"]}, {"network_interface": "lo"}])
+def test_interfaces_reach_the_ranks(interfaces, recwarn):
+    assert horovod.run(os.getenv, ("NCCL_SOCKET_IFNAME",), use_gloo=True, **interfaces) == ["lo"]
+    assert [w.category for w in recwarn] == [DeprecationWarning] * ("network_interface" in interfaces)
 
 
 def test_it_works_in_another_thread_and_leaves_neither_thread_nor_process():

@@ -90,6 +90,23 @@ def test_ranks_have_the_user_s_environment_and_the_options_variables(tmp_path, t
     assert json.loads(lines(done, 0)[0]) == ["a=1; $(x)\n'\"", "2.5", "0"]
 
 
+@pytest.mark.parametrize("option", ["--mpi-args", "--binding-args"])
+def test_arguments_for_mpirun_replace_our_own(option):
+    """mpirun 5 refuses a mapping that is given twice, and its `-x` did not reach the ranks."""
+    require_engine(WHEEL, find_mpirun(WHEEL))
+    words = f"{option}=--map-by slot:OVERSUBSCRIBE --bind-to none", "--network-interface", "lo"
+    done = run("--mpi", "-np", 2, *words, "sh", "-c", "echo $GLOO_SOCKET_IFNAME")
+    assert (done.returncode, lines(done, 1)) == (0, ["lo"]), done.stderr
+
+
+def test_variables_among_mpirun_s_arguments_reach_the_ranks():
+    require_engine(WHEEL, find_mpirun(WHEEL))
+    done = run(
+        "--mpi", "-np", 1, "--mpi-args=-x MINE='a b' -x PATH -x EMPTY=", "sh", "-c", "echo $MINE ${EMPTY-unset}."
+    )
+    assert lines(done, 0) == ["a b ."], done.stderr
+
+
 def test_a_name_with_spaces_and_quotes_is_run(tmp_path, transport):
     path = script(tmp_path, "print('here', *sys.argv[1:])", "my 'train' \"ü\".py")
     done = run(transport, "-np", 1, "python", "-u", path, ":", "--", "-x", "$HOME")

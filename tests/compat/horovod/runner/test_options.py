@@ -103,6 +103,15 @@ def test_options_become_the_engine_s_variables():
     }
 
 
+def test_interfaces_add_up():
+    found = parse("--network-interface", "a", "--network-interface", "b", "--network-interfaces", "c,d")
+    assert found.network_interfaces == "a,b,c,d"
+
+
+def test_tcp_alone_is_meant_for_nccl_too():
+    assert settings.variables(parse("--tcp")) == {"NCCL_IB_DISABLE": "1"}
+
+
 def test_what_is_not_given_sets_nothing():
     assert settings.variables(parse()) == {}
 
@@ -134,10 +143,24 @@ def config(tmp_path):
     return write
 
 
-def test_the_file_stands_over_options_before_it_and_under_those_behind_it(config):
-    path = config("params: {cycle_time_ms: 5, cache_capacity: 9}\n")
-    found = parse("--cycle-time-ms", "1", "--cache-capacity", "1", "--config-file", path, "--cache-capacity", "2")
-    assert (found.cycle_time_ms, found.cache_capacity) == (5.0, 2)
+def test_what_the_command_line_says_stands_over_the_file(config):
+    # Before or behind it: Horovod's help says that the order counts, its parser and its tests that it does not.
+    path = config("controller: Gloo\nparams: {cycle_time_ms: 5, cache_capacity: 9, torus_allreduce: true}\n")
+    found = parse("--cycle-time-ms", "0", "--no-torus-allreduce", "--mpi", "--config-file", path)
+    assert (found.cycle_time_ms, found.cache_capacity, found.torus_allreduce) == (0.0, 9, False)
+    assert (found.mpi, found.gloo) == (True, False)
+    assert parse("--config-file", path).gloo
+
+
+def test_the_file_has_options_by_each_of_their_names(config):
+    found = options.parse(["--config-file", config("num-proc: 3\nprefix-output-with-timestamp: true\n"), "x"])
+    assert (found.np, found.prefix_timestamp) == (3, True)
+
+
+@pytest.mark.parametrize(("text", "hides"), [("with_timestamp: true", "0"), ("with_timestamp: false", "1")])
+def test_the_file_may_say_with_timestamp(config, text, hides):
+    found = parse("--config-file", config(f"logging: {{{text}}}\n"))
+    assert settings.variables(found) == {"HOROVOD_LOG_HIDE_TIME": hides}
 
 
 def test_the_file_has_all_sections(config):

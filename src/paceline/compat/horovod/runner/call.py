@@ -38,7 +38,8 @@ def run(
     use_gloo: bool | None = None,
     use_mpi: bool | None = None,
     mpi_args: str | None = None,
-    network_interfaces: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: Sequence[str] | str | None = None,
     executable: str | None = None,
     np: int | None = None,
     min_np: int | None = None,
@@ -47,15 +48,15 @@ def run(
     """The results of `func(*args, **kwargs)` on `num_proc` ranks (1), in order of rank.
 
     func, args and results cross by cloudpickle: a function of the main program or of a notebook works. What the ranks
-    print is shown with their prefix. hosts, output_filename and the like are those of `horovodrun`. np: the old name of
-    num_proc. disable_cache: nothing is cached here.
+    print is shown with their prefix. hosts, output_filename and the like are those of `horovodrun`. network_interface, np: old
+    names of network_interfaces and num_proc. disable_cache: nothing is cached here.
 
     Raises:
         RunFailedError: a rank raised an exception or ended otherwise, or could not be started. The message has the rank
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
         UserError: a wrong argument, or one of an elastic job; func or its arguments can't be pickled. Also a ValueError.
     """
-    from paceline.compat.horovod.runner import launch, start
+    from paceline.compat.horovod.runner import launch, settings, start
     from paceline.compat.horovod.runner.driver import Driver, Job
     from paceline.compat.horovod.runner.output import Output
 
@@ -63,16 +64,22 @@ def run(
     launch.refuse_elastic(*elastic)
     if use_gloo and use_mpi:
         raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
+    if hosts is not None and hostfile is not None:
+        raise UserError(f"hosts={hosts!r} and hostfile={hostfile!r}: give one of them.")
+    if network_interface is not None:
+        warnings.warn("network_interface is the old name of network_interfaces.", DeprecationWarning, stacklevel=2)
+    names = network_interfaces or network_interface or ()
+    interfaces = names if isinstance(names, str) else ",".join(names)
     places = launch.slots_of(_ranks(num_proc, np), hosts, hostfile)
     job = Job(
         argv=(executable or sys.executable, _TASK),
         slots=tuple(places),
-        environment=launch.environment_of(os.environ),
+        environment=launch.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
         transport=launch.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
         ssh=start.Ssh(port=ssh_port, identity_file=ssh_identity_file),
         start_timeout_s=launch.start_timeout_s(start_timeout),
-        interfaces=network_interfaces,
+        interfaces=interfaces or None,
         mpi_args=mpi_args,
         python=executable,
         verbose=bool(verbose),

@@ -200,8 +200,9 @@ class Driver:
         job, head = self._job, self._ranks[0]
         is_local = self._is_here or is_here(head.host)
         master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
+        given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place in zip(job.slots, self._ranks, strict=True):
-            environment = start.for_host(job.environment, slot.host)
+            environment = start.for_host(given, slot.host)
             environment = with_defaults(environment, slot, is_one_machine=self._is_here)
             environment |= variables(slot, len(job.slots), job.transport, master)
             assert place.connection is not None

@@ -40,8 +40,13 @@ _FILE_KEYS = {
         name: name
         for name in ("mpi_threads_disable", "num_nccl_streams", "thread_affinity", "gloo_timeout_seconds", "mpi_args")
     },
-    "logging": {"level": "log_level", "hide_timestamp": "log_hide_timestamp"},
+    "logging": {
+        "level": "log_level",
+        "hide_timestamp": "log_hide_timestamp",
+        "with_timestamp": "not_log_hide_timestamp",
+    },
 }
+_NOT_IN_FILE = ("command", "config_file", "help")
 _CONTROLLERS = ("gloo", "mpi", "jsrun")
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
@@ -49,12 +54,18 @@ _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options and the command; exits with code 2 where an option is wrong, as argparse does.
 
-    What was not given is None. The file of `--config-file` stands over options before it and under those behind it.
+    What was not given is None, False for a flag. What is given here stands over the file of `--config-file`, wherever that
+    is named: Horovod's help says that the order counts, but there it does not.
 
     Raises:
         UserError: the file of `--config-file` can't be read, or holds what is no option.
     """
-    options = _parser().parse_args(list(argv))
+    parser = _parser()
+    options = parser.parse_args(list(argv))
+    chosen = any(getattr(options, name) for name in _CONTROLLERS)
+    for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
+        if getattr(options, dest) == parser.get_default(dest) and not (chosen and dest in _CONTROLLERS):
+            setattr(options, dest, value)
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
@@ -65,11 +76,11 @@ def usage_error(message: str) -> None:
     _parser().error(message)
 
 
-class _ConfigFile(argparse.Action):
-    def __call__(self, parser: Any, namespace: argparse.Namespace, path: Any, option_string: Any = None) -> None:
-        for dest, value in _read(parser, path).items():
-            setattr(namespace, dest, value)
-        namespace.config_file = path
+class _Interfaces(argparse.Action):
+    """A list with commas, which grows each time that the option is given."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option_string: Any = None) -> None:
+        setattr(namespace, self.dest, ",".join(filter(None, (getattr(namespace, self.dest), value))))
 
 
 def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
@@ -82,13 +93,19 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
     if not isinstance(content, dict):
         raise UserError(f"--config-file {path!r} holds no mapping. Its keys are {', '.join(_FILE_KEYS)} and others.")
-    known = {action.dest: action for action in parser._actions}
+    known = {
+        name.lstrip("-").replace("-", "_"): action
+        for action in parser._actions
+        for name in (*action.option_strings, action.dest)
+        # Not what switches off: there, true would mean false.
+        if not name.startswith("--no-") and action.const is not False
+    }
     found: dict[str, Any] = {}
     for key, value in content.items():
         if key == "controller":
-            if value not in _CONTROLLERS:
+            if str(value).lower() not in _CONTROLLERS:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
-            found |= {name: name == value for name in _CONTROLLERS}
+            found[str(value).lower()] = True
         elif key in _FILE_KEYS:
             if not isinstance(value, dict | None):
                 raise UserError(
@@ -99,10 +116,11 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
                     raise UserError(
                         f"{key}.{name} in --config-file {path!r} is no option. Known: {', '.join(_FILE_KEYS[key])}."
                     )
-                dest = _FILE_KEYS[key][name]
-                found[dest] = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
-        elif (dest := str(key).replace("-", "_")) in known and dest not in ("command", "config_file", "help"):
-            found[dest] = _checked(value, known[dest], f"{key} in --config-file {path!r}")
+                dest = _FILE_KEYS[key][name].removeprefix("not_")
+                checked = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
+                found[dest] = not checked if _FILE_KEYS[key][name] != dest and checked is not None else checked
+        elif (option := known.get(str(key).replace("-", "_"))) and option.dest not in _NOT_IN_FILE:
+            found[option.dest] = _checked(value, option, f"{key} in --config-file {path!r}")
         else:
             raise UserError(f"{key!r} in --config-file {path!r} is no option. `horovodrun --help` lists them.")
     return found
@@ -140,10 +158,10 @@ def _parser() -> argparse.ArgumentParser:
     add("-cb", "--check-build", action="store_true", help="say which frameworks and transports there are")
     add("--disable-cache", action="store_true", help="nothing is cached here")
     add("--start-timeout", type=_seconds, help="seconds that all processes may take to start (30)")
-    add("--network-interfaces", "--network-interface", dest="network_interfaces", help="interfaces, as eth0,eth1")
+    add("--network-interfaces", "--network-interface", action=_Interfaces, help="interfaces, as eth0,eth1")
     add("--output-filename", help="folder that also gets each rank's output: rank.<n>/stdout and stderr")
     add("--verbose", action="store_true", help="also show what is started, and the launcher's own output")
-    add("--config-file", action=_ConfigFile, help="YAML file of options; stands over options before it")
+    add("--config-file", help="YAML file of options; what is given here stands over it")
     add("-prefix-timestamp", "--prefix-output-with-timestamp", dest="prefix_timestamp", action="store_true")
 
     ssh = parser.add_argument_group("ssh").add_argument

@@ -45,9 +45,14 @@ def variables(options: Namespace) -> dict[str, str]:
         found["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
         found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
-    if options.network_interfaces:
-        found |= dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), options.network_interfaces)
-    return found
+    if options.tcp:
+        found["NCCL_IB_DISABLE"] = "1"
+    return found | of_interfaces(options.network_interfaces)
+
+
+def of_interfaces(names: str | None) -> dict[str, str]:
+    """The variables that hold Gloo and NCCL to these interfaces ("eth0,eth1"); none for None."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), names) if names else {}
 
 
 def without_meaning(options: Namespace) -> list[str]:

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 
 from paceline.compat.horovod.runner import wire
@@ -68,8 +68,14 @@ def with_mpi(
     mpi = find_open_mpi(python or sys.executable)
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
-    words = ["--map-by", "slot:OVERSUBSCRIBE"] if is_5 else ["--oversubscribe", "--map-by", "slot"]
-    words += _words("--binding-args", binding_args) if binding_args else ["--bind-to", "none"]
+    given = [*_words("--binding-args", binding_args), *_words("--mpi-args", mpi_args)]
+    names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
+    # mpirun 5 refuses what is given twice; a file of ranks is a mapping too.
+    words = [] if is_5 else ["--oversubscribe"]
+    if not names & {"map-by", "rankfile", "rf"}:
+        words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
+    if not binding_args and "bind-to" not in names:
+        words += ["--bind-to", "none"]
     if not are_here(slots):
         per_host = [(host, len(list(group))) for host, group in groupby(slots, key=lambda slot: slot.host)]
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
@@ -81,8 +87,10 @@ def with_mpi(
     if tcp:
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if interfaces:
-        words += ["--mca", "btl_tcp_if_include", interfaces, parameter, "oob_tcp_if_include", interfaces]
-    words += _words("--mpi-args", mpi_args) if mpi_args else []
+        words += ["--mca", "btl_tcp_if_include", interfaces]
+        # On one machine mpirun needs no network, and would not take the loopback interface for one.
+        words += [] if are_here(slots) else [parameter, "oob_tcp_if_include", interfaces]
+    words += given
     variables = {
         wire.VARIABLE: json.dumps(told),
         "OMPI_MCA_btl_sm_backing_directory": scratch,
@@ -99,6 +107,13 @@ def with_mpi(
         environment={**shell, **variables},
         ranks=tuple(slot.rank for slot in slots),
     )
+
+
+def exported(mpi_args: str | None) -> dict[str, str]:
+    """What `-x NAME=value` among mpirun's arguments gives the ranks, whose environment is not mpirun's."""
+    words = _words("--mpi-args", mpi_args)
+    pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
+    return {name: value for name, _, value in pairs}
 
 
 def plain(slots: Sequence[Slot], told: Mapping[str, object], shell: Mapping[str, str], *, ssh: Ssh) -> list[Started]:
@@ -141,8 +156,8 @@ def for_host(environment: Mapping[str, str], host: str) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not wire.is_of_host(name)}
 
 
-def _words(option: str, text: str) -> list[str]:
+def _words(option: str, text: str | None) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(text or "")
     except ValueError as error:
         raise UserError(f"{option} {text!r} can't be split into words: {error}. Close its quotes.") from error
