@@ -8,6 +8,8 @@ from typing import Any
 
 from paceline.compat.horovod._keras.libraries import backend_of
 from paceline.compat.horovod._keras.settings import Settings, key_of
+from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.process_sets import registered_ranks
 
 
 class Distribution:
@@ -20,9 +22,11 @@ class Distribution:
     def reduce(self, grads: list[Any], variables: list[Any]) -> list[Any]:
         """The gradients after their reduction, in the same order; None where there was none.
 
-        Those of local variables stay on their rank, divided by the number of ranks unless that is switched off.
+        Those of local variables stay on their rank, divided by the number of ranks unless that is switched off. A rank
+        outside the process set keeps all of its own.
         """
-        size = self.settings.process_set.size()
+        ranks = registered_ranks(self.settings.process_set)
+        size = len(ranks)
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
             # A world of one changes nothing; one that may grow is asked each time.
             return list(grads)
@@ -32,7 +36,7 @@ class Distribution:
         if self.settings.scale_local:
             for index in set(range(len(result))) - set(shared):
                 result[index] = None if grads[index] is None else self._side.divided(grads[index], size)
-        if shared:
+        if shared and basics.rank() in ranks:
             reduced = self._side.reduce(
                 [grads[index] for index in shared], [variables[index] for index in shared], self.settings
             )
@@ -41,8 +45,10 @@ class Distribution:
         return result
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """Whether it holds on every rank; a tensor, as it is given."""
-        return condition if self.settings.process_set.size() == 1 else self._side.on_all_ranks(condition, self.settings)
+        """Whether it holds on every rank of the process set; a tensor, as it is given."""
+        ranks = registered_ranks(self.settings.process_set)
+        is_alone = len(ranks) == 1 or basics.rank() not in ranks
+        return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
     def accumulator(self) -> Any:
         """A new one for the gradients of several passes; its `step(grads, variables, act)` calls `act` with the sums."""

@@ -57,13 +57,14 @@ def key_of(variable: Any) -> int:
 
 
 def shared_name(place: int, variable: Any) -> str:
-    """A name for the variable's gradient that is the same on every rank.
+    """A name for the variable's gradient that is the same on every rank: its place among the optimizer's variables, and
+    the last part of its path.
 
-    place: among the optimizer's variables. Keras numbers layers by how many there were before them in the process, so a
-    rank that has made another model has other numbers; they are left out.
+    The rest of the path may differ. Keras numbers layers by how many were there before them in the process, and those of
+    a model that was read from a file lack the names of what is around them.
     """
-    name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0")
-    return f"{place}.{re.sub(r'_[0-9]+(?=/|$)', '', name)}"
+    name = str(getattr(variable, "path", None) or variable.name).removesuffix(":0").rsplit("/", 1)[-1]
+    return f"{place}.{re.sub(r'_[0-9]+$', '', name)}"
 
 
 def chosen_groups(groups: Any, num_groups: int) -> Any:

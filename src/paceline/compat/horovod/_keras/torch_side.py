@@ -12,6 +12,7 @@ from paceline.compat.horovod import torch as hvd
 from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Max, Min, Sum
+from paceline.compat.horovod.common.process_sets import registered_ranks
 
 Compression = hvd.Compression
 allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
@@ -92,8 +93,7 @@ def _compression(settings: Settings) -> Any:
 
 def _how(settings: Settings) -> dict[str, Any]:
     if settings.op == Average and settings.predivide != 1.0:
-        size = settings.process_set.size()
-        assert size is not None
+        size = len(registered_ranks(settings.process_set))
         scales = {"prescale_factor": 1 / settings.predivide, "postscale_factor": settings.predivide / size}
         return {"op": Sum, "process_set": settings.process_set, **scales}
     return {"op": settings.op, "process_set": settings.process_set}

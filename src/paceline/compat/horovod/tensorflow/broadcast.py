@@ -94,7 +94,9 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
     def backward(grads: Sequence[Any], _: Sequence[Any]) -> list[Any]:
         how = How(op=Average, process_set=process_set)
         averaged = run([reduce_piece([dense(grads[0])], gradient_name(name), how, grouped=False)])[0][0]
-        return [averaged if basics.rank() == root else tf.zeros_like(averaged)]
+        # Elsewhere nothing needs it; but a graph of TensorFlow 1 drops what nothing needs, and the others wait for it.
+        with tf.control_dependencies([averaged]):
+            return [averaged if basics.rank() == root else tf.zeros_like(averaged)]
 
     return Piece(tensors=[tensor], submit=submit, results=[(tensor.dtype, tensor.shape)], backward=backward)
 

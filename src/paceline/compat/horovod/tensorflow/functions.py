@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
@@ -78,16 +78,21 @@ def allgather_object(
     return objects.allgather_object(obj, name, process_set)
 
 
-class BroadcastGlobalVariablesHook:
-    """Can't be made: the sessions that it is for are gone from TensorFlow."""
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
+    """Gives all global variables of a graph of TensorFlow 1 the values of `root_rank`, when its session begins.
+
+    It goes into tf.compat.v1.train.MonitoredTrainingSession(hooks=[...]). device: means nothing here.
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
-        refuse_hook()
+        super().__init__()
+        self.root_rank, self.device = root_rank, device
+        self._broadcast: Any = None
 
+    def begin(self) -> None:
+        # Now: later the graph can't be added to. Once for each graph.
+        if self._broadcast is None or self._broadcast.graph is not tf.compat.v1.get_default_graph():
+            self._broadcast = broadcast_global_variables(self.root_rank)
 
-def refuse_hook() -> NoReturn:
-    raise NotImplementedError(
-        f"TensorFlow {tf.__version__} has neither tf.estimator nor tf.train.SessionRunHook, so a "
-        "BroadcastGlobalVariablesHook has nothing to hang on. Call hvd.broadcast_variables(variables, root_rank=0) once "
-        "the variables exist, or hvd.callbacks.BroadcastGlobalVariablesCallback(0) of horovod.tensorflow.keras."
-    )
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._broadcast)

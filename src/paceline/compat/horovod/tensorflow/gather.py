@@ -106,7 +106,7 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
         returned = run([piece])[0][0]
         # Rows that were not sent have had no influence.
         unsent = tf.shape(tensor)[:1] - tf.shape(returned)[:1]
-        zeros = tf.zeros(tf.concat([unsent, tf.shape(tensor)[1:]], 0), tensor.dtype)
+        zeros = tf.zeros(tf.concat([unsent, tf.shape(tensor)[1:]], 0), returned.dtype)
         grad = tf.concat([returned, zeros], 0)
         grad.set_shape(tensor.shape)
         return [grad] if splits is None else [grad, None]

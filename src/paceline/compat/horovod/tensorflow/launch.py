@@ -9,7 +9,8 @@ In a graph each collective is two operations: one that submits, and one that wai
 A submission runs as soon as its tensor is there, in whatever order: the engine does not mind, and communication goes on
 behind the rest of the backward pass. It returns at once, so it never blocks one of TensorFlow's few threads. The waiting
 operation starts when everything that it waits for has been submitted on this rank, and waiting operations run one after
-the other, in the order of the program. So no rank can hold up another by waiting for the wrong thing first.
+the other, in the order of the program. So no rank can hold up another by waiting for the wrong thing first. Graphs of
+TensorFlow 1 have no such order; there each waits in a thread of its own.
 
 Both are stateful, so that TensorFlow neither drops nor merges nor precomputes them: every rank has to do the same ones.
 What order there is among several of them, `order` says.
@@ -137,11 +138,34 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any
             run_beside(token.op)
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
-        results = tf.numpy_function(_waiter(order), tokens, [dtype for dtype, _ in kinds], name="HorovodWait")
+        dtypes = [dtype for dtype, _ in kinds]
+        if before:
+            results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
+        else:
+            results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
+
+
+def _wait_beside(wait: Callable[..., list[Array]], tokens: Sequence[Any], dtypes: Sequence[tf.DType]) -> Sequence[Any]:
+    """The results of `wait`, which is called in a thread of its own.
+
+    Nothing orders the waiting operations of a TensorFlow 1 graph. Two of them would take both of a session's threads on
+    a machine with two cores, and other two those of another rank, for ever. The operations of tf.data return at once.
+    """
+    asked = tf.data.Dataset.from_tensors(tuple(tokens)).map(
+        lambda *given: tuple(tf.numpy_function(wait, given, dtypes))
+    )
+    shapes = [tf.TensorShape(None)] * len(dtypes)
+    aside = tf.raw_ops.PrivateThreadPoolDataset(
+        input_dataset=asked._variant_tensor, num_threads=1, output_types=dtypes, output_shapes=shapes
+    )
+    results: Sequence[Any] = tf.raw_ops.DatasetToSingleElement(
+        dataset=aside, output_types=dtypes, output_shapes=shapes, name="HorovodWait"
+    )
+    return results
 
 
 def _submitter(pieces: Sequence[Piece], counts: Sequence[int]) -> Callable[..., Array]:

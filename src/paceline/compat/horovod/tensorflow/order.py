@@ -19,6 +19,7 @@ from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 from tensorflow.python.framework import ops
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,6 +87,7 @@ def _variable() -> Any:
     global _line
     with tf.init_scope():
         if _line is None and tf.executing_eagerly():
+            # Not tf.Variable: a function may be traced for the second time, and lets nobody make one of those any more.
             with tf.device("/CPU:0"):
-                _line = tf.Variable(0, dtype=tf.int64, trainable=False, name="paceline_order")
+                _line = ResourceVariable(0, dtype=tf.int64, trainable=False, name="paceline_order")
         return _line if tf.executing_eagerly() else None

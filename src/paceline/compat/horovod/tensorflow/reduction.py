@@ -10,8 +10,9 @@ from zlib import crc32
 
 import tensorflow as tf
 
+from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
-from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_ranks
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.gradient_aggregation import Accumulator
@@ -69,13 +70,14 @@ def reduce_gradients(
 
     local: variables whose gradients stay on this rank; divided by the number of ranks, unless that is switched off.
     All are submitted before any is waited for. Names are made of the variables' paths or names, so the order may differ
-    between ranks.
+    between ranks. A rank outside the process set keeps its own.
 
     Raises:
         ValueError: `groups` names a variable that is not among these, or one twice.
         HorovodInternalError: ranks disagree, or one of them is gone.
     """
-    given, size = list(grads), len(checked_members(how.process_set))
+    given, ranks = list(grads), registered_ranks(how.process_set)
+    size = len(ranks)
     if len(given) != len(variables):
         raise ValueError(f"{len(given)} gradients were given for {len(variables)} variables: give one for each.")
     result = list(given)
@@ -89,7 +91,8 @@ def reduce_gradients(
         for i in shared:
             result[i] = tf.convert_to_tensor(given[i])
     # A world of one changes nothing; one that may grow is asked each time.
-    if not shared or (size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"):
+    is_alone = size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
+    if not shared or is_alone or basics.rank() not in ranks:
         return result
     prefix = unique_in_graph(how.prefix)
     names = [f"{prefix}.{name}" for name in variable_names(variables)]

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.tensorflow import order
 
 
 class Counted:
@@ -67,6 +68,21 @@ def check_a_function_that_is_called_twice_in_another_keeps_its_calls_apart(hvd):
         assert first.numpy().tolist() == last.numpy().tolist() == [2.0 * hvd.size()] * 3
         for i, part in enumerate(parts):
             assert part.numpy().tolist() == [2.0 * i * hvd.size()] * 3
+
+
+def check_a_function_may_have_its_first_collective_in_a_later_trace(hvd):
+    # Story: TensorFlow allows no new variable there, and the order of graphs is kept by one.
+    before, order._line = order._line, None
+
+    @tf.function
+    def step(t, reduces):
+        return hvd.allreduce(t, op=hvd.Sum) if reduces else t
+
+    try:
+        assert step(tf.constant(2.0), False).numpy() == 2.0
+        assert step(tf.constant(2.0), True).numpy() == 2.0 * hvd.size()
+    finally:
+        order._line = before
 
 
 def check_a_result_that_nobody_uses_is_still_reduced(hvd):
@@ -221,11 +237,28 @@ def check_shapes_that_are_not_known_when_traced(hvd):
         assert result.shape[1] == 2
 
 
+def check_many_operations_of_a_tensorflow_1_graph_do_not_hold_each_other_up(hvd):
+    # Story: each held one of the session's threads while it waited, and other ones did on the other ranks.
+    size, rank = hvd.size(), hvd.rank()
+    with tf.Graph().as_default():
+        ranks = tf.compat.v1.placeholder(tf.float32, [1])
+        sums = [hvd.allreduce(ranks + i, op=hvd.Sum, name=f"beside.{i}") for i in range(20)]
+        random.Random(rank).shuffle(sums)
+        gathered = [hvd.allgather(ranks, name=f"beside.{i}") for i in range(20)]
+        two_threads = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2)
+        with tf.compat.v1.Session(config=two_threads) as session:
+            added, lists = session.run((sums, gathered), {ranks: [rank]})
+    assert sorted(int(one[0]) for one in added) == [sum(range(size)) + i * size for i in range(20)]
+    assert all(one.tolist() == list(range(size)) for one in lists)
+
+
 def check_a_graph_of_tensorflow_1(hvd):
     with tf.Graph().as_default():
         given = tf.compat.v1.placeholder(tf.float32, [2])
         summed = hvd.allreduce(given, op=hvd.Sum)
         gradient = tf.gradients(summed * float(hvd.rank() + 1), given)[0]
+        # Story: where the gradient is 0, its reduction was dropped, and the root waited for ever.
+        from_root = tf.gradients(hvd.broadcast(given, 0) * float(hvd.rank() + 1), given)[0]
         variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
         sent = hvd.broadcast_global_variables(hvd.size() - 1)
         optimizer = hvd.DistributedOptimizer(tf.compat.v1.train.MomentumOptimizer(0.1, 0.5))
@@ -235,7 +268,20 @@ def check_a_graph_of_tensorflow_1(hvd):
             total = hvd.size() * (hvd.size() + 1) / 2
             assert session.run(summed, {given: [1.0, 2.0]}).tolist() == [hvd.size(), 2.0 * hvd.size()]
             assert session.run(gradient, {given: [1.0, 2.0]}).tolist() == [total, total]
+            mean = 0.0 if hvd.rank() else total / hvd.size()
+            assert session.run(from_root, {given: [1.0, 2.0]}).tolist() == [mean, mean]
             session.run(sent)
             assert session.run(variable) == hvd.size() - 1
             session.run(train)
             np.testing.assert_allclose(session.run(variable), hvd.size() - 1 - 0.1 * total / hvd.size(), rtol=1e-5)
+
+
+def check_a_monitored_session_begins_with_the_roots_variables(hvd):
+    # Story: the hook was refused, although its session is still there in tf.compat.v1.
+    root = hvd.size() - 1
+    with tf.Graph().as_default():
+        variable = tf.compat.v1.get_variable("v", initializer=float(hvd.rank()), use_resource=True)
+        hooks = [hvd.BroadcastGlobalVariablesHook(root)]
+        for _ in range(2):
+            with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+                assert session.run(variable) == root
