@@ -28,5 +28,6 @@ def test_a_script_that_never_calls_shutdown_leaves_a_whole_json_file(tmp_path):
     done = run_on_ranks(1, script, PYTHONPATH=str(ROOT / "src"), HOROVOD_TIMELINE=str(trace))
     assert done.returncode == 0, done.stderr
     events = json.loads(trace.read_text())
-    names = [event["args"]["name"] for event in events if event.get("name") == "process_name"]
-    assert names == ["allreduce.a", "allreduce.b"]
+    start, *named = [event["args"] for event in events if event.get("name") == "process_name"]
+    assert abs(start["start_time_since_epoch_in_micros"] / 1e6 - trace.stat().st_mtime) < 60
+    assert [args["name"] for args in named] == ["allreduce.a", "allreduce.b"]

@@ -31,6 +31,11 @@ def test_what_is_built(monkeypatch):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
 
 
+def test_lists_are_split_as_evenly_as_can_be():
+    assert util.split_list([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
+    assert util.split_list([1], 2) == [[1], []]
+
+
 def test_a_cached_function_is_called_once():
     calls = []
     cached = util._cache(lambda value: calls.append(value) or value)

@@ -118,7 +118,12 @@ def check_32_a_handler_of_the_users_own(hvd):
         value = hvd.rank()
 
     class BoxHandler(module.StateHandler):
+        def __init__(self, value):
+            super().__init__(value)
+            self.saves = 0
+
         def save(self):
+            self.saves += 1
             self._saved = self.value.value
 
         def restore(self):
@@ -132,6 +137,8 @@ def check_32_a_handler_of_the_users_own(hvd):
     module.set_handler_registry([(Box, BoxHandler), *before])
     try:
         state = hvd.elastic.TorchState(box=Box())
+        assert state._handlers["box"].saves == 1
+        assert (state.model, state.optimizer) == (None, None)
         state.sync()
         assert state.box.value == 0
     finally:

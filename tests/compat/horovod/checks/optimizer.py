@@ -32,6 +32,7 @@ def check_18_it_is_a_subclass_of_the_wrapped_class_with_its_name(hvd):
     sgd = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
     opt = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
     assert type(opt).__name__ == "SGD"
+    assert "horovod" in str(type(opt)), "Lightning asks it whether an optimizer is wrapped"
     assert isinstance(opt, torch.optim.SGD)
     assert opt.param_groups is sgd.param_groups
     scheduler = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.1)
@@ -194,7 +195,9 @@ def check_23_groups_and_predivide(hvd):
             assert all(abs(p.grad.item() - mean_rank(hvd)) < 1e-6 for p in params)
     with pytest.raises(ValueError, match="not supported with op != Average"):
         wrapped(hvd, linear(), gradient_predivide_factor=2.0, op=hvd.Sum)
-    for groups in (-1, "many", [[torch.nn.Parameter(torch.ones(1))]], [[params[0]], [params[0]]]):
+    # What other optimizers train may stand in the lists.
+    wrapped(hvd, model, groups=[[torch.nn.Parameter(torch.ones(1)), params[0]], [torch.nn.Parameter(torch.ones(1))]])
+    for groups in (-1, "many", [["weight"]], [[params[0]], [params[0]]]):
         with pytest.raises(ValueError, match="groups"):
             wrapped(hvd, model, groups=groups)
     with pytest.warns(DeprecationWarning, match="groups"):
@@ -203,7 +206,8 @@ def check_23_groups_and_predivide(hvd):
 
 def check_24_sparse_gradients(hvd):
     # Horovod itself crashes with fp16 here.
-    for how in ({}, {"sparse_as_dense": True}, {"compression": hvd.Compression.fp16}, {"groups": 1}):
+    dense = {"sparse_as_dense": True}
+    for how in ({}, dense, {"compression": hvd.Compression.fp16}, {"groups": 1}, dense | {"groups": 1}):
         model = torch.nn.Embedding(8, 2, sparse=True)
         torch.nn.init.zeros_(model.weight)
         opt = wrapped(hvd, model, **how)
@@ -222,6 +226,22 @@ def check_24_sparse_gradients(hvd):
                 model(torch.tensor([6])).sum().backward()
             opt.step()
             assert torch.allclose(model.weight[6], torch.full((2,), -(hvd.size() - 1) / hvd.size()), atol=1e-3)
+
+
+def check_24_gradients_that_are_sent_dense_are_sparse_again_for_the_step(hvd):
+    # Story: SparseAdam takes no other, and the same script went on one rank.
+    for groups in (None, 1):
+        model = torch.nn.Embedding(8, 2, sparse=True)
+        torch.nn.init.zeros_(model.weight)
+        sparse_adam = torch.optim.SparseAdam(list(model.parameters()), lr=1.0)
+        opt = hvd.DistributedOptimizer(sparse_adam, sparse_as_dense=True, groups=groups)
+        for _ in range(2):
+            opt.zero_grad()
+            model(torch.tensor([hvd.rank()])).sum().backward()
+            opt.step()
+        assert model.weight.grad.sparse_dim() == 1
+        assert model.weight[: hvd.size()].max() < -1
+        assert not model.weight[hvd.size() :].any()
 
 
 def check_25_fp16_compression_keeps_the_parameters_type(hvd):
@@ -248,6 +268,8 @@ def check_17_adasum_combines_the_steps(hvd):
     if hvd.size() > 1:
         with pytest.raises(AssertionError, match="Adasum"), opt.skip_synchronize():
             pass
+        with pytest.raises(NotImplementedError, match="all ranks"):
+            wrapped(hvd, model, op=hvd.Adasum, process_set=hvd.ProcessSet([0]))
 
 
 def check_gradients_that_are_not_contiguous_and_frozen_parameters(hvd):
@@ -376,16 +398,19 @@ def check_what_is_no_optimizer_and_no_compression_is_refused(hvd):
 
 
 def check_a_process_set_of_its_own(hvd):
+    # Story: a rank outside it was refused; as Horovod has it, it trains alone.
     if hvd.size() < 3:
         return
     made = hvd.add_process_set([0, 1])
-    if made.included():
+    for groups in (None, 1):
         model = linear()
-        opt = wrapped(hvd, model, process_set=made, groups=1)
+        opt = wrapped(hvd, model, process_set=made, groups=groups)
         backward(model, hvd.rank() + 1)
         opt.step()
-        assert model.weight.item() == -0.5
+        assert model.weight.item() == (-0.5 if made.included() else -hvd.rank())
     hvd.remove_process_set(made)
+    with pytest.raises(ValueError, match="not registered"):
+        wrapped(hvd, model, process_set=made)
 
 
 def check_an_elastic_world_of_one_has_hooks(hvd):

@@ -18,14 +18,20 @@ def model_of(hvd):
 
 def check_26_parameters_as_dict_list_and_generator(hvd):
     root = hvd.size() - 1
-    for how in (lambda m: m.state_dict(), lambda m: m.named_parameters(), lambda m: list(m.named_parameters())):
+    for how in (
+        lambda m: m.state_dict(),
+        lambda m: m.named_parameters(),
+        lambda m: list(m.named_parameters()),
+        lambda m: m.parameters(),
+        lambda m: list(m.parameters()),
+    ):
         model = model_of(hvd)
         hvd.broadcast_parameters(how(model), root_rank=root)
         assert all((p == root + 1).all() for p in model.parameters())
     hvd.broadcast_parameters(model.state_dict(), root)
     assert model[1].num_batches_tracked.item() == root
     hvd.broadcast_parameters({"nothing": None, "some": torch.ones(1)}, root)
-    for wrong in (torch.ones(2), list(model.parameters()), 3):
+    for wrong in (torch.ones(2), [1], 3):
         with pytest.raises(ValueError, match="invalid params"):
             hvd.broadcast_parameters(wrong, 0)
     with pytest.raises(ValueError, match="'step' is of type int"):
@@ -90,3 +96,16 @@ def check_26_what_can_not_be_broadcast(hvd):
         opt = torch.optim.SGD(params[:2] if hvd.rank() else params, lr=0.1)
         with pytest.raises(ValueError, match="other groups"):
             hvd.broadcast_optimizer_state(opt, 0)
+
+
+def check_27_an_object_that_can_not_be_pickled_is_refused_on_every_rank(hvd):
+    # Story: it was refused on its own rank, and the others waited for it for ever.
+    import threading
+
+    root = hvd.size() - 1
+    with pytest.raises(ValueError, match=rf"rank {root}: TypeError: cannot pickle"):
+        hvd.broadcast_object(threading.Lock() if hvd.rank() == root else None, root)
+    with pytest.raises(ValueError, match=r"rank 0: TypeError: cannot pickle") as refused:
+        hvd.allgather_object(hvd.rank() or threading.Lock())
+    assert isinstance(refused.value.__cause__, TypeError) == (hvd.rank() == 0)
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))

@@ -40,8 +40,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if engine.size > 1:
             os.environ[_JOINED] = f"{os.getpid()} {_place()}"
         _check_comm(comm, engine.size)
-        dynamic = process_sets == "dynamic" or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
-        if isinstance(process_sets, str) and process_sets != "dynamic":
+        named = isinstance(process_sets, str)
+        dynamic = named or os.environ.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("", "0")
+        if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
     except BaseException:
@@ -175,10 +176,10 @@ def rocm_built() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Begin to write a trace in Chrome's format on rank 0.
+    """Begin to write a trace in Chrome's format on rank 0. One that is being written is closed.
 
     Raises:
-        ValueError: HOROVOD_TIMELINE isn't DYNAMIC, or a trace is being written.
+        ValueError: HOROVOD_TIMELINE isn't DYNAMIC, or `init` has not been called.
     """
     if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
         raise ValueError(
@@ -189,13 +190,12 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Close the trace's file, after what is under way now.
+    """Close the trace's file, after what is under way now; nothing where none is being written.
 
     Raises:
-        ValueError: HOROVOD_TIMELINE isn't DYNAMIC.
+        ValueError: `init` has not been called.
     """
-    if os.environ.get("HOROVOD_TIMELINE") != "DYNAMIC":
-        raise ValueError("the timeline can be stopped by the script only with HOROVOD_TIMELINE=DYNAMIC.")
+    engine()
     timeline.stop()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.arrays import allgather_async, broadcast_async_
-from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, global_process_set
+from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, checked_members, global_process_set
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,45 +24,69 @@ def broadcast_object(
     functions and lambdas too).
 
     Raises:
-        ValueError: `root_rank` is not in the process set.
+        ValueError: `root_rank` is not in the process set; or its object can't be pickled; on every rank.
     """
     import numpy as np
 
     check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
-    data = _bytes(obj) if is_root else np.empty(0, np.uint8)
-    size = np.array([data.size], np.int64)
+    data, error = _packed(obj) if is_root else (np.empty(0, np.uint8), None)
+    size = np.array([data.size if error is None else -data.size], np.int64)
     handles.synchronize(broadcast_async_(size, root_rank, _part(name, "size"), process_set))
-    payload = data if is_root else np.empty(int(size[0]), np.uint8)
+    payload = data if is_root else np.empty(abs(int(size[0])), np.uint8)
     handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
+    if size[0] < 0:
+        raise _refusal({root_rank: payload.tobytes()}) from error
     return obj if is_root else pickle.loads(payload.tobytes())
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
-    """The objects of all ranks, in their order, on every rank."""
+    """The objects of all ranks, in their order, on every rank.
+
+    Raises:
+        ValueError: the object of a rank can't be pickled; on every rank.
+    """
     import numpy as np
 
-    data = _bytes(obj)
-    sizes = allgather_async(np.array([data.size], np.int64), _part(name, "sizes"), process_set)
+    data, error = _packed(obj)
+    size = data.size if error is None else -data.size
+    sizes = allgather_async(np.array([size], np.int64), _part(name, "sizes"), process_set)
     payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()
-    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
-    return [pickle.loads(everything[end - count : end]) for count, end in zip(counts, ends, strict=True)]
+    ends = itertools.accumulate(abs(count) for count in counts)
+    parts = [everything[end - abs(count) : end] for count, end in zip(counts, ends, strict=True)]
+    if min(counts) < 0:
+        members = zip(checked_members(process_set), counts, parts, strict=True)
+        raise _refusal({rank: part for rank, count, part in members if count < 0}) from error
+    return [pickle.loads(part) for part in parts]
 
 
 def _part(name: str | None, part: str) -> str | None:
     return None if name is None else f"{name}.{part}"
 
 
-def _bytes(obj: Any) -> np.ndarray[Any, Any]:
+def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
+    """The object pickled; or the error, and its text in the object's place: a rank that raised here would let others wait."""
     import numpy as np
 
+    error = None
+    try:
+        data = _pickled(obj)
+    except Exception as failed:
+        error, data = failed, f"{type(failed).__name__}: {failed}".encode()
+    # A copy: the bytes of an object can't be written to, and the root's are what is sent from.
+    made: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8).copy()
+    return made, error
+
+
+def _pickled(obj: Any) -> bytes:
     try:
         import cloudpickle  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
-        data = pickle.dumps(obj)
-    else:
-        data = cloudpickle.dumps(obj)
-    # A copy: the bytes of an object can't be written to, and the root's are what is sent from.
-    made: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8).copy()
-    return made
+        return pickle.dumps(obj)
+    return bytes(cloudpickle.dumps(obj))
+
+
+def _refusal(errors: Mapping[int, bytes]) -> ValueError:
+    told = "; ".join(f"rank {rank}: {text.decode()}" for rank, text in errors.items())
+    return ValueError(f"an object can't be pickled, so no rank gets it: {told}. Send its parts that can be.")

@@ -33,18 +33,16 @@ class ProcessSet:
             self.mpi_comm = ranks_or_comm
 
     def size(self) -> int | None:
-        """The number of ranks; None where it isn't registered and was made from a communicator."""
-        if self.ranks is not None:
-            return len(self.ranks)
-        return registry.world_size() if self.process_set_id == 0 else None
+        """The number of ranks; None where it isn't registered."""
+        return None if self.process_set_id is None else len(registered_ranks(self))
 
-    def rank(self) -> int:
-        """This rank's place in the set.
+    def rank(self) -> int | None:
+        """This rank's place in the set; None where it isn't registered.
 
         Raises:
-            ValueError: the set isn't registered, or this rank is not in it.
+            ValueError: this rank is not in it.
         """
-        return checked_members(self).index(registry.engine().rank)
+        return None if self.process_set_id is None else checked_members(self).index(registry.engine().rank)
 
     def included(self) -> bool:
         """Whether this rank belongs to it."""
@@ -54,13 +52,13 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
-def checked_members(process_set: ProcessSet) -> list[int]:
-    """The set's global ranks, this one among them.
+def registered_ranks(process_set: ProcessSet) -> list[int]:
+    """The set's global ranks.
 
     Raises:
-        ValueError: Horovod isn't initialised, the set isn't registered, or this rank is not in it.
+        ValueError: Horovod isn't initialised, or the set isn't registered.
     """
-    engine = registry.engine()
+    registry.engine()
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r} is no process set. Give what hvd.add_process_set has returned.")
     if process_set.process_set_id is None or process_set.ranks is None:
@@ -68,9 +66,19 @@ def checked_members(process_set: ProcessSet) -> list[int]:
             f"{process_set!r} is not registered, or was removed. Give it to hvd.init(process_sets=[...]) or "
             "hvd.add_process_set on every rank."
         )
-    if engine.rank not in process_set.ranks:
-        raise ValueError(f"rank {engine.rank} is not a member of the provided process set. It has {process_set.ranks}.")
     return process_set.ranks
+
+
+def checked_members(process_set: ProcessSet) -> list[int]:
+    """The set's global ranks, this one among them.
+
+    Raises:
+        ValueError: Horovod isn't initialised, the set isn't registered, or this rank is not in it.
+    """
+    ranks, own = registered_ranks(process_set), registry.engine().rank
+    if own not in ranks:
+        raise ValueError(f"rank {own} is not a member of the provided process set. It has {ranks}.")
+    return ranks
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
@@ -167,13 +175,26 @@ class _Registry:
 
     def _add(self, process_set: ProcessSet) -> None:
         engine = self.engine()
-        if process_set.ranks is None and process_set.mpi_comm is not None:
-            process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
-        assert process_set.ranks is not None
         # The engine checks them, on all ranks together: one that refused here alone would leave the others waiting.
         with translated():
-            process_set.process_set_id = engine.add_process_set(process_set.ranks)
-        self._sets[process_set.process_set_id] = process_set
+            for ranks in self._alike(process_set):
+                number = engine.add_process_set(ranks)
+                if ranks == process_set.ranks:
+                    process_set.process_set_id = number
+                    self._sets[number] = process_set
+
+    def _alike(self, process_set: ProcessSet) -> list[list[int]]:
+        """The ranks of the set; of all sets where each rank has given its own communicator, such as those of a Split."""
+        if process_set.ranks is not None:
+            return [process_set.ranks]
+        import numpy as np
+
+        engine = self.engine()
+        process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
+        own = np.zeros((1, engine.size), np.uint8)
+        own[0, process_set.ranks] = 1
+        every = engine.allgather("process_set.communicators", own).wait()
+        return [list(ranks) for ranks in dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in every)]
 
     def _check_dynamic(self, what: str) -> None:
         self.engine()

@@ -34,17 +34,13 @@ def begin(engine: Engine) -> None:
 
 
 def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
-    """Write a new trace to `path`, on rank 0; the others do nothing.
+    """Write a new trace to `path`, on rank 0, in place of the one that is being written; the others do nothing.
 
     mark_cycles: also draw a line where each list of operations that all ranks have asked for is begun: CYCLE_START.
-
-    Raises:
-        ValueError: a trace is being written.
     """
     global _trace
+    stop()
     with _lock:
-        if _trace is not None:
-            raise ValueError(f"a timeline is being written to {_trace.path}. Call hvd.stop_timeline() first.")
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
@@ -73,7 +69,6 @@ def _stop_at_exit(pid: int) -> None:
 
 class _Trace:
     def __init__(self, path: str, mark_cycles: bool, engine: Engine) -> None:
-        self.path = path
         self.engine = engine
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
@@ -81,6 +76,9 @@ class _Trace:
         self._lines: dict[tuple[str, str], int] = {}
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
+        # When that was, for who lays this trace beside another one.
+        start = {"start_time_since_epoch_in_micros": time.time_ns() // 1000}
+        self._put({"name": "process_name", "ph": "M", "pid": 0, "args": start})
         self._mark_cycles = mark_cycles
         self._cycle_s = 0.0
 

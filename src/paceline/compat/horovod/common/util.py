@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -13,7 +14,9 @@ from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility, is_power_of_two
 
 __all__ = [
+    "ccl_built",
     "check_extension",
+    "ddl_built",
     "env",
     "extension_available",
     "gloo_built",
@@ -21,7 +24,9 @@ __all__ = [
     "handle_average_backwards_compatibility",
     "is_version_greater_equal_than",
     "mpi_built",
+    "nccl_built",
     "num_rank_is_power_2",
+    "split_list",
 ]
 
 T = TypeVar("T")
@@ -64,6 +69,25 @@ def mpi_built(verbose: bool = False) -> bool:
 
 def gloo_built(verbose: bool = False) -> bool:
     return basics.gloo_built()
+
+
+def nccl_built(verbose: bool = False) -> int:
+    return basics.nccl_built()
+
+
+def ddl_built(verbose: bool = False) -> bool:
+    return basics.ddl_built()
+
+
+def ccl_built(verbose: bool = False) -> bool:
+    return basics.ccl_built()
+
+
+def split_list(l: list[T], n: int) -> list[list[T]]:  # noqa: E741
+    """The list in `n` parts, of which the first are longer by one where it can't be divided."""
+    size, longer = divmod(len(l), n)
+    ends = itertools.accumulate(size + (index < longer) for index in range(n))
+    return [l[end - size - (index < longer) : end] for index, end in enumerate(ends)]
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", 
 def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give every rank the values of `root_rank`, in place.
 
-    params: `model.state_dict()`, `model.named_parameters()`, or a list of (name, tensor) in any order. None among the
-        values is left out.
+    params: `model.state_dict()`, `model.named_parameters()`, or a list of (name, tensor) in any order;
+        `model.parameters()`, or a list of tensors, in the same order on every rank. None among the values is left out.
 
     Raises:
         ValueError: something else; a value that is not a tensor.
@@ -88,11 +88,12 @@ class _Place:
     dtype: torch.dtype
 
 
-def _named(params: Any) -> list[tuple[str, Any]]:
+def _named(params: Any) -> list[tuple[str | None, Any]]:
     if isinstance(params, Mapping):
         return [(str(name), value) for name, value in params.items()]
-    items = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else None
-    if items is None or not all(isinstance(item, tuple) and len(item) == 2 for item in items):
+    given = list(params) if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else [params]
+    items = [(None, item) if isinstance(item, torch.Tensor) and item is not params else item for item in given]
+    if not all(isinstance(item, tuple) and len(item) == 2 for item in items):
         raise ValueError(
             f"invalid params of type {type(params).__name__}: give model.state_dict(), model.named_parameters(), or a "
             "list of (name, tensor)."

@@ -35,30 +35,26 @@ class Reduction:
 
     def begin(self, p: torch.Tensor, name: str) -> Finish:
         """Submit the parameter's gradient; the function waits, and leaves the result in it."""
-        if self.sparse_as_dense and p.grad is not None and p.grad.is_sparse:
-            p.grad = p.grad.to_dense()
         grad = p.grad
         assert grad is not None
-        if grad.is_sparse:
+        if grad.is_sparse and not self.sparse_as_dense:
             return self._begin_sparse(p, grad, name)
-        sent, ctx = self.compression.compress(grad)
+        dense = grad.to_dense() if grad.is_sparse else grad
+        sent, ctx = self.compression.compress(dense)
         handle = allreduce_async_(sent, name=name, **self._how())
-        return lambda: self._put(grad, handles.synchronize(handle), ctx)
+        return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
     def begin_group(self, members: list[torch.Tensor], name: str) -> Finish:
-        """Submit the parameters' gradients as one; those that are sparse each alone."""
-        for p in members:
-            if self.sparse_as_dense and p.grad is not None and p.grad.is_sparse:
-                p.grad = p.grad.to_dense()
+        """Submit the parameters' gradients as one; those that are sent sparse each alone."""
+        finishes, dense = [], []
+        for index, p in enumerate(members):
             assert p.grad is not None
-        finishes = [
-            self._begin_sparse(p, p.grad, f"{name}.{index}")
-            for index, p in enumerate(members)
-            if p.grad is not None and p.grad.is_sparse
-        ]
-        dense = [p.grad for p in members if p.grad is not None and not p.grad.is_sparse]
+            if p.grad.is_sparse and not self.sparse_as_dense:
+                finishes.append(self._begin_sparse(p, p.grad, f"{name}.{index}"))
+            else:
+                dense.append((p, p.grad.to_dense() if p.grad.is_sparse else p.grad))
         if dense:
-            sent = [self.compression.compress(grad) for grad in dense]
+            sent = [self.compression.compress(grad) for _, grad in dense]
             handle = grouped_allreduce_async_([tensor for tensor, _ in sent], name=name, **self._how())
             finishes.append(lambda: self._put_all(dense, handles.synchronize(handle), [ctx for _, ctx in sent]))
 
@@ -91,15 +87,20 @@ class Reduction:
 
         return finish
 
-    def _put(self, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+    def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
+        """Leave the result in `grad`, which was sent; and in the parameter, as sparse as its gradient was."""
         back = self.compression.decompress(reduced, ctx)
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = grad.to_sparse(p.grad.sparse_dim())
 
-    def _put_all(self, grads: list[torch.Tensor], reduced: list[torch.Tensor], contexts: list[Any]) -> None:
-        for grad, tensor, ctx in zip(grads, reduced, contexts, strict=True):
-            self._put(grad, tensor, ctx)
+    def _put_all(
+        self, sent: list[tuple[torch.Tensor, torch.Tensor]], reduced: list[torch.Tensor], contexts: list[Any]
+    ) -> None:
+        for (p, grad), tensor, ctx in zip(sent, reduced, contexts, strict=True):
+            self._put(p, grad, tensor, ctx)
 
 
 class GradientOptimizer:

@@ -15,13 +15,20 @@ import torch
 
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import Adasum, Average, resolve_op
-from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.common.process_sets import (
+    ProcessSet,
+    check_adasum,
+    global_process_set,
+    registered_ranks,
+)
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.delta_optimizer import AdasumOptimizer
 from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, Reduction, check_passes
 from paceline.compat.horovod.torch.parameter_names import in_groups, parameter_names
 
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
+#: Scripts name it in type hints.
+_DistributedOptimizer = GradientOptimizer
 
 
 def DistributedOptimizer(  # noqa: N802
@@ -43,10 +50,12 @@ def DistributedOptimizer(  # noqa: N802
     backward_passes_per_step: gradients of so many backward passes are added up (not averaged) before they are reduced.
     gradient_predivide_factor: averages are divided by this before the sum and by the rest of the size after it.
     groups: so many groups of parameters (or these lists of parameters), each reduced as one; num_groups: its old name.
-    sparse_as_dense: sparse gradients are made dense, and reduced as the others.
+    sparse_as_dense: sparse gradients are reduced as dense ones, and are sparse again for the step.
+    process_set: its ranks reduce among themselves; on any other rank each step is the wrapped optimizer's.
 
     Raises:
         ValueError: the arguments contradict each other, or name the optimizer's parameters incompletely.
+        NotImplementedError: Adasum over a process set, or over a number of ranks that is no power of 2.
     """
     if not hasattr(optimizer, "param_groups"):
         raise ValueError(
@@ -66,11 +75,15 @@ def DistributedOptimizer(  # noqa: N802
         groups = num_groups if groups is None else groups
 
     names = parameter_names(optimizer, named_parameters)
-    base: type[Any] = AdasumOptimizer if op == Adasum and basics.size() > 1 else GradientOptimizer
+    base: type[Any] = GradientOptimizer
+    if op == Adasum and basics.size() > 1:
+        check_adasum(process_set)
+        base = AdasumOptimizer
+    is_member = basics.rank() in registered_ranks(process_set)
     # One that was wrapped before is wrapped anew, not twice.
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
-    # Under the name of its own class: schedulers and checkpoints look at it.
-    cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": wrapped.__module__})
+    # Under the name of its own class, which schedulers and checkpoints look at; its module tells a script that it is wrapped.
+    cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
     made = cls.__new__(cls)
     # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
@@ -84,9 +97,9 @@ def DistributedOptimizer(  # noqa: N802
     made._begin(
         reduction=reduction,
         names=names,
-        groups=in_groups(names, groups, process_set) if op != Adasum else [],
+        groups=in_groups(names, groups, process_set) if op != Adasum and is_member else [],
         passes=backward_passes_per_step,
-        hooked=basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1",
+        hooked=is_member and (basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"),
     )
     return cast(O, made)
 

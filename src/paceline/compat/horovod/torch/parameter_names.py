@@ -51,10 +51,11 @@ def in_groups(
 ) -> list[tuple[str, list[torch.Tensor]]]:
     """(name, parameters) of each group; a parameter that stands in none is reduced alone.
 
-    groups: a number of groups to make of all parameters, in the order that the first rank has; or lists of them.
+    groups: a number of groups to make of all parameters, in the order that the first rank has; or lists of them, of which
+        those that are not the optimizer's are left out.
 
     Raises:
-        ValueError: a negative number, something else, or a parameter that is not the optimizer's or stands twice.
+        ValueError: a negative number, something else, or a parameter that stands twice.
     """
     trained = {p: name for p, name in names.items() if p.requires_grad}
     if groups is None or groups == 0:
@@ -76,10 +77,11 @@ def in_groups(
     seen: set[int] = set()
     for members in lists:
         for p in members:
-            if not isinstance(p, torch.Tensor) or p not in names:
-                raise ValueError("groups names a parameter that is not one of the optimizer's.")
+            if not isinstance(p, torch.Tensor):
+                raise ValueError(f"groups names {p!r}, which is no parameter. Give lists of the model's parameters.")
             if id(p) in seen:
-                raise ValueError(f"groups names the parameter {names[p]!r} twice; each belongs to one group at most.")
+                known = names.get(p, "of another optimizer")
+                raise ValueError(f"groups names the parameter {known!r} twice; each belongs to one group at most.")
             seen.add(id(p))
     kept = ([p for p in members if p in trained] for members in lists)
     return [(f"group.{names[members[0]]}", members) for members in kept if members]

@@ -27,11 +27,7 @@ class TorchState(ObjectState):
         self._handlers = {name: made for name, value in given.items() if (made := _handler(value)) is not None}
         for name, handler in self._handlers.items():
             object.__setattr__(self, name, handler.value)
-        plain = {
-            name: value
-            for name, value in given.items()
-            if name not in self._handlers and (value is not None or name in kwargs)
-        }
+        plain = {name: value for name, value in given.items() if name not in self._handlers}
         super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **plain)
 
     def save(self) -> None:
@@ -60,11 +56,10 @@ class TorchState(ObjectState):
 
 
 class StateHandler(Kept):
-    """How one value is saved, restored and spread. Subclasses can be registered for other types."""
+    """How one value is saved, restored and spread. Subclasses can be registered for other types; they are saved at once."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
-        self.save()
 
     def set_value(self, value: Any) -> None:
         """Take another value, and save it."""
@@ -136,4 +131,7 @@ def set_handler_registry(registry: list[tuple[type, type[StateHandler]]]) -> Non
 
 
 def _handler(value: Any) -> StateHandler | None:
-    return next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+    made = next((handler(value) for kind, handler in _registry if isinstance(value, kind)), None)
+    if made is not None:
+        made.save()
+    return made
