@@ -8,7 +8,6 @@ from typing import Any
 
 from paceline.compat.horovod._keras.libraries import backend_of
 from paceline.compat.horovod._keras.settings import Settings, key_of
-from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.process_sets import registered_ranks
 
 
@@ -25,8 +24,7 @@ class Distribution:
         Those of local variables stay on their rank, divided by the number of ranks unless that is switched off. A rank
         outside the process set keeps all of its own.
         """
-        ranks = registered_ranks(self.settings.process_set)
-        size = len(ranks)
+        size = len(registered_ranks(self.settings.process_set))
         if size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1":
             # A world of one changes nothing; one that may grow is asked each time.
             return list(grads)
@@ -36,7 +34,7 @@ class Distribution:
         if self.settings.scale_local:
             for index in set(range(len(result))) - set(shared):
                 result[index] = None if grads[index] is None else self._side.divided(grads[index], size)
-        if shared and basics.rank() in ranks:
+        if shared and self.settings.process_set.included():
             reduced = self._side.reduce(
                 [grads[index] for index in shared], [variables[index] for index in shared], self.settings
             )
@@ -46,8 +44,7 @@ class Distribution:
 
     def on_all_ranks(self, condition: Any) -> Any:
         """Whether it holds on every rank of the process set; a tensor, as it is given."""
-        ranks = registered_ranks(self.settings.process_set)
-        is_alone = len(ranks) == 1 or basics.rank() not in ranks
+        is_alone = len(registered_ranks(self.settings.process_set)) == 1 or not self.settings.process_set.included()
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 
     def accumulator(self) -> Any:

@@ -43,9 +43,11 @@ _FILE_KEYS = {
     "logging": {
         "level": "log_level",
         "hide_timestamp": "log_hide_timestamp",
-        "with_timestamp": "not_log_hide_timestamp",
+        "with_timestamp": "log_hide_timestamp",
     },
 }
+#: Keys that say the opposite of their option.
+_OPPOSITES = ("with_timestamp",)
 _NOT_IN_FILE = ("command", "config_file", "help")
 _CONTROLLERS = ("gloo", "mpi", "jsrun")
 _LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -116,9 +118,9 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
                     raise UserError(
                         f"{key}.{name} in --config-file {path!r} is no option. Known: {', '.join(_FILE_KEYS[key])}."
                     )
-                dest = _FILE_KEYS[key][name].removeprefix("not_")
+                dest = _FILE_KEYS[key][name]
                 checked = _checked(inner, known[dest], f"{key}.{name} in --config-file {path!r}")
-                found[dest] = not checked if _FILE_KEYS[key][name] != dest and checked is not None else checked
+                found[dest] = not checked if name in _OPPOSITES and checked is not None else checked
         elif (option := known.get(str(key).replace("-", "_"))) and option.dest not in _NOT_IN_FILE:
             found[option.dest] = _checked(value, option, f"{key} in --config-file {path!r}")
         else:

@@ -10,7 +10,6 @@ from zlib import crc32
 
 import tensorflow as tf
 
-from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_ranks
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
@@ -76,8 +75,7 @@ def reduce_gradients(
         ValueError: `groups` names a variable that is not among these, or one twice.
         HorovodInternalError: ranks disagree, or one of them is gone.
     """
-    given, ranks = list(grads), registered_ranks(how.process_set)
-    size = len(ranks)
+    given, size = list(grads), len(registered_ranks(how.process_set))
     if len(given) != len(variables):
         raise ValueError(f"{len(given)} gradients were given for {len(variables)} variables: give one for each.")
     result = list(given)
@@ -92,7 +90,7 @@ def reduce_gradients(
             result[i] = tf.convert_to_tensor(given[i])
     # A world of one changes nothing; one that may grow is asked each time.
     is_alone = size == 1 and os.environ.get("HOROVOD_ELASTIC") != "1"
-    if not shared or is_alone or basics.rank() not in ranks:
+    if not shared or is_alone or not how.process_set.included():
         return result
     prefix = unique_in_graph(how.prefix)
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
