@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline import locks, processes
-from paceline.errors import LauncherError, RunNotFoundError, RunStateError, WorkspaceError
+from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states
+from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.files import append_line, read_json, write_json
 from paceline.runs.folder import RunFolder, age_key, check_run_id
@@ -288,20 +289,10 @@ def _set_right(folder: RunFolder) -> RunRecord:
         mark_closing(folder)
         if record.kind == "script":
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
-            _remove_containers(record)
+            remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
     finally:
         os.close(fd)
-
-
-def _remove_containers(record: RunRecord) -> None:
-    """End what a container engine still has of the run."""
-    if record.job is None or record.job.environment.docker_image is None:
-        return
-    from paceline.containers import find_engine, remove
-
-    with contextlib.suppress(LauncherError):  # whoever took the engine away took its containers with it
-        remove(find_engine(), record.run_id)
 
 
 def stored(folder: RunFolder) -> RunRecord:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline import processes
 from paceline.runs import elsewhere, states, work_dir
+from paceline.runs.containers import remove_containers
 from paceline.runs.failure import (
     EXIT_CANCELED,
     EXIT_TIME_LIMIT,
@@ -24,7 +25,6 @@ from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, utc_now
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.in_containers import remove_containers
 from paceline.supervisor.preparing import clean_nodes, give_nodes_back
 from paceline.supervisor.supervision import Supervision
 

@@ -7,11 +7,11 @@ import signal
 
 from paceline import processes
 from paceline.runs import store, work_dir
+from paceline.runs.containers import remove_containers
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.in_containers import remove_containers
 from paceline.targets import target_of_run
 
 
@@ -39,8 +39,7 @@ def guard(folder: RunFolder, supervisor: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
-    if record.job is not None:
-        remove_containers(record.job, record.run_id)
+    remove_containers(record.job, record.run_id)
     ended_utc = utc_now()  # before anybody else can have what the run has held
     if record.target:
         target_of_run(folder.path).release(folder.path)

@@ -1,4 +1,4 @@
-"""A run's containers: its commands wrapped in them, why one did not start, and none of them left in the end.
+"""A run's containers: its commands wrapped in them, and why one did not start or ended without its script.
 
 `paceline.containers` is loaded for runs with an image alone: every run waits for what its supervisor loads.
 """
@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import LauncherError
-from paceline.job import Job
 from paceline.plan import REMOTE_SHELL_PYTHON, Command, Launch
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -98,18 +96,3 @@ def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: C
         return False
     start = read_json(folder.worker_start(launch.attempt, rank))
     return start is None or is_alive(start["pid"])
-
-
-def remove_containers(job: Job, run_id: str, *, all_ended: bool = False) -> None:
-    """End what an engine still has of the run; nothing for a run without an image. Never raises.
-
-    all_ended: no client was killed, so that none has left a container in the making.
-    """
-    if job.environment.docker_image is None:
-        return
-    from paceline.containers import SETTLE_S, find_engine, remove
-
-    try:
-        remove(find_engine(), run_id, settle_s=0.0 if all_ended else SETTLE_S)
-    except LauncherError:
-        return  # whoever took the engine away took its containers with it

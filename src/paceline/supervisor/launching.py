@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch
 from paceline.runs import states
+from paceline.runs.containers import remove_containers
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.attempt import AttemptWatch, Outcome
-from paceline.supervisor.in_containers import remove_containers, wrapped
+from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.preparing import remove_on_nodes
 from paceline.supervisor.supervision import Supervision
 
@@ -41,7 +42,7 @@ def attempt(run: Supervision, number: int) -> Outcome:
     all_ended = False
     try:
         outcome = watch.run(wrapped(commands, launch, shells))
-        all_ended = outcome.stopped is None and all(code == 0 for code in outcome.exit_codes.values())
+        all_ended = not (outcome.failure or outcome.stopped or any(outcome.exit_codes.values()))
         return outcome
     finally:
         remove_containers(run.job, run.record.run_id, all_ended=all_ended)

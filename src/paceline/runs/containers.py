@@ -1,0 +1,24 @@
+"""What a container engine still has of a run, when the run is over.
+
+`paceline.containers` is loaded for runs with an image alone: every run waits for what its supervisor loads.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import LauncherError
+from paceline.job import Job
+
+
+def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:
+    """End what this machine's engine still has of the run; nothing for a run without an image. Never raises.
+
+    all_ended: no client was killed, so that none has left a container in the making.
+    """
+    if job is None or job.environment.docker_image is None:
+        return
+    from paceline.containers import SETTLE_S, find_engine, remove
+
+    try:
+        remove(find_engine(), run_id, settle_s=0.0 if all_ended else SETTLE_S)
+    except LauncherError:
+        return  # whoever took the engine away took its containers with it
