@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime as dt
 import inspect
 import os
 import sys
@@ -364,3 +365,15 @@ def test_restarts_on_exceptions_need_restarts():
     assert not Estimator(entry_script="train.py").job().restart_on_exception
     with pytest.raises(JobError, match="restart_on_exception=True with max_restarts=0"):
         Estimator(entry_script="train.py", restart_on_exception=True)
+
+
+def test_durations_may_be_written_as_text_or_timedelta() -> None:
+    est = Estimator(
+        entry_script="train.py",
+        max_run_duration_seconds="1-12:00:00",
+        grace_period_seconds=dt.timedelta(minutes=2),
+    )
+
+    assert (est.job().max_run_duration_seconds, est.job().grace_period_seconds) == (129600.0, 120.0)
+    with pytest.raises(JobError, match="max_run_duration_seconds='soon': 'soon' is no duration"):
+        Estimator(entry_script="train.py", max_run_duration_seconds="soon")

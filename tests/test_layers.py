@@ -17,6 +17,7 @@ UP_TO_TARGETS = "errors locks processes library job plan runs environments data 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
     "errors": "",
+    "durations": "",
     "processes": "",
     "library": "",
     "locks": "",
@@ -48,11 +49,11 @@ MAY_IMPORT = {
     "supervisor": "errors locks processes library job plan runs launchers targets containers"
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
-    "estimator": f"{UP_TO_TARGETS} supervisor snapshot submit",
+    "estimator": f"{UP_TO_TARGETS} durations supervisor snapshot submit",
     "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
-    "cli": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
+    "cli": f"{UP_TO_TARGETS} durations supervisor snapshot submit estimator workspace",
     "__main__": "cli",
 }
 

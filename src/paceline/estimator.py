@@ -6,6 +6,7 @@ said when it is made.
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from paceline import durations
 from paceline.data.reference import DataReference
 from paceline.environments.described import described
 from paceline.environments.environment import Environment
@@ -43,7 +45,8 @@ class _Script:
     custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm, such as "2g"; None shares the host's.
     environment_variables: set for every worker, above everything else.
     inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params count too.
-    max_run_duration_seconds: the run is ended as Failed after so long; None for no limit.
+    max_run_duration_seconds: the run is ended as Failed after so long; None for no limit. Seconds, a timedelta, or a text
+        such as "1h30m" or Slurm's "1-12:00:00"; so too grace_period_seconds.
     python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
     grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
     max_restarts: how many times a run starts over that has lost a node, a worker or its launcher, was preempted or found
@@ -72,9 +75,9 @@ class _Script:
     shm_size: str | None = None
     environment_variables: Mapping[str, str] | None = None
     inputs: Sequence[Any] | None = None
-    max_run_duration_seconds: float | None = None
+    max_run_duration_seconds: float | str | dt.timedelta | None = None
     python: str | None = None
-    grace_period_seconds: float = DEFAULT_GRACE_S
+    grace_period_seconds: float | str | dt.timedelta = DEFAULT_GRACE_S
     max_restarts: int = 0
     restart_on_exception: bool = False
 
@@ -125,8 +128,8 @@ class _Script:
             "environment": environment,
             "environment_variables": variables,
             "inputs": references(self.inputs, self.script_params),
-            "max_run_duration_seconds": self.max_run_duration_seconds,
-            "grace_period_seconds": self.grace_period_seconds,
+            "max_run_duration_seconds": _seconds("max_run_duration_seconds", self.max_run_duration_seconds),
+            "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
             "restart_on_exception": self.restart_on_exception,
         }
@@ -288,6 +291,16 @@ def references(inputs: object, script_params: object) -> tuple[DataReference, ..
         # The same reference may stand in both places.
         found += [value for value in script_params.values() if isinstance(value, DataReference) and value not in found]
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
+
+
+def _seconds(name: str, given: Any) -> Any:
+    """A duration that was given as text or timedelta, in seconds; all else is left to the job to take or refuse."""
+    if not isinstance(given, (str, dt.timedelta)):
+        return given
+    try:
+        return durations.seconds(given)
+    except ValueError as error:
+        raise JobError(f"{name}={given!r}: {error}") from None
 
 
 def _name_of(target: Any) -> Any:

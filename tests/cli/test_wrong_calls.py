@@ -46,9 +46,13 @@ WRONG = {
     "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "max_run_duration_seconds=0.0 is not"),
     "a limit that is no number": (
         ["run", "src/train.py", "--max-duration", "nan"],
-        "max_run_duration_seconds=nan is not",
+        "Invalid value for '--max-duration': 'nan' is no duration. Write seconds (90), units (90s, 5m, 1h30m, 2d) or",
     ),
-    "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "grace_period_seconds=-1.0 is not"),
+    "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "'--grace': '-1' is no duration. Write"),
+    "a patience that is none": (
+        ["compute", "list", "--timeout", "1e"],
+        "Invalid value for '--timeout': '1e' is no duration.",
+    ),
     "restarts below nothing": (["run", "src/train.py", "--max-restarts", "-1"], "max_restarts=-1 is not"),
     "restarts on exceptions without restarts": (
         ["run", "src/train.py", "--restart-on-exception"],

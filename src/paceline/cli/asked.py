@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.data_words import data_words
+from paceline.cli.durations import duration_option
 from paceline.environments.described import described
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
@@ -99,10 +100,10 @@ Outputs = Annotated[
     ),
 ]
 Limit = Annotated[
-    float | None, typer.Option("--max-duration", metavar="SECONDS", help="End the run as failed after so long.")
+    float | None, duration_option("--max-duration", help="End the run as failed after so long, such as 90s or 1h30m.")
 ]
 Grace = Annotated[
-    float, typer.Option("--grace", metavar="SECONDS", help="Between SIGTERM and SIGKILL when a run is ended.")
+    float, duration_option("--grace", help="Between SIGTERM and SIGKILL when a run is ended; default: 30s.")
 ]
 Restarts = Annotated[
     int,

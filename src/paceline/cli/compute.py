@@ -11,6 +11,7 @@ from paceline.cli.common import print_json, print_table
 from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
 from paceline.cli.compute_status import Look, counts_text, look, look_at_all
+from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
 from paceline.runs import store
 from paceline.targets import configured
@@ -18,7 +19,7 @@ from paceline.targets.kinds import load_errors
 from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Wait so long for an answer.")]
+Timeout = Annotated[float, duration_option("--timeout", least=0.1, help="Wait so long for an answer.")]
 
 #: More runs that use a target are counted, not named.
 _RUNS_SHOWN = 3

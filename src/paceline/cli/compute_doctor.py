@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.common import coloured, has_colour, print_json
+from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, worst
@@ -31,7 +32,7 @@ def doctor(
         str | None, typer.Option("--interface", metavar="NAME", help="Network interface that nodes will use.")
     ] = None,
     wait_s: Annotated[
-        float, typer.Option("--wait", min=1, metavar="SECONDS", help="Wait so long for the nodes to be had.")
+        float, duration_option("--wait", least=1, help="Wait so long for the nodes to be had; default: 3m.")
     ] = 180.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> int:

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
 from paceline.cli.common import age, print_json, print_table
+from paceline.cli.durations import duration_option
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments.built import Built
 from paceline.environments.described import described
@@ -27,7 +28,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
-_DAY_S = 86400.0
 
 
 def add_to(app: typer.Typer) -> None:
@@ -177,16 +177,19 @@ def build(
 
 
 def prune(
-    days: Annotated[
-        float, typer.Option("--unused-for", min=0, metavar="DAYS", help="Only those that nobody used for so long.")
+    unused_for_s: Annotated[
+        float,
+        duration_option(
+            "--unused-for", unit="d", help="Only those that nobody used for so long: 12h; a number alone is days."
+        ),
     ] = 0.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
     as_json: Json = False,
 ) -> int:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
-    gone = _store(workspace).prune(unused_for_s=days * _DAY_S, dry_run=dry_run)
-    on_images = prune_layers(_images_dir(workspace), unused_for_s=days * _DAY_S, dry_run=dry_run)
+    gone = _store(workspace).prune(unused_for_s=unused_for_s, dry_run=dry_run)
+    on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, dry_run=dry_run)
     if as_json:
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
         return 0
