@@ -95,6 +95,32 @@ A, B = {"name": "a"}, {"name": "b"}
 LOST = {"name": "a", "is_lost": True}
 
 
+#: Stops itself, and has something to save when it is told to end.
+STOPPED = """
+import os, signal, time
+def save(number, frame):
+    open("outputs/saved", "w").close()
+    raise SystemExit(3)
+signal.signal(signal.SIGTERM, save)
+open("pid", "w").write(str(os.getpid()))
+os.rename("pid", "outputs/pid_1")
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_is_stopped_goes_on_to_hear_that_it_is_to_end(tmp_path):
+    # It waited out the whole grace period, and was killed without having saved anything.
+    stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
+    process = stage.start(A)
+    worker = stage.worker()
+    wait_until(lambda: Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the worker is stopped")
+    process.send_signal(signal.SIGTERM)
+    process.wait(120)
+    assert stage.record().status == states.CANCELED
+    assert (stage.folder.outputs / "saved").exists()
+
+
 # --- nodes that go
 
 

@@ -246,6 +246,8 @@ class AttemptWatch:
         for rank in living:
             self._asked.setdefault(rank, time.time())
             self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
+            # One that is stopped (SIGSTOP, a debugger's break) would hear of it only when it goes on.
+            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
         if not living and self._has_launcher and self._launcher_code is None and not self._pids:
             for started in self._started:
                 self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
