@@ -37,6 +37,7 @@ FULL = RunRecord(
     exit_code=1,
     failure=FailureReport(cause="exception", message="m", rank=1, last_lines=("a", "b"), victims=((0, "was lost"),)),
     canceled_by="you",
+    warnings=("2 workers, none joined a process group: each has trained alone.",),
 )
 
 

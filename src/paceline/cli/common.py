@@ -18,6 +18,7 @@ from paceline.workspace import Workspace
 
 #: Colours in the order in which ranks take them: readable on dark and light.
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
+WARNING_COLOUR = 33
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
 
 

@@ -60,6 +60,8 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
         print(found["waiting_for"])
     if found["failure"]:
         print(found["failure"]["message"])
+    for warning in found["warnings"]:
+        print(f"Warning: {warning}")
     return 0
 
 
@@ -126,6 +128,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ),
         ("Waits for", record.waiting_for or ""),
         ("Canceled by", record.canceled_by or ""),
+        ("Warnings", f"\n{'':<13}".join(record.warnings)),
         ("Experiment", record.experiment),
         ("Submitted", f"{record.created_utc} by {record.submitted_by}"),
         ("Parent", record.parent_run_id or ""),

@@ -33,6 +33,7 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "waiting_for": record.waiting_for,
         "exit_code": record.exit_code,
         "failure": {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None,
+        "warnings": list(record.warnings),
         "parent_run_id": record.parent_run_id,
         "tags": noted.tags,
         "folder": str(folder.path),

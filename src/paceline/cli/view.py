@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from paceline.cli.common import coloured, has_colour, rank_colour, state_colour
+from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colour, state_colour
 from paceline.runs import states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
@@ -76,6 +76,8 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     """How the run ended, and what to look at."""
     colour = has_colour(sys.stderr)
     view.say(coloured(end_text(record), state_colour(record.status), colour))
+    for warning in record.warnings:
+        view.say(coloured(f"Warning: {warning}", WARNING_COLOUR, colour))
     if record.failure is not None:
         print(f"\n{record.failure}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]

@@ -274,6 +274,10 @@ class RunFolder:
         """How the worker ended, written beside it where the supervisor is not its parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
+    def worker_alone(self, attempt: int, rank: int) -> Path:
+        """Written by a worker at its end, where it has trained a model that no other took part in."""
+        return self.attempt(attempt) / f"alone_{rank}.json"
+
     def stalled(self, attempt: int) -> Path:
         """Operations that ranks wait for in vain, a line of JSON each; written by the collectives' engine on rank 0."""
         return self.attempt(attempt) / "stalled.jsonl"

@@ -158,6 +158,8 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
 
     record = Show(folder, line=line, state=state, note=note, attempt=attempt).to_the_end()
     print(f"-- {end_text(record)}", file=out, flush=True)
+    for warning in record.warnings:
+        print(f"-- Warning: {warning}", file=out, flush=True)
     return record
 
 

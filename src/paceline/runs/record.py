@@ -52,6 +52,8 @@ class RunRecord:
     owner: pid, host and boot id of the process that looks after the run.
     scratch_dir: a folder outside the run's that its end removes.
     exit_code: what `paceline run` exits with; None until the end.
+    warnings: sentences on what is no failure, and may not be what was meant: workers that each trained alone, a disk that
+        fills up.
     """
 
     run_id: str
@@ -75,6 +77,7 @@ class RunRecord:
     exit_code: int | None = None
     failure: FailureReport | None = None
     canceled_by: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def is_terminal(self) -> bool:
@@ -97,6 +100,7 @@ class RunRecord:
             "job": self.job.to_json() if self.job else None,
             "attempts": [attempt.to_json() for attempt in self.attempts],
             "failure": self.failure.to_json() if self.failure else None,
+            "warnings": list(self.warnings),
         }
 
     @classmethod
@@ -105,6 +109,7 @@ class RunRecord:
         values = _known(cls, data)
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
         values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
+        values["warnings"] = tuple(data.get("warnings") or ())
         values["failure"] = FailureReport.from_json(data["failure"]) if data.get("failure") else None
         return cls(**values)
 

@@ -226,7 +226,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def get_details(self) -> dict[str, Any]:
         """The SDK's dict of details: runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets,
-        outputDatasets, runDefinition, logFiles (name -> path), submittedBy; after a failure also error and warnings."""
+        outputDatasets, runDefinition, logFiles (name -> path), submittedBy; after a failure also error; then, or
+        where there are any, warnings."""
         record = self.record()
         properties: dict[str, Any] = dict(self.properties)
         if record.snapshot_id:
@@ -247,7 +248,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         }
         if record.failure is not None:
             details["error"] = {"error": {"code": record.failure.cause, "message": str(record.failure)}}
-            details["warnings"] = []
+        if record.failure is not None or record.warnings:
+            details["warnings"] = [{"source": "paceline", "message": warning} for warning in record.warnings]
         return details
 
     def get_details_with_logs(self) -> dict[str, Any]:

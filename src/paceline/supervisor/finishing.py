@@ -23,6 +23,7 @@ from paceline.runs.failure import (
 from paceline.runs.files import read_json
 from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, utc_now
+from paceline.supervisor.alone import alone_text
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.preparing import clean_nodes, give_nodes_back
@@ -66,6 +67,8 @@ def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
         say(outcome.failure.message)
         run.to(states.FAILED, failure=outcome.failure, exit_code=outcome.failure.exit_code, **changes)
     else:
+        if (warning := alone_text(run.job, run.folder, len(run.record.attempts))) is not None:
+            run.warn(warning)
         run.to(states.COMPLETED, exit_code=0, **changes)
 
 

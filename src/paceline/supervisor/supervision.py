@@ -14,6 +14,7 @@ from paceline.runs import elsewhere, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.supervisor.attempt import Outcome
+from paceline.supervisor.driver_log import say
 from paceline.supervisor.wake import Wake
 from paceline.targets import Nodes, Seen, Target
 
@@ -50,6 +51,13 @@ class Supervision:
             self.record = dataclasses.replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
         return self.stop_reason() is not None
+
+    def warn(self, text: str) -> None:
+        """Note what whoever looks at the run is to know, though it goes on; each sentence once."""
+        if text not in self.record.warnings:
+            say(f"warning: {text}")
+            self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
+            store.write(self.folder, self.record)
 
     def owner(self) -> dict[str, Any]:
         """Who looks after the run: this process, and the engine's job that it is in, which readers elsewhere ask for."""

@@ -22,6 +22,11 @@ def ended(exit_code: int) -> None:
     _write(f"end_{os.environ['RANK']}.json", {"exit_code": exit_code, "time": time.time()})
 
 
+def note_alone(library: str) -> None:
+    """Say that this worker has trained a model with `library`, and no other has taken part in it."""
+    _write(f"alone_{os.environ['RANK']}.json", {"library": library})
+
+
 def failed(error: BaseException) -> None:
     """Write down the exception, at the moment it leaves the script: long before the process has ended, perhaps.
 

@@ -29,16 +29,25 @@ def run(path: str, arguments: list[str]) -> None:
         with io.open_code(absolute) as file:
             code = compile(file.read(), absolute, "exec", dont_inherit=True)
         exec(code, main.__dict__)
-        _let_gloo_finish()
+        _end_well(worker)
     except SystemExit as error:
         if error.code in (None, 0):
-            _let_gloo_finish()
+            _end_well(worker)
         else:
             _report(error, worker)
             _abandon_mpi()
         raise
     except BaseException as error:
         _fail(error, worker)
+
+
+def _end_well(worker: int) -> None:
+    # A script that knows of no others has nothing loaded that could join them; and one alone has none to join.
+    if os.environ.get("WORLD_SIZE", "1") != "1" and os.getpid() == worker:
+        from paceline.worker import alone
+
+        alone.note()
+    _let_gloo_finish()
 
 
 def _let_gloo_finish() -> None:

@@ -1,0 +1,138 @@
+"""Whether a worker has trained a model by itself, though there are others: written down when its script ends well.
+
+By then the libraries that the script has loaded tell, and nothing had to be put in their way before. Nothing is said of a
+worker of which it is not certain: which has another way to reach its peers, or made no optimizer (it evaluates its part of
+the data, say), or left by `os._exit`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from paceline.worker import report
+
+#: Set to anything, it says that each worker is to train a model of its own.
+SEPARATE = "PACELINE_SEPARATE_WORKERS"
+
+#: Other ways to reach peers. Whether they were used is theirs to know.
+_OTHER_WAYS = (
+    *(
+        "mpi4py.MPI",
+        "horovod",
+        "torch_xla",
+        "byteps",
+        "bagua",
+        "smdistributed",
+        "oneflow",
+    ),
+    *("ray", "dask.distributed", "distributed", "pyspark", "torch.distributed.elastic.agent", "mindspore", "paddle"),
+)
+#: What trains a JAX model.
+_JAX_TRAINERS = ("optax", "flax", "equinox", "haiku")
+
+
+def note() -> None:
+    """Write `alone_<rank>.json`, which names the library, where this worker has trained alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or os.environ.get(SEPARATE):
+        return
+    try:
+        library = trained_alone(sys.modules)
+    except Exception:  # a library as nobody here knows it
+        return
+    if library is not None:
+        report.note_alone(library)
+
+
+def trained_alone(modules: dict[str, ModuleType]) -> str | None:
+    """The library with which a model was trained in this process, which no other takes part in: "lightning", "torch",
+    "tensorflow" or "jax". None where another takes part, nothing was trained, or that can't be told."""
+    if any(name in modules for name in _OTHER_WAYS) or _joined_ours(modules) or _joined_torch(modules):
+        return None
+    if _joined_tensorflow(modules) or _joined_jax(modules):
+        return None
+    if _has_torch_optimizer(modules.get("torch.optim.optimizer")):
+        return "lightning" if {"lightning", "pytorch_lightning"} & modules.keys() else "torch"
+    if "tensorflow" in modules and _has_keras_optimizer(modules):
+        return "tensorflow"
+    if "jax" in modules and (any(name in modules for name in _JAX_TRAINERS) or _has_keras_optimizer(modules)):
+        return "jax"
+    return None
+
+
+def _joined_ours(modules: dict[str, ModuleType]) -> bool:
+    """Whether Horovod's calls, or anything else on the collectives here, have made a world of several."""
+    return bool(getattr(modules.get("paceline.collectives.world"), "_generations", None))
+
+
+def _joined_torch(modules: dict[str, ModuleType]) -> bool:
+    c10d, rpc = modules.get("torch.distributed.distributed_c10d"), modules.get("torch.distributed.rpc.api")
+    if rpc is not None and len(getattr(rpc, "_ALL_WORKER_NAMES", ())) > 1:
+        return True
+    if c10d is None:
+        return False
+    if c10d.is_initialized():
+        return bool(c10d.get_world_size() > 1)
+    # Of a group that was destroyed, these two stay: how it was made, and the hook that puts the rank before a traceback.
+    hook = getattr(sys.excepthook, "__module__", None)
+    return c10d._default_pg_init_method is not None or hook == c10d.__name__
+
+
+def _joined_tensorflow(modules: dict[str, ModuleType]) -> bool:
+    context: Any = getattr(modules.get("tensorflow.python.eager.context"), "_context", None)
+    if context is not None and (
+        context._server_def or context._collective_ops_server_def or context._collective_leader
+    ):
+        return True
+    # A server that the script has started itself.
+    server = getattr(modules.get("tensorflow.python.training.server_lib"), "Server", None)
+    return server is not None and _is_there(server)
+
+
+def _joined_jax(modules: dict[str, ModuleType]) -> bool:
+    state = getattr(modules.get("jax._src.distributed"), "global_state", None)
+    return state is not None and (state.client is not None or (state.num_processes or 1) > 1)
+
+
+def _has_torch_optimizer(module: ModuleType | None) -> bool:
+    """Whether one was ever made: a class of optimizers marks its `step` when the first of it is."""
+    optimizer = getattr(module, "Optimizer", None)
+    return optimizer is not None and any(
+        getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))
+    )
+
+
+def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
+    """Whether there is one that has variables, which it gets with its first step."""
+    found = [
+        getattr(modules.get(name), kind, None)
+        for name, kind in (
+            ("keras.src.optimizers.base_optimizer", "BaseOptimizer"),
+            ("keras.optimizers.optimizer", "_BaseOptimizer"),
+            ("tf_keras.src.optimizers.optimizer", "_BaseOptimizer"),
+            ("tf_keras.src.optimizers.legacy.optimizer_v2", "OptimizerV2"),
+        )
+    ]
+    return any(_is_there(kind, "variables") for kind in found if kind)
+
+
+def _is_there(kind: type, has: str = "__class__") -> bool:
+    """Whether an object of this kind is there whose attribute `has` is not empty."""
+    import gc
+
+    kinds = {kind, *_below(kind)}
+    found: list[Any] = [one for one in gc.get_objects() if type(one) in kinds]
+    return any(getattr(one, has, None) for one in found)
+
+
+def _below(kind: type) -> set[type]:
+    found, todo = set[type](), [kind]
+    while todo:
+        below: list[type] = type.__subclasses__(todo.pop())
+        for one in below:
+            if one not in found:
+                found.add(one)
+                todo.append(one)
+    return found
