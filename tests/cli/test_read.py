@@ -29,6 +29,7 @@ SUMMARY_KEYS = [
     "waiting_for",
     "exit_code",
     "failure",
+    "warnings",
     "parent_run_id",
     "tags",
     "folder",

@@ -32,7 +32,9 @@ def test_it_is_said_once_all_workers_have_left_word(folder):
     left(folder, 1)
     text = alone_text(make_job(**TWO), folder, 1)
     assert text is not None
-    assert text.startswith("2 workers, none joined a process group: each has trained alone. Call torch.distributed.init_")
+    assert text.startswith(
+        "2 workers, none joined a process group: each has trained alone. Call torch.distributed.init_"
+    )
     assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
 
 

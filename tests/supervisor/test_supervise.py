@@ -114,7 +114,9 @@ def test_a_worker_that_is_stopped_goes_on_to_hear_that_it_is_to_end(tmp_path):
     stage = Stage(tmp_path, STOPPED, grace_period_seconds=600)
     process = stage.start(A)
     worker = stage.worker()
-    wait_until(lambda: Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the worker is stopped")
+    wait_until(
+        lambda: Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0] == "T", "the worker is stopped"
+    )
     process.send_signal(signal.SIGTERM)
     process.wait(120)
     assert stage.record().status == states.CANCELED
