@@ -8,6 +8,7 @@ from typing import IO
 
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
+from paceline.runs.log_start import LogStart
 from paceline.runs.logs import Line, LogFollower, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
 
@@ -45,7 +46,8 @@ class Watch:
 class Show:
     """Tells of a run as it goes: `line` is called for each line of the workers, `state` for each change of state or of
     what the run waits for, `note` for each line that the nodes say while they prepare, `attempt` for each further
-    attempt with the one before it, between their lines. ranks: these alone."""
+    attempt with the one before it, between their lines. ranks: these alone. start: where in the log to begin.
+    last: of the lines that are there already, so many."""
 
     def __init__(
         self,
@@ -56,6 +58,8 @@ class Show:
         note: Callable[[Line], None] | None = None,
         attempt: Callable[[Attempt, Attempt], None] | None = None,
         ranks: list[int] | None = None,
+        start: LogStart | None = None,
+        last: int | None = None,
     ) -> None:
         self._line, self._state, self._note, self._attempt = line, state, note, attempt
         self._attempts_told = 1
@@ -64,7 +68,8 @@ class Show:
         self._lines: Iterator[Line] | None = None
         job = self._watch.record.job
         self._prepare = PrepareFollower(folder, job.node_count if job else 1)
-        self._follower = LogFollower(folder, list(range(job.world_size if job else 1)) if ranks is None else ranks)
+        ranks = list(range(job.world_size if job else 1)) if ranks is None else ranks
+        self._follower = LogFollower(folder, ranks, start, last)
 
     def to_the_end(self) -> RunRecord:
         """From where it was to the run's end; the final record. May be called again after an interruption."""

@@ -13,11 +13,13 @@ from __future__ import annotations
 import io
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.runs.folder import RunFolder
+from paceline.runs.log_start import LogStart
 
 _CHUNK = 1 << 16
 #: Of a line in a report, so many characters.
@@ -95,10 +97,10 @@ class LineAssembler:
 class _Tail:
     """A log file that is read as it grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
         self._file: io.BufferedReader | None = None
-        self.position = 0
+        self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
         """What there is now, up to the offset `until`, in pieces. A file that grows meanwhile is not chased."""
@@ -107,6 +109,7 @@ class _Tail:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
             except FileNotFoundError:
                 return
+            self._file.seek(self.position)
         if until is None:
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
@@ -122,13 +125,17 @@ class _Tail:
 
 
 class AttemptLog:
-    """The merged log of one attempt, to be read once from the start to wherever it is, again and again."""
+    """The merged log of one attempt, to be read once from the start to wherever it is, again and again.
 
-    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int]) -> None:
+    start: a place in this attempt to begin at.
+    """
+
+    def __init__(self, folder: RunFolder, attempt: int, ranks: list[int], start: LogStart | None = None) -> None:
+        offsets = start.offsets if start else {}
         self._attempt = attempt
-        self._order = _Tail(folder.log_order(attempt))
+        self._order = _Tail(folder.log_order(attempt), start.notes if start else 0)
         self._order_rest = b""
-        self._tails = {rank: _Tail(folder.rank_log(attempt, rank)) for rank in ranks}
+        self._tails = {rank: _Tail(folder.rank_log(attempt, rank), offsets.get(rank, 0)) for rank in ranks}
         self._lines = {rank: LineAssembler() for rank in ranks}
 
     def new(self) -> Iterator[Line]:
@@ -172,18 +179,30 @@ class AttemptLog:
 
 
 class LogFollower:
-    """The merged log of a run, from its first attempt's start, to be asked for what is new again and again."""
+    """The merged log of a run, to be asked for what is new again and again.
 
-    def __init__(self, folder: RunFolder, ranks: list[int]) -> None:
-        self._folder, self._ranks = folder, ranks
-        self._number = 1
-        self._log = AttemptLog(folder, 1, ranks)
+    start: where to begin, default its first attempt's start. last: of what is there already, so many lines.
+    """
+
+    def __init__(
+        self, folder: RunFolder, ranks: list[int], start: LogStart | None = None, last: int | None = None
+    ) -> None:
+        self._folder, self._ranks, self._last = folder, ranks, last
+        self._number = start.attempt if start else 1
+        self._log = AttemptLog(folder, self._number, ranks, start)
 
     def new(self, attempts: int, *, is_over: bool) -> Iterator[Line]:
         """Lines that have come since the last call.
 
         attempts: how many there are by now. is_over: no more will be written; seen before this call.
         """
+        lines = self._new(attempts, is_over=is_over)
+        if self._last is not None:
+            lines = iter(deque(lines, maxlen=self._last))
+            self._last = None
+        yield from lines
+
+    def _new(self, attempts: int, *, is_over: bool) -> Iterator[Line]:
         yield from self._log.new()
         while self._number < attempts:
             yield from self._log.end()

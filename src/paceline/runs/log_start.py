@@ -1,0 +1,279 @@
+"""Where in a run's merged log to begin: before its last lines, or at a moment. Read from the end; a log may be huge.
+
+The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, whose order
+is that of the merged view, and what is not noted yet comes last, by rank:
+
+    1700000000.1 0 4        span 1: rank 0, bytes 0 to 4
+    1700000000.2 1 2        span 2: rank 1, bytes 0 to 2
+    1700000000.3 0 6        span 3: rank 0, bytes 4 to 6
+                            spans 4, 5: what ranks 0 and 1 have behind bytes 6 and 2
+
+A start is a place in that order: spans before it are passed over. For the last lines, newlines are counted from the last
+span on backwards, until there are enough; for a moment, the first note that is not earlier is looked for by bisection.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import Attempt, parse_utc
+
+_CHUNK = 1 << 16
+#: Of the notes, so much is read at first; each time it was not enough, eight times as much, up to 4 MiB.
+_NOTES, _MOST_NOTES = 1 << 16, 1 << 22
+#: The beginning of an unfinished line is looked for so far back. Of a progress bar the last state is what counts.
+_FAR_BACK = 1 << 20
+#: Longer than any note.
+_NOTE_BYTES = 80
+
+
+@dataclass(frozen=True)
+class LogStart:
+    """A place in a run's merged log.
+
+    attempt: the first that is shown. notes: where its notes are taken up. offsets: rank -> where its log is; 0 if absent.
+    """
+
+    attempt: int = 1
+    notes: int = 0
+    offsets: Mapping[int, int] = field(default_factory=dict)
+
+    def later(self, other: LogStart) -> LogStart:
+        """Whichever of two places in the same log comes later."""
+        if self.attempt != other.attempt:
+            return max(self, other, key=lambda start: start.attempt)
+        ranks = {*self.offsets, *other.offsets}
+        offsets = {rank: max(self.offsets.get(rank, 0), other.offsets.get(rank, 0)) for rank in ranks}
+        return LogStart(self.attempt, max(self.notes, other.notes), offsets)
+
+
+def last_lines_start(
+    folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
+) -> LogStart:
+    """Where the last `count` lines of these attempts and ranks begin, or some lines before that.
+
+    attempts: in order; without one, the log's beginning. unended: whether a line that is not ended yet counts as one.
+    """
+    start = LogStart(attempts[0] if attempts else 1)
+    for attempt in reversed(attempts):
+        start, found = _from_the_end(folder, attempt, ranks, count, unended)
+        count -= found
+        if count <= 0:
+            break
+    return start
+
+
+def moment_start(folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float) -> LogStart | None:
+    """Where the lines begin that were ended at `time_s` (seconds since 1970) or later; None where all are older.
+
+    attempts: of the run, or some of them, in order; of one that has ended earlier nothing is shown.
+    """
+    for attempt in attempts:
+        if attempt.ended_utc is not None and parse_utc(attempt.ended_utc).timestamp() < time_s:
+            continue
+        with _Notes(folder.log_order(attempt.number)) as notes:
+            place = notes.at(time_s)
+            offsets = notes.offsets(ranks, place)
+        return LogStart(attempt.number, place, _line_starts(folder, attempt.number, offsets))
+    return None if attempts else LogStart()
+
+
+def tail_offset(path: Path, count: int) -> int:
+    """Where in a file its last `count` lines begin; one that is not ended counts, too."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            count -= _is_unended(file, end)
+            if count < 0:
+                return end
+            newlines = _newlines_back(file, 0, end)
+            last = end
+            for last in newlines:
+                count -= 1
+                if count < 0:
+                    return last + 1
+            return 0
+    except OSError:
+        return 0
+
+
+def _from_the_end(
+    folder: RunFolder, attempt: int, ranks: Sequence[int], count: int, unended: bool
+) -> tuple[LogStart, int]:
+    """Where to begin in this attempt, and how many lines there are from there on: `count`, or all."""
+    with contextlib.ExitStack() as files:
+        logs: dict[int, IO[bytes]] = {}
+        for rank in ranks:
+            with contextlib.suppress(OSError):
+                logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
+        ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
+        found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
+        notes = files.enter_context(_Notes(folder.log_order(attempt)))
+        offsets, place = dict(ends), notes.size
+        for span in notes.spans_back(ends) if found < count else ():
+            offsets[span.rank], place = span.begin, span.place
+            for newline in _newlines_back(logs[span.rank], span.begin, span.end):
+                found += 1
+                if found >= count:
+                    offsets[span.rank] = newline
+                    break
+            if found >= count:
+                break
+        starts = {rank: _line_start(file, offsets[rank]) for rank, file in logs.items()}
+        # What was there may go on while lines of it are skipped: of none at all, not even the one that is not ended.
+        return LogStart(attempt, place, ends if count <= 0 else starts), found
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Bytes of a rank's log that stand together in the merged one. place: of the note that ends it, among the notes."""
+
+    place: int
+    rank: int
+    begin: int
+    end: int
+
+
+class _Notes:
+    """The notes of one attempt; none where there is no file. Lines that are no notes are passed over."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file: IO[bytes] | None = open(path, "rb")  # noqa: SIM115 - closed by __exit__
+            self.size = self._file.seek(0, os.SEEK_END)
+        except OSError:
+            self._file, self.size = None, 0
+        #: rank -> the end of the earliest note of it that was looked up, and its offset
+        self._seen: dict[int, tuple[int, int]] = {}
+
+    def __enter__(self) -> _Notes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def spans_back(self, ends: Mapping[int, int]) -> Iterator[_Span]:
+        """The spans of these ranks' logs, the last first. ends: rank -> how much there is of its log."""
+        end, want = self.size, _NOTES
+        # Behind the last notes, in the order in which the merged view takes them.
+        offsets = self.offsets(tuple(ends), end)
+        for rank in reversed(ends):
+            if offsets[rank] < ends[rank]:
+                yield _Span(end, rank, offsets[rank], ends[rank])
+        while end > 0:
+            begin = self._line_start(end - want)
+            if begin >= end:  # no line ends there: these are no notes
+                begin = 0
+            offsets = self.offsets(tuple(ends), begin)
+            spans = []
+            for place, _, rank, offset in self._between(begin, end):
+                if rank in ends and offsets[rank] < (until := min(offset, ends[rank])):
+                    spans.append(_Span(place, rank, offsets[rank], until))
+                    offsets[rank] = until
+            yield from reversed(spans)
+            end, want = begin, min(want * 8, _MOST_NOTES)
+
+    def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
+        """Rank -> how far its log had grown by the last note before `end`, 0 where there is none."""
+        missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
+        at = end
+        while at > 0 and missing:
+            begin = max(0, at - _FAR_BACK)
+            # A note that begins before this piece is found with the next: both have its whole line.
+            top = max(0, begin - _NOTE_BYTES)
+            data = self._read(top, at)
+            for rank in list(missing):
+                if (found := _last_offset(data, rank)) is not None:
+                    self._seen[rank] = (top + found[0], found[1])
+                    missing.remove(rank)
+            at = begin
+        self._seen.update({rank: (0, 0) for rank in missing})
+        return {rank: self._seen[rank][1] for rank in ranks}
+
+    def at(self, time_s: float) -> int:
+        """The place of the first note that is no earlier."""
+        lines = range(self.size + 1)
+        return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
+
+    def _time_at(self, place: int) -> float:
+        """The time of the first whole note from this place on."""
+        begin = self._line_start(place)
+        for _, time_s, _, _ in self._between(begin, min(self.size, begin + 4 * _NOTE_BYTES)):
+            return time_s
+        return float("inf")
+
+    def _line_start(self, place: int) -> int:
+        """The place itself if a line begins there, else that of the next line."""
+        if place <= 0:
+            return 0
+        data = self._read(place - 1, min(self.size, place + 4 * _NOTE_BYTES))
+        end = data.find(b"\n")
+        return self.size if end < 0 else min(self.size, place + end)
+
+    def _between(self, begin: int, end: int) -> Iterator[tuple[int, float, int, int]]:
+        """(place, time, rank, offset) of each whole note."""
+        place = begin
+        *lines, _ = self._read(begin, end).split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                time_s, rank, offset = line.split()
+                yield place, float(time_s), int(rank), int(offset)
+            place += len(line) + 1
+
+    def _read(self, begin: int, end: int) -> bytes:
+        if self._file is None:
+            return b""
+        self._file.seek(begin)
+        return self._file.read(end - begin)
+
+
+def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
+    """Where the last note of this rank ends, and its offset."""
+    word, end = b" %d " % rank, len(data)
+    while (at := data.rfind(word, 0, end)) >= 0:
+        begin = at + len(word)
+        line, newline, _ = data[begin : begin + _NOTE_BYTES].partition(b"\n")
+        if newline and line.isdigit():
+            return begin + len(line) + 1, int(line)
+        end = begin - 1
+    return None
+
+
+def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) -> dict[int, int]:
+    starts = {}
+    for rank, offset in offsets.items():
+        with contextlib.suppress(OSError), open(folder.rank_log(attempt, rank), "rb") as file:
+            starts[rank] = _line_start(file, offset)
+    return starts
+
+
+def _line_start(file: IO[bytes], offset: int) -> int:
+    """Where the line begins that has this byte."""
+    begin = max(0, offset - _FAR_BACK)
+    return next(_newlines_back(file, begin, offset), begin - 1) + 1
+
+
+def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
+    """The places of the newlines in these bytes, the last first."""
+    while end > begin:
+        first = max(begin, end - _CHUNK)
+        file.seek(first)
+        data = file.read(end - first)
+        at = len(data)
+        while (at := data.rfind(b"\n", 0, at)) >= 0:
+            yield first + at
+        end = first
+
+
+def _is_unended(file: IO[bytes], end: int) -> bool:
+    """Whether there is something behind the last newline, carriage returns aside."""
+    file.seek(max(0, end - _CHUNK))
+    return bool(file.read(_CHUNK).rpartition(b"\n")[2].strip(b"\r"))
