@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -183,3 +184,134 @@ def test_logs_of_a_run_that_waits_are_empty_until_it_starts(cli: Cli) -> None:
     cli("cancel", holder)
 
     assert following.communicate(timeout=180) == ("my turn\n", "")
+
+
+# --- the end of a log
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    """`good`: two attempts of two workers, 50 lines each, and then one that rank 1 does not end."""
+    cli = Gallery(tmp_path_factory.mktemp("long"))
+    cli.good = cli.submit(
+        """
+        import os, signal, sys, time
+        attempt, rank = os.environ["PACELINE_ATTEMPT"], int(os.environ["RANK"])
+        here = lambda name: os.path.join("outputs", name)
+        if rank == 1:
+            while not os.path.exists(here("zero" + attempt)):
+                time.sleep(0.01)
+            time.sleep(0.5)  # so that the notes tell who was first
+        for number in range(50):
+            print("line", attempt, number)
+        open(here(("zero", "one")[rank] + attempt), "w")
+        while not os.path.exists(here("one" + attempt)):
+            time.sleep(0.01)
+        if attempt == "1":
+            time.sleep(600) if rank else (time.sleep(0.3), os.kill(os.getpid(), signal.SIGKILL))
+        if rank == 1:
+            sys.stdout.write("no end")
+        """,
+        *("-j", "2", "--backend", "gloo", "--max-restarts", "1"),
+    )
+    assert cli.wait(cli.good) == "Completed"
+    return cli
+
+
+def test_the_last_lines_are_those_that_the_whole_log_ends_with(long: Gallery) -> None:
+    everything = long("logs", long.good).stdout.splitlines()
+    assert len(everything) == 201
+    assert everything[-1] == "[2: rank 1] no end"
+    for count in (0, 1, 10, 60, 130, 200, 500):
+        assert long("logs", long.good, "--tail", count).stdout.splitlines() == everything[max(0, 201 - count) :]
+    assert long("logs", long.good, "-f", "-n", "3").stdout.splitlines() == everything[-3:]
+    assert [json.loads(line)["text"] for line in long("logs", long.good, "-n", "2", "--json").stdout.splitlines()] == [
+        "line 2 49",
+        "no end",
+    ]
+    of_one = long("logs", long.good, "--rank", "1").stdout
+    assert long("logs", long.good, "--rank", "1", "-n", "53").stdout == "".join(of_one.splitlines(keepends=True)[-53:])
+    first = long("logs", long.good, "--attempt", "1", "-n", "2").stdout
+    assert first == "[1: rank 1] line 1 48\n[1: rank 1] line 1 49\n"
+    driver = long("logs", long.good, "--driver").stdout.splitlines()
+    assert long("logs", long.good, "--driver", "-n", "2").stdout.splitlines() == driver[-2:]
+
+
+def test_lines_since_a_moment(long: Gallery) -> None:
+    record = long.json("show", long.good)
+    everything = long("logs", long.good).stdout.splitlines()
+    second = record["attempt_records"][1]["started_utc"]
+    of_second = [line for line in everything if line.startswith("[2:")]
+
+    assert long("logs", long.good, "--since", second).stdout.splitlines() == of_second
+    assert long("logs", long.good, "--since", "1w").stdout.splitlines() == everything
+    assert long("logs", long.good, "--since", "1w", "-n", "3").stdout.splitlines() == everything[-3:]
+    assert long("logs", long.good, "--since", second, "-n", "150").stdout.splitlines() == of_second
+    assert long("logs", long.good, "--since", "0s").stdout == ""
+    assert long("logs", long.good, "-f", "--since", "0s").stdout == ""
+    driver = long("logs", long.good, "--driver").stdout
+    since = long("logs", long.good, "--driver", "--since", second).stdout
+    assert since
+    assert driver.endswith(since)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--since", "yesterday"], "--since 'yesterday' is neither a duration"),
+        (["--since", "2026-13-01"], "is neither a duration"),
+        (["--since", "2999-01-01"], "that is still to come"),
+        (["--tail", "-1"], "-1"),
+        (["--tail", "few"], "few"),
+        (["--prepare", "--since", "1h"], "carry no time"),
+        (["--driver", "-f"], "leave it out, or --driver"),
+    ],
+)
+def test_a_wrong_start_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
+    done = gallery("logs", gallery.good, *words, code=2)
+    assert complaint in done.stderr
+    assert done.stdout == ""
+
+
+# --- on a terminal
+
+NASTY = r"\x1b]0;title\x07\x1b[2J\x1b[31mred\x1b[0m\a end\x1b[1A"
+
+
+def on_a_terminal(cli: Cli, *words: object) -> str:
+    """What the command writes to a terminal."""
+    ours, theirs = os.openpty()
+    process = cli.start(*words, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    data = b""
+    with contextlib.suppress(OSError):  # EIO is a terminal's end
+        while piece := os.read(ours, 1 << 16):
+            data += piece
+    os.close(ours)
+    assert process.wait(timeout=100) == 0
+    return data.decode().replace("\r\n", "\n")
+
+
+@pytest.fixture(scope="module")
+def nasty(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    cli = Gallery(tmp_path_factory.mktemp("nasty"))
+    cli.good = cli.submit(f'print("{NASTY}")\nprint("\\r10%\\r100%")\n', "--tag", "t=\x1b[31mred\x1b[2J")
+    assert cli.wait(cli.good) == "Completed"
+    return cli
+
+
+@pytest.mark.parametrize("words", [[], ["--rank", "0"], ["-f"], ["-n", "5"]])
+def test_a_terminal_gets_a_logs_colours_and_nothing_else_that_it_would_obey(nasty: Gallery, words: list[str]) -> None:
+    assert on_a_terminal(nasty, "logs", nasty.good, *words) == "\x1b[31mred\x1b[0m\\x07 end\n100%\n"
+
+
+def test_a_pipe_and_raw_get_a_log_as_it_is(nasty: Gallery) -> None:
+    line = NASTY.encode().decode("unicode_escape") + "\n"
+    assert nasty("logs", nasty.good).stdout == f"{line}100%\n"
+    assert on_a_terminal(nasty, "logs", nasty.good, "--raw") == f"{line}100%\n"
+    assert nasty("logs", nasty.good, "--rank", "0").stdout == f"{line}\n10%\n100%\n"
+
+
+def test_a_tags_control_characters_are_shown(nasty: Gallery) -> None:
+    assert "t=\\x1b[31mred\\x1b[2J" in nasty("show", nasty.good).stdout
+    assert "\x1b" not in nasty("list").stdout

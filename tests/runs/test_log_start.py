@@ -30,20 +30,22 @@ def write(folder: RunFolder, attempt: int, pieces: list[tuple[int, bytes]], *, n
                 order.write(f"{T0 + STEP * number:.3f} {rank} {sizes[rank]}\n")
 
 
-def shown(folder: RunFolder, attempts: int, ranks: list[int], start: LogStart | None = None) -> list[tuple[int, int, str]]:
+def shown(
+    folder: RunFolder, attempts: int, ranks: list[int], start: LogStart | None = None
+) -> list[tuple[int, int, str]]:
     follower = LogFollower(folder, ranks, start)
     lines = list(follower.new(attempts, is_over=True))
     follower.close()
     return [(line.attempt, line.rank, line.text) for line in lines]
 
 
-pieces = st.lists(
-    st.tuples(st.integers(0, 2), st.text("ab\n\r", max_size=6).map(str.encode)), max_size=30
-)
+pieces = st.lists(st.tuples(st.integers(0, 2), st.text("ab\n\r", max_size=6).map(str.encode)), max_size=30)
 
 
 @settings(max_examples=150, deadline=None)
-@given(attempts=st.lists(pieces, min_size=1, max_size=3), count=st.integers(0, 12), only=st.booleans(), seed=st.integers())
+@given(
+    attempts=st.lists(pieces, min_size=1, max_size=3), count=st.integers(0, 12), only=st.booleans(), seed=st.integers()
+)
 def test_from_the_start_of_the_last_lines_on_these_are_shown_as_ever(tmp_path_factory, attempts, count, only, seed):
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     for number, written in enumerate(attempts, start=1):
@@ -113,7 +115,7 @@ def test_only_the_end_of_a_large_log_is_read(tmp_path, monkeypatch):
     folder, read = RunFolder(tmp_path), []
     # Rank 1 has been silent since the beginning; rank 0 writes ever on.
     write(folder, 1, [(1, b"early\n"), *((0, b"line %d\n" % number * 50) for number in range(40_000))])
-    monkeypatch.setattr(log_start, "open", lambda *args: Counting(open(*args), read), raising=False)
+    monkeypatch.setattr(log_start, "open", lambda *args: Counting(Path(args[0]).open(args[1]), read), raising=False)  # noqa: SIM115
     start = last_lines_start(folder, [1], [0, 1], 20)
 
     assert [text for _, _, text in shown(folder, 1, [0, 1], start)][-20:] == ["line 39999"] * 20
@@ -148,7 +150,10 @@ def test_broken_notes_lose_no_line(tmp_path, order):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"a\nb\n"), (1, b"c\n")], noted=0)
     folder.log_order(1).write_text(order)
-    for start in (last_lines_start(folder, [1], [0, 1], 9), moment_start(folder, [Attempt(number=1, started_utc="")], [0, 1], 0)):
+    for start in (
+        last_lines_start(folder, [1], [0, 1], 9),
+        moment_start(folder, [Attempt(number=1, started_utc="")], [0, 1], 0),
+    ):
         assert sorted(shown(folder, 1, [0, 1], start)) == [(1, 0, "a"), (1, 0, "b"), (1, 1, "c")]
 
 

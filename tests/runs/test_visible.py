@@ -13,7 +13,11 @@ RED, RESET = "\x1b[31m", "\x1b[0m"
 # text, as it stands in a table, as a line of a log on a terminal
 NASTY = [
     ("plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂", "plain, größe, 漢字, 🙂"),
-    ("👩\u200d💻 soft\u00adhyphen nb\u00a0sp", "👩\u200d💻 soft\u00adhyphen nb\u00a0sp", "👩\u200d💻 soft\u00adhyphen nb\u00a0sp"),
+    (
+        "👩\u200d💻 soft\u00adhyphen nb\u00a0sp",
+        "👩\u200d💻 soft\u00adhyphen nb\u00a0sp",
+        "👩\u200d💻 soft\u00adhyphen nb\u00a0sp",
+    ),
     ("\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m", "\x1b[31mred\x1b[0m"),
     ("\x1b[2J\x1b[Hgone", "\\x1b[2J\\x1b[Hgone", "gone"),
     ("\x1b]0;title\x07x", "\\x1b]0;title\\x07x", "x"),
@@ -27,7 +31,11 @@ NASTY = [
     ("\x1b7\x1b8\x1b", "\\x1b7\\x1b8\\x1b", "\\x1b"),
     ("\x1b[?1049h\x1b[?25lx\x1b[K\x1b[1A", "\\x1b[?1049h\\x1b[?25lx\\x1b[K\\x1b[1A", "x"),
     ("\x9b2Jx\x9dtitle\x9cy", "\\x9b2Jx\\x9dtitle\\x9cy", "xy"),
-    ("bell\x07 nul\x00 form\x0c del\x7f nel\x85", "bell\\x07 nul\\x00 form\\x0c del\\x7f nel\\x85", "bell\\x07 nul\\x00 form\\x0c del\\x7f nel\\x85"),
+    (
+        "bell\x07 nul\x00 form\x0c del\x7f nel\x85",
+        "bell\\x07 nul\\x00 form\\x0c del\\x7f nel\\x85",
+        "bell\\x07 nul\\x00 form\\x0c del\\x7f nel\\x85",
+    ),
     ("12\b\b34", "12\\x08\\x0834", "1234"),
     ("a\tb", "a\\tb", "a\tb"),
     ("a\nb", "a\\nb", "a\\nb"),
@@ -47,7 +55,10 @@ def test_a_text_of_several_lines_keeps_its_lines_and_tabs():
     assert visible("a\r\n\tb\x1b[2J\rc\n", lines=True) == "a\n\tb\\x1b[2J\\rc\n"
 
 
-@given(st.text(alphabet=st.characters(blacklist_categories=()), max_size=40) | st.text("\x1b[]0;m\x07\x9b\\P(Kx", max_size=30))
+@given(
+    st.text(alphabet=st.characters(blacklist_categories=()), max_size=40)
+    | st.text("\x1b[]0;m\x07\x9b\\P(Kx", max_size=30)
+)
 def test_nothing_that_a_terminal_obeys_is_left(text):
     assert not set(visible(text)) & {chr(code) for code in (*range(32), *range(0x7F, 0xA0))}
     rest = visible_line(text)

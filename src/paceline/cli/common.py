@@ -14,6 +14,7 @@ from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import parse_utc
+from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 
 #: Colours in the order in which ranks take them: readable on dark and light.
@@ -76,8 +77,8 @@ def state_colour(status: str) -> int | None:
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:
-    """Columns under a header; in colour on a terminal, plain and unwrapped elsewhere."""
-    lines = [tuple(header), *[tuple(row) for row in rows]]
+    """Columns under a header; in colour on a terminal, plain and unwrapped elsewhere. Control characters are shown."""
+    lines = [tuple(header), *[tuple(map(visible, row)) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):
@@ -87,6 +88,24 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
         elif status_column is not None:
             cells[status_column] = coloured(cells[status_column], state_colour(line[status_column]), colour)
         print("  ".join(cells).rstrip())
+
+
+def print_fields(fields: Iterable[tuple[str, str | Sequence[str]]], *, width: int = 13, **colours: int | None) -> None:
+    """A name and its text a line, those without a text left out. Control characters are shown.
+
+    A text of several lines is a sequence of them. colours: name -> colour of the text's first word.
+    """
+    for name, text in fields:
+        lines = [visible(line) for line in ([text] if isinstance(text, str) else text)]
+        if any(lines):
+            word, *rest = lines[0].split(" ", 1)
+            lines[0] = " ".join([coloured(word, colours.get(name), has_colour(sys.stdout)), *rest])
+            print(f"{name + ':' if name else '':<{width}}" + f"\n{'':<{width}}".join(lines))
+
+
+def warn(text: str) -> None:
+    """A line of ours on standard error, with control characters of other people's text in it shown."""
+    print(visible(text, lines=True), file=sys.stderr, flush=True)
 
 
 def age(created_utc: str | None) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import print_json, print_table
+from paceline.cli.common import print_fields, print_json, print_table, warn
 from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
 from paceline.cli.compute_status import Look, counts_text, look, look_at_all
@@ -61,9 +61,9 @@ def list_targets(timeout_s: Timeout = 15.0, as_json: Json = False) -> int:
     print_table(("TARGET", "KIND", "STATE", "NODES", "CORES FREE", "GPUS FREE", "QUEUED"), map(_row, looks))
     for found in looks:
         if found.error:
-            print(f"paceline: {found.name}: {found.error}", file=sys.stderr)
+            warn(f"paceline: {found.name}: {found.error}")
     for message in broken.values():
-        print(f"paceline: {message}", file=sys.stderr)
+        warn(f"paceline: {message}")
     return 0
 
 
@@ -82,9 +82,7 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
                 if number is not None]  # fmt: skip
         lines += [("Jobs", ", ".join(jobs)), ("", status.message)]
     width = max(12, *(len(key) + 1 for key, _ in lines))
-    for key, text in lines:
-        if text:
-            print(f"{key + ':' if key else '':<{width}} {text}")
+    print_fields(lines, width=width + 1)
     if status is not None and status.nodes:
         print()
         print_table(
@@ -101,7 +99,7 @@ def show(name: Name, timeout_s: Timeout = 30.0, as_json: Json = False) -> int:
             ],
         )
     if found.error:
-        print(f"paceline: {found.name}: {found.error}", file=sys.stderr)
+        warn(f"paceline: {found.name}: {found.error}")
     return 0
 
 

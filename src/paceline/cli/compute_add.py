@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli.common import warn
 from paceline.cli.compute_status import Look, look_at_all
 from paceline.errors import TargetError
 from paceline.targets import configured
@@ -99,10 +100,9 @@ def _one_name(alone: Sequence[str]) -> str:
 def _tell(found: Look) -> None:
     """What was seen of the new target; that it can't be reached now is no failure."""
     if found.error:
-        print(
+        warn(
             f"paceline: warning: {found.name} is kept, but can't be reached: {found.error} "
-            f"`paceline compute doctor {found.name}` looks closer.",
-            file=sys.stderr,
+            f"`paceline compute doctor {found.name}` looks closer."
         )
     elif found.status is not None:
         status = found.status
@@ -111,7 +111,7 @@ def _tell(found: Look) -> None:
         print(", ".join(parts), file=sys.stderr)
         down = [node for node in status.nodes if not node.is_up and node.message]
         for node in down[:_DOWN_SHOWN]:
-            print(f"paceline: warning: {node.name} is {node.state}: {node.message}", file=sys.stderr)
+            warn(f"paceline: warning: {node.name} is {node.state}: {node.message}")
         if len(down) > _DOWN_SHOWN:
             print(
                 f"paceline: {len(down) - _DOWN_SHOWN} more are down: `paceline compute show {found.name}`.",

@@ -13,6 +13,7 @@ import typer
 from paceline.cli.common import coloured, has_colour, print_json
 from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
+from paceline.runs.visible import visible
 from paceline.targets import configured
 from paceline.targets.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.targets.kinds import load_errors
@@ -92,7 +93,7 @@ def _findings(
 def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
     """One line for each, as soon as it is found."""
     printed = []
-    for finding in findings:
+    for finding in map(_visible, findings):
         place = f"{finding.check} on {finding.node}" if finding.node else finding.check
         advice = f" {finding.advice}" if finding.advice else ""
         print(f"{finding.level}: {place}: {_sentence(finding.seen) if advice else finding.seen}{advice}", flush=True)
@@ -102,7 +103,7 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
     """A table; what to do stands below what was seen."""
-    found = list(findings)
+    found = [_visible(finding) for finding in findings]
     _progress("")
     colour = has_colour(sys.stdout)
     folded = _folded(found)
@@ -117,6 +118,16 @@ def _print_table(findings: Iterator[Finding]) -> list[Finding]:
         if finding.advice:
             print(f"{'':<{sum(widths) + 6}}-> {finding.advice}")
     return found
+
+
+def _visible(finding: Finding) -> Finding:
+    """What machines answer may hold anything."""
+    return replace(
+        finding,
+        node=visible(finding.node) if finding.node else finding.node,
+        seen=visible(finding.seen),
+        advice=visible(finding.advice) if finding.advice else finding.advice,
+    )
 
 
 def _folded(findings: list[Finding]) -> list[Finding]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import print_json, print_table
+from paceline.cli.common import print_json, print_table, warn
 from paceline.errors import DataError
+from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def add(
         default=default,
         overwrite=overwrite,
     )
-    print(f"{store.name}: {store.url}")
+    print(f"{store.name}: {visible(store.url)}")
     return 0
 
 
@@ -117,7 +118,7 @@ def list_files(place: Place, as_json: Json = False) -> int:
         print_json([asdict(info) for info in infos])
         return 0
     for info in infos:
-        print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {info.path}")
+        print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
     return 0
 
@@ -136,7 +137,7 @@ def upload(
     else:
         store.upload_files([source], target_path=path, overwrite=overwrite)
     kept = "" if overwrite else "; files that were there stay as they are (--overwrite replaces them)"
-    print(f"{source} is stored in {place}{kept}.", file=sys.stderr)
+    warn(f"{source} is stored in {place}{kept}.")
     return 0
 
 

@@ -14,6 +14,7 @@ from paceline.cli.common import print_json
 from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch, Prepared
+from paceline.runs.visible import visible
 from paceline.submit import check
 from paceline.targets import Target, find_target
 from paceline.workspace import Workspace
@@ -68,15 +69,16 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     for name, value in job.to_json().items():
         print(f"  {name}: {value!r}")
     if script is not None:
-        print(f"\nGiven to {job.compute_target}:\n\n{script.rstrip()}")
+        print(f"\nGiven to {job.compute_target}:\n\n{visible(script.rstrip(), lines=True)}")
     if job.environment.docker_image:
         print(f"\nIn containers of {job.environment.docker_image}:")
     for command in commands:
         print(
-            f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n  {shlex.join(command.argv)}"
+            f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n"
+            f"  {visible(shlex.join(command.argv), lines=True)}"
         )
         for name, value in sorted({**command.defaults, **command.environment}.items()):
-            print(f"    {name}={shlex.quote(value)}")
+            print(f"    {name}={visible(shlex.quote(value), lines=True)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
 

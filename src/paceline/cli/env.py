@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
-from paceline.cli.common import age, print_json, print_table
+from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments.built import Built
@@ -22,6 +22,7 @@ from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.estimator import interpreter
 from paceline.runs.record import utc_text
+from paceline.runs.visible import visible, visible_line
 from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -63,7 +64,7 @@ def list_environments(as_json: Json = False) -> int:
     if registered:
         print("\nRegistered:" if found or on_images else "Registered:")
         for name, environment in registered.items():
-            print(f"  {name}, version {environment.version}: {_wanted(environment)}")
+            print(f"  {name}, version {environment.version}: {visible(_wanted(environment))}")
     return 0
 
 
@@ -103,14 +104,12 @@ def show(
         ]
     elif registered is not None and registered.needs_build:
         lines.append(("Built", f"not with {_base(registered)} yet: paceline env build {registered.name}"))
-    for name, text in lines:
-        if text:
-            print(f"{name + ':':<13}{text}")
+    print_fields(lines)
     for title, packages in (("pip", built.pip if built else ()), ("conda", built.conda if built else ())):
         if packages:
             print(f"\nInstalled by {title}:")
             for package in packages:
-                print(f"  {package}")
+                print(f"  {visible(package)}")
     return 0
 
 
@@ -194,9 +193,9 @@ def prune(
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
         return 0
     for built in gone:
-        print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {_installed(built)}")
+        print(f"{built.key[:_KEY_SHOWN]}  {_size(built.size_bytes)}  {visible(_installed(built))}")
     for kept in on_images:
-        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {_some(kept.layer.packages)}")
+        print(f"{kept.key[:_KEY_SHOWN]}  on an image  {visible(_some(kept.layer.packages))}")
     total = sum(built.size_bytes for built in gone)
     number = len(gone) + len(on_images)
     count = f"{number} environment{'' if number == 1 else 's'}"
@@ -230,7 +229,7 @@ def _find(store: EnvironmentStore, environment: Environment) -> Built | None:
 
 
 def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    print(visible_line(line), file=sys.stderr, flush=True)
 
 
 def _row(built: Built) -> tuple[str, ...]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-import shutil
+import re
 import sys
-from collections.abc import Callable
-from pathlib import Path
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
 
+from paceline import durations
 from paceline.cli.common import complete_run_id, folder_of
+from paceline.cli.log_files import LogPart, driver_offset, print_parts
 from paceline.cli.view import RunView
 from paceline.errors import UserError
 from paceline.runs import store
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
+from paceline.runs.log_start import LogStart, last_lines_start, moment_start
 from paceline.runs.logs import AttemptLog, Line
 from paceline.runs.record import RunRecord
 
@@ -24,6 +29,8 @@ RunId = Annotated[
     str | None,
     typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
 ]
+
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,6 +40,16 @@ def add_to(app: typer.Typer) -> None:
 def logs(
     run_id: RunId = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("-n", "--tail", min=0, metavar="N", help="The last N lines alone, and with -f what comes."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="WHEN", help="What was written since: 10m or 2h ago, or a time such as 2026-05-01T12:00."
+        ),
+    ] = None,
     rank: Annotated[
         int | None, typer.Option("--rank", min=0, help="Of this worker alone, to the byte unless followed.")
     ] = None,
@@ -43,56 +60,96 @@ def logs(
     prepare: Annotated[
         bool, typer.Option("--prepare", help="What was installed and fetched before, and stored after, instead.")
     ] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="On a terminal too, let through what moves its cursor or sets its title.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line: attempt, rank, text.")] = False,
 ) -> int:
     """What a run's workers print, from the start, in the order it was written; of several workers with the rank in front."""
     if follow and attempt is not None:
         raise UserError(f"--follow shows all attempts; leave out --attempt {attempt}, or --follow.")
+    if follow and (driver or prepare):
+        name = "driver" if driver else "prepare"
+        raise UserError(f"--follow goes with the workers' lines; leave it out, or --{name}.")
+    since_s = _moment(since) if since is not None else None
     folder = folder_of(run_id)
     record = store.read(folder)
     size = record.job.world_size if record.job else 1
     if rank is not None and rank >= size:
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    as_is = raw or not sys.stdout.isatty()
     if driver:
-        return _copy(folder.driver_log)
+        offset = 0 if since_s is None else driver_offset(folder.driver_log, since_s)
+        print_parts([LogPart(folder.driver_log, offset)], tail, as_is=as_is)
+        return 0
     if prepare:
+        if since is not None:
+            raise UserError(f"--since {since}: lines of --prepare carry no time. --tail N shows the last of them.")
         nodes = record.job.node_count if record.job else 1
-        return max([_copy(folder.prepare_log(node_rank)) for node_rank in range(nodes)], default=0)
+        parts = [LogPart(folder.prepare_log(node_rank)) for node_rank in range(nodes)]
+        print_parts(parts, tail, as_is=as_is)
+        return 0
     if attempt is not None and attempt > max(1, len(record.attempts)):
         raise UserError(f"--attempt {attempt}: run {record.run_id} has {len(record.attempts)} so far.")
-    attempts = [attempt] if attempt else list(range(1, len(record.attempts) + 1))
-    if rank is not None and not follow and not as_json:
-        return max([_copy(folder.rank_log(number, rank)) for number in attempts], default=0)
-    view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts))
-    line = _print_json_line if as_json else view.line
+    attempts = [one for one in record.attempts if attempt in (None, one.number)]
     ranks = [rank] if rank is not None else list(range(size))
+    start: LogStart | None = LogStart(attempts[0].number if attempts else 1)
+    if since_s is not None:
+        start = moment_start(folder, attempts, ranks, since_s)
+    if tail is not None and start is not None:
+        numbers = [one.number for one in attempts]
+        start = start.later(last_lines_start(folder, numbers, ranks, tail, unended=not follow))
+    if start is None:
+        if not follow or record.is_terminal:
+            return 0
+        start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
+    if rank is not None and not follow and not as_json and as_is:
+        offsets = {start.attempt: start.offsets.get(rank, 0)}
+        numbers = [one.number for one in attempts if one.number >= start.attempt]
+        parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
+        print_parts(parts, as_is=True)
+        return 0
+    view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
+    line = _print_json_line if as_json else view.line
     if follow:
-        Show(folder, line=line, state=_nothing, ranks=ranks).to_the_end()
-    else:
-        for number in attempts:
-            _print_attempt(folder, number, ranks, line)
+        Show(folder, line=line, state=_nothing, ranks=ranks, start=start, last=tail).to_the_end()
+        return 0
+    numbers = [one.number for one in attempts if one.number >= start.attempt]
+    lines = _lines(folder, numbers, ranks, start)
+    for found in lines if tail is None else deque(lines, maxlen=tail):
+        line(found)
     return 0
 
 
-def _print_attempt(folder: RunFolder, number: int, ranks: list[int], line: Callable[[Line], None]) -> None:
-    log = AttemptLog(folder, number, ranks)
+def _moment(text: str) -> float:
+    """Seconds since 1970 at a time, or so long ago.
+
+    Raises:
+        UserError: it is neither, or a time to come.
+    """
+    now = time.time()
     try:
-        for found in log.end():
-            line(found)
-    finally:
-        log.close()
+        if not _DATE.match(text):
+            return now - durations.seconds(text)
+        # Without a zone, as everywhere on a command line, the clock on the wall.
+        found = dt.datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
+        raise UserError(
+            f"--since {text!r} is neither a duration, such as 10m or 2h, nor a time, such as 2026-05-01T12:00 or "
+            "2026-05-01T10:00:00Z."
+        ) from None
+    if found > now:
+        raise UserError(f"--since {text}: that is still to come. Give a time that has passed.")
+    return found
 
 
-def _copy(path: Path) -> int:
-    """A log as it was written, byte for byte."""
-    sys.stdout.flush()
-    try:
-        with open(path, "rb") as file:
-            shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
-    except FileNotFoundError:
-        pass
-    sys.stdout.flush()
-    return 0
+def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: LogStart) -> Iterator[Line]:
+    for number in attempts:
+        log = AttemptLog(folder, number, ranks, start if number == start.attempt else None)
+        try:
+            yield from log.end()
+        finally:
+            log.close()
 
 
 def _print_json_line(line: Line) -> None:

@@ -14,6 +14,7 @@ from paceline import __version__
 from paceline.cli import cancel, compute, data, env, logs, read, run
 from paceline.cli.output import end_with_the_reader
 from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
+from paceline.runs.visible import visible
 
 EXIT_WRONG_CALL = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE
@@ -54,9 +55,16 @@ def main() -> None:
     """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
     # When whoever reads our output has gone; click would exit with 1.
     end_with_the_reader()
-    logging.basicConfig(format="paceline: %(levelname)s: %(message)s")
+    logs_to = logging.StreamHandler()
+    logs_to.setFormatter(_VisibleFormatter("paceline: %(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[logs_to])
     logging.addLevelName(logging.WARNING, "warning")
     sys.exit(_exit_code())
+
+
+class _VisibleFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record), lines=True)
 
 
 def _exit_code() -> int:
@@ -101,4 +109,4 @@ def _usage_error(error: Exception) -> int | None:
 
 
 def _say(text: str) -> None:
-    print(f"paceline: error: {text}", file=sys.stderr)
+    print(f"paceline: error: {visible(text, lines=True)}", file=sys.stderr)

@@ -14,6 +14,7 @@ from paceline.cli.common import (
     complete_run_id,
     folder_of,
     has_colour,
+    print_fields,
     print_json,
     print_table,
     state_colour,
@@ -26,6 +27,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
+from paceline.runs.visible import visible
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -57,11 +59,11 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
     print(f"{found['run_id']}  {_coloured_state(found['status'])}{took}")
     if found["waiting_for"]:
-        print(found["waiting_for"])
+        print(visible(found["waiting_for"], lines=True))
     if found["failure"]:
-        print(found["failure"]["message"])
+        print(visible(found["failure"]["message"], lines=True))
     for warning in found["warnings"]:
-        print(f"Warning: {warning}")
+        print(f"Warning: {visible(warning, lines=True)}")
     return 0
 
 
@@ -118,13 +120,12 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         return 0
     record = store.read(folder)
     took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
-    lines: list[tuple[str, str]] = [
+    lines: list[tuple[str, str | list[str]]] = [
         ("Run", record.run_id),
         ("Name", found["display_name"] if found["display_name"] != record.run_id else ""),
         (
             "Status",
-            f"{_coloured_state(record.status)}{took}"
-            + (f" (exit code {record.exit_code})" if record.exit_code else ""),
+            f"{record.status}{took}" + (f" (exit code {record.exit_code})" if record.exit_code else ""),
         ),
         ("Waits for", record.waiting_for or ""),
         ("Canceled by", record.canceled_by or ""),
@@ -136,27 +137,25 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Target", record.target or ""),
         ("Command", shlex.join([record.job.entry_script, *record.job.arguments]) if record.job else ""),
         ("Environment", environment_text(record.job, found["environment"])),
-        ("Data", f"\n{'':<13}".join(data_texts(found["data"]))),
+        ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
         ("Tags", ", ".join(key if value is None else f"{key}={value}" for key, value in found["tags"].items())),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
-        ("Attempts", f"\n{'':<13}".join(map(_attempt, record.attempts)) if len(record.attempts) > 1 else ""),
+        ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
         ("Folder", str(folder.path)),
     ]
-    for name, text in lines:
-        if text:
-            print(f"{name + ':':<13}{text}")
+    print_fields(lines, Status=state_colour(record.status))
     if found["metrics"]:
         print("\nMetrics:")
         for name, value in found["metrics"].items():
-            print(f"  {name}: {_metric_text(value)}")
+            print(f"  {visible(name)}: {visible(_metric_text(value))}")
     if found["files"]:
         print("\nFiles:")
         for name in found["files"]:
-            print(f"  {name}")
+            print(f"  {visible(name)}")
     if record.failure is not None:
-        print(f"\nFailure ({record.failure.cause}):\n{record.failure}")
+        print(f"\nFailure ({record.failure.cause}):\n{visible(str(record.failure), lines=True)}")
     return 0
 
 

@@ -11,13 +11,17 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
 from paceline.runs.logs import Line
 from paceline.runs.record import Attempt, RunRecord
+from paceline.runs.visible import TerminalLines, visible, visible_line
 
 
 class RunView:
     """Prints a run's lines and changes of state. A line that is not finished yet (a progress bar) is drawn over on a
-    terminal, and printed now and then elsewhere."""
+    terminal, and printed now and then elsewhere. A terminal gets the lines' colours, and nothing else that it would
+    obey, unless raw=True; a file or a pipe gets them as they are."""
 
-    def __init__(self, world_size: int, *, quiet: bool = False, attempts: int = 1, nodes: int = 1) -> None:
+    def __init__(
+        self, world_size: int, *, quiet: bool = False, attempts: int = 1, nodes: int = 1, raw: bool = False
+    ) -> None:
         self._size = world_size
         self._nodes = nodes
         self._attempts = attempts
@@ -25,9 +29,11 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
+        self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: Line) -> None:
-        text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + line.text
+        text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
+        text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + text
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")
         self._open_line = self._terminal and not line.complete
@@ -36,7 +42,7 @@ class RunView:
 
     def state(self, record: RunRecord) -> None:
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
-            self.say(coloured(state_text(record), state_colour(record.status), has_colour(sys.stderr)))
+            self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
     def attempt(self, before: Attempt, now: Attempt) -> None:
         self.say(attempt_text(before, now))
@@ -45,7 +51,7 @@ class RunView:
         """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""
         if self._quiet:
             return
-        text = node_prefix(said, self._nodes) + said.text
+        text = node_prefix(said, self._nodes) + visible_line(said.text)
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if said.complete else "", file=sys.stderr, flush=True)
         elif said.complete:
@@ -75,17 +81,17 @@ class Following:
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     """How the run ended, and what to look at."""
     colour = has_colour(sys.stderr)
-    view.say(coloured(end_text(record), state_colour(record.status), colour))
+    view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:
-        view.say(coloured(f"Warning: {warning}", WARNING_COLOUR, colour))
+        view.say(coloured(f"Warning: {visible(warning, lines=True)}", WARNING_COLOUR, colour))
     if record.failure is not None:
-        print(f"\n{record.failure}", file=sys.stderr)
+        print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]
     if outputs:
-        shown = ", ".join(outputs[:5]) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
+        shown = visible(", ".join(outputs[:5])) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
         view.say(f"Outputs in {folder.outputs}: {shown}")
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
-        left = sorted(path.name for path in folder.work.iterdir())
+        left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

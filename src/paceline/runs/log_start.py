@@ -70,7 +70,9 @@ def last_lines_start(
     return start
 
 
-def moment_start(folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float) -> LogStart | None:
+def moment_start(
+    folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
+) -> LogStart | None:
     """Where the lines begin that were ended at `time_s` (seconds since 1970) or later; None where all are older.
 
     attempts: of the run, or some of them, in order; of one that has ended earlier nothing is shown.
@@ -195,7 +197,7 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
-        self._seen.update({rank: (0, 0) for rank in missing})
+        self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:

@@ -46,9 +46,7 @@ def visible_line(text: str) -> str:
     text = _SEQUENCE.sub(_colour_or_nothing, text.replace("\b", ""))
     parts = _COLOURS.split(text)
     colours = [*_COLOURS.findall(text), ""]
-    return "".join(
-        _CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True)
-    )
+    return "".join(_CONTROL.sub(_escape_in_line, part) + colour for part, colour in zip(parts, colours, strict=True))
 
 
 class TerminalLines:
