@@ -72,6 +72,7 @@ def make_launch(job: Job, *, node_count: int | None = None, gpus: int = 0, cores
         "nodes": nodes,
         "prepared": (Prepared(python="/env/bin/python"),) * len(nodes),
         "ports": tuple(range(20000, 20000 + port_count(job))),
+        "secret": "5e" * 32,
     }
     return Launch(**(given | values))
 

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "library": "",
     "locks": "",
     "plugins": "",
-    "worker": "errors collectives.torch_mpi collectives.when_loaded",
+    "worker": "errors collectives.torch_mpi collectives.when_loaded collectives.store_address",
     "collectives": "errors processes",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",

@@ -90,7 +90,13 @@ def test_the_run_s_variables():
         "PACELINE_WORKSPACE": "/shared/team/.paceline",
         "PACELINE_ATTEMPT": "2",
         "PACELINE_STALL_FILE": f"{launch.run_dir}/attempts/2/stalled.jsonl",
+        "PACELINE_RUN_SECRET": "5e" * 32,
     }
+
+
+def test_nothing_shows_the_secret_of_the_ranks():
+    assert "5e5e" not in repr(make_launch(make_job()))
+    assert "PACELINE_RUN_SECRET" not in environment.of_run(make_launch(make_job(), secret=""))
 
 
 def test_the_place_s_variables():

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from paceline.collectives import small
+from paceline.collectives import plain, small
 from paceline.collectives.coordinator import Coordinator, Key, Message, Response
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
@@ -387,7 +386,7 @@ class Channel:
             self._coordinator.receive(0, message)
         else:
             assert self.transport is not None
-            self.transport.send(pickle.dumps(tuple(message), pickle.HIGHEST_PROTOCOL), 0)
+            self.transport.send(plain.packed(tuple(message)), 0)
 
     def _hear(self) -> Response | None:
         if self._coordinator is None:
@@ -397,7 +396,7 @@ class Channel:
             self._coordinator.receive(content[0], Message(*content[1]))
         response = self._coordinator.respond()
         if response is not None and self.transport is not None:
-            data = pickle.dumps(tuple(response), pickle.HIGHEST_PROTOCOL)
+            data = plain.packed(tuple(response))
             for rank in range(1, self.size):
                 self.transport.send(data, rank)
         return response
@@ -484,5 +483,4 @@ class Channel:
         if self.transport is None:
             return None
         message = self.transport.receive()
-        # Comes from the other ranks of this very job, which run the same script.
-        return None if message is None else (message[0], pickle.loads(message[1]))
+        return None if message is None else (message[0], plain.unpacked(message[1]))

@@ -59,7 +59,8 @@ def join(
             raise CollectivesError(f"RANK={meeting.rank}, but this is rank {rank} of the world.")
         part = meeting.part(f"set{number}", members)
         part.wait_for_all()
-        store, there = part.store("group"), members.index(rank)
+        # NCCL asks more of a store than a signed one can do.
+        store, there = part.raw_store("group"), members.index(rank)
         if device.type == "cuda":
             nccl = getattr(dist, "ProcessGroupNCCL", None)
             if nccl is None:

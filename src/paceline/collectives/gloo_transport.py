@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import re
 import secrets
 import select
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from paceline.collectives.board import Board
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
-#: What no pickle is: the sender has let go, and says why; the sender has come to the end.
+#: What no message is: the sender has let go, and says why; the sender has come to the end.
 _FAILED, _BYE = b"!", b""
 #: What rows of different numbers may be padded to in all, before they are sent one rank after the other.
 _PADDED_BYTES = 1 << 16
@@ -60,7 +59,9 @@ class GlooTransport:
             options._devices = [meeting.device()]
             options._timeout = meeting.operation_timeout
             options._threads = 1
-            self._group: Any = gloo(meeting.store("gloo"), self.rank, self.size, options)
+            # Kept: torch holds what is its own of a store, and not what makes it a signed one.
+            self._store = meeting.store("gloo")
+            self._group: Any = gloo(self._store, self.rank, self.size, options)
         self._poll = select.poll()
         for link in self._links.values():
             self._poll.register(link.fileno(), select.POLLIN)
@@ -238,10 +239,10 @@ class GlooTransport:
         return None
 
     def gather_objects(self, value: Any) -> list[Any]:
-        store = self._meeting.store(f"objects{next(self._gathered)}")
-        store.set(str(self.rank), pickle.dumps(value))
+        store = self._meeting.said(f"objects{next(self._gathered)}")
         with self._meeting.translated("hear from the other ranks"):
-            return [pickle.loads(store.get(str(rank))) for rank in range(self.size)]
+            store.set(str(self.rank), value)
+            return [store.get(str(rank)) for rank in range(self.size)]
 
     def split(self, members: Sequence[int], number: int) -> GlooTransport | None:
         if self.rank not in members:
@@ -307,16 +308,17 @@ class GlooTransport:
 
 def _star(meeting: Meeting) -> dict[int, Link]:
     """Links between rank 0 and each of the others."""
-    store = meeting.store("links")
     if meeting.size == 1:
         return {}
+    store = meeting.said("links")
     if meeting.rank == 0:
-        token = secrets.token_bytes(32)
+        nonce = secrets.token_bytes(32)
         with links.listen(meeting.address) as server:
-            store.set("server", pickle.dumps((meeting.address, server.getsockname()[1], token)))
-            return links.accept(server, token, range(1, meeting.size), meeting.timeout_s)
-    address, port, token = pickle.loads(store.get("server"))
-    return {0: links.connect(address, port, token, meeting.rank, meeting.timeout_s)}
+            store.set("server", [meeting.address, server.getsockname()[1], nonce.hex()])
+            return links.accept(server, meeting.link_key(nonce), range(1, meeting.size), meeting.timeout_s)
+    address, port, told = store.get("server")
+    key = meeting.link_key(bytes.fromhex(told))
+    return {0: links.connect(address, port, key, meeting.rank, meeting.timeout_s)}
 
 
 def _short(error: BaseException) -> str:

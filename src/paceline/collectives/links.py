@@ -1,6 +1,7 @@
 """Messages between two processes over TCP: whole, in order, and sending never waits for the other one to read.
 
-Used where there is no MPI. Who connects has to show a token first, that the ranks share through their rendezvous.
+Used where there is no MPI. Who connects says its rank first, and shows that it knows the key that the ranks share through
+their rendezvous; the key itself is never sent.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import struct
 import time
 from collections.abc import Iterable
 
+from paceline.collectives.secret import tag
+
 _HEADER = struct.Struct("!Q")
-_HELLO = struct.Struct("!I")
+_HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
 #: A stranger that says nothing is not listened to for longer.
 _HELLO_S = 5.0
@@ -107,7 +110,7 @@ def listen(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
-def accept(server: socket.socket, token: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, Link]:
+def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, Link]:
     """A link to each of these ranks, once all of them have connected.
 
     Raises:
@@ -125,7 +128,7 @@ def accept(server: socket.socket, token: bytes, ranks: Iterable[int], timeout_s:
                 link.close()
             names = ", ".join(map(str, sorted(missing)))
             raise TimeoutError(f"no connection from rank {names} within {timeout_s:g} s") from None
-        rank = _greeted(connected, token)
+        rank = _greeted(connected, key)
         if rank in missing:
             missing.discard(rank)
             links[rank] = Link(connected)
@@ -134,7 +137,7 @@ def accept(server: socket.socket, token: bytes, ranks: Iterable[int], timeout_s:
     return links
 
 
-def connect(address: str, port: int, token: bytes, rank: int, timeout_s: float) -> Link:
+def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> Link:
     """A link to the server there, as this rank.
 
     Raises:
@@ -142,7 +145,7 @@ def connect(address: str, port: int, token: bytes, rank: int, timeout_s: float) 
     """
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
-        connected.sendall(token + _HELLO.pack(rank))
+        connected.sendall(_HELLO.pack(rank, _proof(key, rank)))
         return Link(connected)
     except BaseException:
         connected.close()
@@ -175,17 +178,22 @@ def own_address(host: str, port: int) -> str:
     raise last or OSError(f"no address is known for {host!r}")
 
 
-def _greeted(connected: socket.socket, token: bytes) -> int:
-    """The rank that a connection says it is; -1 if it doesn't know the token."""
+def _greeted(connected: socket.socket, key: bytes) -> int:
+    """The rank that a connection says it is; -1 if it doesn't know the key."""
     end_s = time.monotonic() + _HELLO_S
     hello = b""
     with contextlib.suppress(OSError):
-        while len(hello) < len(token) + _HELLO.size:
+        while len(hello) < _HELLO.size:
             connected.settimeout(max(0.001, end_s - time.monotonic()))
-            read = connected.recv(len(token) + _HELLO.size - len(hello))
+            read = connected.recv(_HELLO.size - len(hello))
             if not read:
                 return -1
             hello += read
-        if hmac.compare_digest(hello[: len(token)], token):
-            return int(_HELLO.unpack(hello[len(token) :])[0])
+        rank, proof = _HELLO.unpack(hello)
+        if hmac.compare_digest(proof, _proof(key, rank)):
+            return int(rank)
     return -1
+
+
+def _proof(key: bytes, rank: int) -> bytes:
+    return tag(key, "rank", str(rank).encode())

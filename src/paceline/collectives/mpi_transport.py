@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array as arrays
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from paceline.collectives import mpi
+from paceline.collectives import mpi, plain
 from paceline.collectives.board import Board, open_board
 from paceline.collectives.errors import ShutDownError
 
@@ -87,7 +88,14 @@ class MpiTransport:
         return open_board(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        return list(self.comm.allgather(value))
+        # Not mpi4py's own way with objects, which makes whatever a pickle asks for.
+        data = plain.packed(value)
+        sizes = arrays.array("q", [0] * self.size)
+        self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
+        everything, starts = bytearray(sum(sizes)), _starts(sizes)
+        byte = self._mpi.BYTE
+        self.comm.Allgatherv([data, len(data), byte], [everything, list(sizes), starts, byte])
+        return [plain.unpacked(everything[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
 
     def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
         comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)

@@ -2,6 +2,8 @@
 
 The same store serves the script's own `init_process_group`, before ours or after it: torch lets several users in one
 process share the server on a port, and each puts its keys under a name of its own. Below torchrun the agent has it.
+
+The store lets in whoever reaches its port. So what the ranks say there is signed (`signed_store.py`), and is JSON.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from paceline.collectives import links
+from paceline.collectives import links, store_address
 from paceline.collectives.errors import CollectivesError
+from paceline.collectives.secret import run_secret, tag
+from paceline.collectives.signed_store import SignedStore
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: For all ranks to come, and for one operation that all of them have begun. As torch's own.
@@ -29,18 +33,38 @@ _devices: dict[str, Any] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """A place in the store where `size` ranks meet. address: of this machine, as the others reach it."""
+    """A place in the store where `size` ranks meet. address: of this machine, as the others reach it.
+
+    where: the store's address and port, for messages. key: the run's secret, None where there is none.
+    """
 
     rank: int
     size: int
     address: str
     prefix: str
+    where: str
     root: Any
     timeout_s: float
     operation_timeout: timedelta
+    key: bytes | None = field(repr=False)
+
+    def said(self, name: str) -> SignedStore:
+        """What the ranks say under this name."""
+        return SignedStore(self._part(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Any:
-        """The part of the store under this name."""
+        """The part of the store under this name, as torch's process groups take it: signed where there is a secret."""
+        return self._part(name) if self.key is None else self.said(name).for_torch()
+
+    def raw_store(self, name: str) -> Any:
+        """As `store`, but nothing is signed: for what only torch's own kind of store will do."""
+        return self._part(name)
+
+    def link_key(self, nonce: bytes) -> bytes:
+        """What only the ranks know: of the secret and what the first of them has said there. Without a secret the nonce."""
+        return nonce if self.key is None else tag(self.key, "links", nonce)
+
+    def _part(self, name: str) -> Any:
         import torch.distributed as dist
 
         return getattr(dist, "PrefixStore")(  # noqa: B009 - torch's stubs don't have it
@@ -71,7 +95,7 @@ class Meeting:
         Raises:
             CollectivesError: some have not within `timeout_s`; they are named.
         """
-        store = self.store("here")
+        store = self.said("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
         end_s = time.monotonic() + self.timeout_s
@@ -79,9 +103,10 @@ class Meeting:
         missing = list(range(self.size))
         while True:
             with self.translated("ask which ranks are here"):
-                missing = [rank for rank in missing if not store.check([str(rank)])]
+                missing = [rank for rank in missing if not store.has(str(rank))]
             if not missing:
-                return [store.get(str(rank)).decode() for rank in range(self.size)]
+                with self.translated("read where the ranks are"):
+                    return [_address(store.get(str(rank)), rank) for rank in range(self.size)]
             if time.monotonic() > end_s:
                 raise CollectivesError(
                     f"rank {', '.join(map(str, missing))} of {self.size} ranks did not call hvd.init() within "
@@ -136,7 +161,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
         ) from error
     if not dist.is_available() or not hasattr(dist, "ProcessGroupGloo"):
         raise CollectivesError("this torch was built without Gloo. Install one from PyPI, or use MPI.")
-    timeout_s = given_s or _START_S
+    key, timeout_s = run_secret(environ), given_s or _START_S
     attempt = "/".join(environ.get(name, "") for name in ("PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"))
     address, root = _store(dist, environ, rank, host, port, timeout_s)
     return Meeting(
@@ -144,7 +169,9 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
         size=size,
         address=address,
         prefix=f"paceline/{attempt}/{size}/{name}",
+        where=f"{host}:{port}",
         root=root,
+        key=key,
         timeout_s=timeout_s,
         operation_timeout=timedelta(seconds=given_s or _OPERATION_S),
     )
@@ -170,6 +197,13 @@ def place(environ: Mapping[str, str]) -> tuple[int, int, str, int]:
 _VARIABLE_PAIRS = (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("MASTER_ADDR", ""), ("MASTER_PORT", ""))
 
 
+def _address(value: Any, rank: int) -> str:
+    try:
+        return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
+    except ValueError:
+        raise CollectivesError(f"rank {rank} says that its address is {value!r}, which is none.") from None
+
+
 def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
@@ -178,10 +212,12 @@ def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: in
     try:
         if (host, port) not in _stores:
             of_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-            _stores[host, port] = dist.TCPStore(
+            is_master = rank == 0 and not of_agent
+            _stores[host, port] = store_address.made(
+                dist.TCPStore,
                 host,
                 port,
-                is_master=rank == 0 and not of_agent,
+                is_master=is_master,
                 timeout=timedelta(seconds=timeout_s),
                 wait_for_workers=False,
                 # torch's own rendezvous asks for the same: both use one server.

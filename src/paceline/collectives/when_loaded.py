@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import importlib.machinery
 
 
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
@@ -19,7 +19,7 @@ def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:
         sys.meta_path.insert(0, _Finder(name, do))
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:
     """Finds nothing itself: it watches for one module, and puts a loader around the one that is found."""
 
     def __init__(self, name: str, do: Callable[[ModuleType], None]) -> None:
@@ -30,14 +30,16 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
+        import importlib.util
+
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._do)
+            spec.loader = _Loader(spec.loader, self._do)  # type: ignore[assignment,unused-ignore]
         return spec
 
 
-class _Loader(importlib.abc.Loader):
+class _Loader:
     """Loads as the loader within does, and then does what is to be done."""
 
     def __init__(self, within: Any, do: Callable[[ModuleType], None]) -> None:

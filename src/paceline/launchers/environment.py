@@ -86,6 +86,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_WORKSPACE": str(launch.run_dir.parent.parent),
         "PACELINE_ATTEMPT": str(launch.attempt),
         "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
+        **({"PACELINE_RUN_SECRET": launch.secret} if launch.secret else {}),
     }
 
 

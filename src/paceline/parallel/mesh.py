@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline.collectives import store_address
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.strategy import Layout
 
@@ -272,8 +273,13 @@ def _message_store(place: Place) -> Any:
     if store is None:
         there: list[Any] = [None]
         if place.rank == 0:
-            store = stores.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            there = [(socket.gethostname(), store.port)]
+            # It asks nobody who he is: it listens on the run's own network alone, where that is known.
+            address = os.environ.get("MASTER_ADDR", "")
+            fd = store_address.listener(address, 0)
+            given = {} if fd is None else {"master_listen_fd": fd}
+            at = "127.0.0.1" if fd is None else address
+            store = stores.TCPStore(at, 0, is_master=True, wait_for_workers=False, **given)
+            there = [(socket.gethostname() if fd is None else address, store.port)]
         dist.broadcast_object_list(there, src=0)
         host, port = there[0]
         if place.rank != 0:

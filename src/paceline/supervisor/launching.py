@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 
 from paceline.launchers import environment, get_launcher
@@ -68,6 +69,8 @@ def _launch(run: Supervision, number: int) -> Launch:
         attempt=number,
         remote_shell=run.seen.remote_shell,
         starter=run.seen.starter,
+        # New for each attempt, and nowhere but in the environment of its workers.
+        secret=secrets.token_hex(32),
     )
 
 

@@ -46,6 +46,8 @@ def main(argv: "list[str]") -> None:
             from paceline.worker import mpi_world
 
             mpi_world.check_when_loaded(int(os.environ["WORLD_SIZE"]))
+    if os.environ.get("RANK") == "0":
+        _keep_store_to_its_network()
     _offer_names()
     report.started()
     script.run(command[0], [_with_paths(word) for word in command[1:]])
@@ -56,6 +58,13 @@ def _offer_mpi_to_torch() -> None:
     from paceline.collectives import torch_mpi
 
     torch_mpi.install_when_loaded()
+
+
+def _keep_store_to_its_network() -> None:
+    """Let the store that `init_process_group` makes on the first rank listen at MASTER_ADDR alone; torch is not loaded yet."""
+    from paceline.collectives import store_address
+
+    store_address.keep_to_master_address()
 
 
 def _offer_names() -> None:

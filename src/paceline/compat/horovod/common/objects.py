@@ -7,12 +7,16 @@ import pickle
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from paceline.collectives.errors import CollectivesError
+from paceline.collectives.secret import TAG_BYTES, VARIABLE, is_tag, run_secret, tag
 from paceline.compat.horovod.common import basics, handles
 from paceline.compat.horovod.common.arrays import allgather_async, broadcast_async_
 from paceline.compat.horovod.common.process_sets import ProcessSet, check_root, checked_members, global_process_set
 
 if TYPE_CHECKING:
     import numpy as np
+
+_PURPOSE = "object"
 
 
 def broadcast_object(
@@ -37,7 +41,7 @@ def broadcast_object(
     handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
     if size[0] < 0:
         raise _refusal({root_rank: payload.tobytes()}) from error
-    return obj if is_root else pickle.loads(payload.tobytes())
+    return obj if is_root else _unpickled(payload.tobytes())
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> list[Any]:
@@ -58,7 +62,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     if min(counts) < 0:
         members = zip(checked_members(process_set), counts, parts, strict=True)
         raise _refusal({rank: part for rank, count, part in members if count < 0}) from error
-    return [pickle.loads(part) for part in parts]
+    return [_unpickled(part) for part in parts]
 
 
 def _part(name: str | None, part: str) -> str | None:
@@ -71,7 +75,7 @@ def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
 
     error = None
     try:
-        data = _pickled(obj)
+        data = _signed(_pickled(obj))
     except Exception as failed:
         error, data = failed, f"{type(failed).__name__}: {failed}".encode()
     # A copy: the bytes of an object can't be written to, and the root's are what is sent from.
@@ -85,6 +89,29 @@ def _pickled(obj: Any) -> bytes:
     except ImportError:
         return pickle.dumps(obj)
     return bytes(cloudpickle.dumps(obj))
+
+
+def _signed(data: bytes) -> bytes:
+    key = run_secret()
+    return data if key is None else tag(key, _PURPOSE, data) + data
+
+
+def _unpickled(data: bytes) -> Any:
+    """The object. A pickle can run anything, and Gloo and MPI ask nobody who he is: so where the ranks share a secret, only
+    what one of them has signed is taken.
+
+    Raises:
+        CollectivesError: it is not signed by a rank of this run.
+    """
+    key = run_secret()
+    if key is not None:
+        found, data = data[:TAG_BYTES], data[TAG_BYTES:]
+        if not is_tag(found, key, _PURPOSE, data):
+            raise CollectivesError(
+                "an object came that is not signed with the run's secret: it is not from a rank of this run, or that rank was "
+                f"started in another way. Nothing was made of it. Let one launcher start all ranks ({VARIABLE})."
+            )
+    return pickle.loads(data)
 
 
 def _refusal(errors: Mapping[int, bytes]) -> ValueError:

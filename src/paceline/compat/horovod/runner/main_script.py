@@ -1,5 +1,5 @@
-"""Run a script as `python script.py` would: its exception is written down, a failing rank leaves MPI alone, and torch has
-the backend "mpi" where the ranks talk over it.
+"""Run a script as `python script.py` would: its exception is written down, a failing rank leaves MPI alone, torch has the
+backend "mpi" where the ranks talk over it, and its store listens at MASTER_ADDR alone.
 
 python .../runner/main_script.py script.py [argument ...]
 """
@@ -10,7 +10,7 @@ import sys
 if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
     del sys.path[0]
 
-from paceline.collectives import torch_mpi
+from paceline.collectives import store_address, torch_mpi
 from paceline.worker import report, script
 
 _SCRATCH = "HOROVODRUN_SCRATCH"
@@ -28,6 +28,8 @@ def main(argv: "list[str]") -> None:
     report.failed = failed
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         torch_mpi.install_when_loaded()
+    if os.environ.get("RANK") == "0":
+        store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])
 
 

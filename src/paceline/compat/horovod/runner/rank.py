@@ -30,6 +30,7 @@ from multiprocessing.connection import Connection  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
 from paceline import processes  # noqa: E402
+from paceline.collectives import secret  # noqa: E402
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
 
@@ -45,13 +46,14 @@ def main(argv: list[str]) -> int:
     """0: the rank's end, however it was, has been told; else `horovodrun` could not be reached, or has gone."""
     text = sys.stdin.readline() if "--stdin" in argv else os.environ.pop(wire.VARIABLE)
     told = json.loads(text)
+    key = bytes.fromhex(told["key"])
     rank = int(argv[argv.index("--rank") + 1] if "--rank" in argv else os.environ["OMPI_COMM_WORLD_RANK"])
     processes.become_subreaper()
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     try:
-        connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], bytes.fromhex(told["key"]))
+        connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], key)
         wire.send(connection, {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "port": port})
         start = wire.receive(connection)
         if "argv" not in start:
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
     is_deserted = True
     try:
-        is_deserted = _Rank(connection, rank, start, payload, scratch).run()
+        is_deserted = _Rank(connection, key, rank, start, payload, scratch).run()
     finally:
         # The last ones to leave clean up for a driver that can't.
         for folder in (scratch, *(start["scratch"] if is_deserted else ())):
@@ -74,8 +76,11 @@ def main(argv: list[str]) -> int:
 
 
 class _Rank:
-    def __init__(self, connection: Connection, rank: int, start: dict[str, Any], payload: bytes, scratch: str) -> None:
+    def __init__(
+        self, connection: Connection, key: bytes, rank: int, start: dict[str, Any], payload: bytes, scratch: str
+    ) -> None:
         self._connection, self._rank, self._start, self._scratch = connection, rank, start, scratch
+        self._key = key
         self._lock = threading.Lock()
         self._deserted = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -112,6 +117,8 @@ class _Rank:
     def _started(self) -> "subprocess.Popen[bytes]":
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
+        # Made on each host of what the launcher has brought there, so that it crosses no connection that others may read.
+        environment[secret.VARIABLE] = secret.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)

@@ -1,0 +1,94 @@
+"""Where torch's key-value store listens: at MASTER_ADDR alone, not at every address of the machine, as torch's own does.
+
+The store asks nobody who he is. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere
+it is an address of the network that the nodes were given for.
+
+torch takes a socket that listens already (`master_listen_fd`). A script's own `init_process_group` makes its store in
+`torch.distributed.rendezvous`, by the name that `TCPStore` has there: that name is what `keep_to_master_address` sets.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+_MODULE = "torch.distributed.rendezvous"
+_BACKLOG = 2048
+
+
+def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
+    """Let the stores that `init_process_group` makes in this process listen at MASTER_ADDR alone, where that is an address
+    of this machine; a name may stand for another one on each machine, so then, and below torchrun, nothing changes. May be
+    called again. Loads nothing: it is done as soon as torch.distributed is."""
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return
+    loaded = sys.modules.get(_MODULE)
+    if loaded is not None and hasattr(loaded, "TCPStore"):
+        _patch(loaded, environ)
+        return
+    from paceline.collectives.when_loaded import when_loaded
+
+    when_loaded(_MODULE, lambda module: _patch(module, environ))
+
+
+def made(kind: Any, host: str, port: int, **options: Any) -> Any:
+    """The store of torch's class `kind`; its server, if it is to have one, listens at `host` alone where that can be."""
+    if not options.get("is_master"):
+        return kind(host, port, **options)
+    fd = listener(host, port)
+    return kind(host, port, **options, **({} if fd is None else {"master_listen_fd": fd}))
+
+
+def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
+    kind: Any = getattr(module, "TCPStore", None)
+    if kind is None or getattr(kind, "_paceline", False):
+        return
+    here = environ.get("MASTER_ADDR", "")
+
+    class TCPStore(kind):  # type: ignore[misc]
+        """torch's, whose server listens at MASTER_ADDR alone."""
+
+        _paceline = True
+
+        def __init__(self, *given: Any, **options: Any) -> None:
+            names = ("host_name", "port", "world_size", "is_master")
+            told = {**dict(zip(names, given, strict=False)), **options}
+            is_ours = told.get("is_master") and told.get("host_name") == here and len(given) <= len(names)
+            if not is_ours or told.get("master_listen_fd") is not None:
+                super().__init__(*given, **options)
+                return
+            fd = listener(here, int(told["port"]))
+            super().__init__(*given, **options, **({} if fd is None else {"master_listen_fd": fd}))
+
+    setattr(module, "TCPStore", TCPStore)  # noqa: B010 - torch's stubs call it final
+
+
+def listener(host: str, port: int) -> int | None:
+    """A socket that listens there, for torch to take; None where torch is to do it in its own way: the host is no address of
+    this machine's, or something listens on the port. That may be the store of an earlier process group of this process,
+    which torch then takes; if it is another program, torch says so. Port 0: one that is free."""
+    import contextlib
+    import socket
+
+    if not _is_address(host):
+        return None
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((host, port))
+        server.listen(_BACKLOG)
+        return server.detach()
+    return None
+
+
+def _is_address(host: str) -> bool:
+    import ipaddress
+
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
