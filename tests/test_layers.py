@@ -21,13 +21,14 @@ MAY_IMPORT = {
     "processes": "",
     "library": "",
     "locks": "",
+    "torch_private": "errors",
     "plugins": "",
     "worker": "errors collectives.torch_mpi collectives.when_loaded collectives.store_address",
-    "collectives": "errors processes",
+    "collectives": "errors processes torch_private",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
-    "compat": "errors collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
+    "compat": "errors torch_private collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
-    "parallel": "errors collectives",
+    "parallel": "errors torch_private collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors environments.environment data.reference",
     "plan": "errors job",
@@ -67,7 +68,7 @@ THIRD_PARTY = {
     **dict.fromkeys(("uv", "packaging", "rattler"), "environments"),
     "yaml": "environments compat",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy"), "data collectives compat parallel"),
+    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives compat parallel"),
     "mpi4py": "collectives compat",
     "pytest": "testing",
     "cloudpickle": "compat",

@@ -60,7 +60,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """A `torch.distributed` process group over MPI, for tensors in the CPU's memory.
 
     The collectives run on a lane of their own (see `torch_lane`), the messages beside it. The methods are those that
-    torch calls, under the names of torch 2.4 to 2.13; each returns a `Work`.
+    torch calls, under the names of every release that `torch_private` knows; each returns a `Work`.
     """
 
     def __init__(self, comm: Any, timeout_s: float) -> None:

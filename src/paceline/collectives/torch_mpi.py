@@ -16,10 +16,11 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from paceline import torch_private
 from paceline.collectives.errors import CollectivesError
 from paceline.collectives.when_loaded import when_loaded
 
@@ -34,6 +35,7 @@ def install() -> None:
 
     Raises:
         CollectivesError: torch is missing, or was built without torch.distributed.
+        TorchError: this release of torch makes process groups in a way that is not known here.
     """
     try:
         import torch.distributed
@@ -63,6 +65,10 @@ class ProcessGroupMPI:
         """The group of these ranks, or None on a rank that is not among them; an empty list is all ranks."""
         from paceline.collectives import mpi
 
+        old = torch_private.too_old('init_process_group("mpi")')
+        if old:
+            raise CollectivesError(old)
+        torch_private.warn_if_untried('init_process_group("mpi")')
         # Before its module is loaded, which imports mpi4py, so that a missing MPI is said in one sentence.
         mpi.world()
         from paceline.collectives import torch_group
@@ -72,28 +78,26 @@ class ProcessGroupMPI:
 
 
 def _patch(distributed: ModuleType) -> None:
-    c10d = distributed.distributed_c10d
-    if hasattr(c10d, _MARK) or c10d._MPI_AVAILABLE:
+    if getattr(distributed.distributed_c10d, _MARK, False) or torch_private.has_mpi(distributed):
         return
-    setattr(c10d, _MARK, True)
-    make = c10d._new_process_group_helper
-    parameters = inspect.signature(make)
 
-    def make_group(*args: Any, **kwargs: Any) -> Any:
-        given = parameters.bind(*args, **kwargs).arguments
-        _refuse_mixture(str(given["backend"]))
-        before = getattr(_making, "timeout", None)
-        _making.timeout = given.get("timeout")
-        try:
-            return make(*args, **kwargs)
-        finally:
-            _making.timeout = before
+    def around(make: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(make)
 
-    c10d._new_process_group_helper = make_group
-    c10d.ProcessGroupMPI = ProcessGroupMPI
-    # is_mpi_available() reads it.
-    c10d._MPI_AVAILABLE = True
-    setattr(distributed, "ProcessGroupMPI", ProcessGroupMPI)  # noqa: B010 - torch's stubs don't have it
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            given = parameters.bind(*args, **kwargs).arguments
+            _refuse_mixture(str(given["backend"]))
+            before = getattr(_making, "timeout", None)
+            _making.timeout = given.get("timeout")
+            try:
+                return make(*args, **kwargs)
+            finally:
+                _making.timeout = before
+
+        return make_group
+
+    torch_private.offer_mpi(distributed, ProcessGroupMPI, around)
+    setattr(distributed.distributed_c10d, _MARK, True)
 
 
 def _refuse_mixture(backend: str) -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from paceline import torch_private
 from paceline.parallel.errors import ParallelError
 
 if TYPE_CHECKING:
@@ -76,6 +77,10 @@ def parallelize(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
             "or name torch in the job's environment."
         )
+    old = torch_private.too_old("parallelize")
+    if old:
+        raise ParallelError(old)
+    torch_private.warn_if_untried("parallelize")
     from paceline.parallel import mesh, same_model
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from paceline import torch_private
 from paceline.collectives import store_address
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.strategy import Layout
@@ -262,14 +263,13 @@ def _message_store(place: Place) -> Any:
 
     One for each process group that was the world's, however many models are spread over it.
     """
-    c10d: Any = dist.distributed_c10d
     # Its stubs don't export them.
     stores: Any = dist
     for group, found, _ in _stores:
         if group is dist.group.WORLD:
             return found
-    # torch has no public name for it; it has none at all with MPI.
-    store = c10d._get_default_store() if str(dist.get_backend()) != "mpi" else None
+    # With MPI there is none.
+    store = torch_private.default_store() if str(dist.get_backend()) != "mpi" else None
     if store is None:
         there: list[Any] = [None]
         if place.rank == 0:

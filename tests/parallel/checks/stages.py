@@ -8,11 +8,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from paceline.parallel import FullyShard, Pipeline
-from paceline.parallel.pipeline import executor as pipeline
-from paceline.parallel.pipeline.stages import ReplayStage
+from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.pipeline.timeline import in_flight, order
 from paceline.parallel.task import Task
@@ -139,18 +137,16 @@ def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
         par = parallel(made(case, torch.float64), Pipeline(schedule=schedule), case, microbatches=8)
         seen: list[tuple[str, int, int]] = []
-        forward, backward = ReplayStage.forward_one_chunk, ReplayStage.backward_one_chunk
 
-        def note_forward(self: Any, micro: int, *args: Any, run: Any = forward, to: Any = seen, **kwargs: Any) -> Any:
-            to.append(("F", self.stage_index, micro))
-            return run(self, micro, *args, **kwargs)
+        def noting(kind: str, run: Any, to: Any = seen) -> Any:
+            def note(self: Stage, micro: int, given: Any) -> Any:
+                to.append((kind, self.index, micro))
+                return run(self, micro, given)
 
-        def note_backward(self: Any, micro: int, *args: Any, run: Any = backward, to: Any = seen, **kwargs: Any) -> Any:
-            to.append(("B", self.stage_index, micro))
-            return run(self, micro, *args, **kwargs)
+            return note
 
-        forwards = replaced(ReplayStage, "forward_one_chunk", note_forward)
-        with forwards, replaced(ReplayStage, "backward_one_chunk", note_backward):
+        forwards = replaced(Stage, "forward", noting("F", Stage.forward))
+        with forwards, replaced(Stage, "backward", noting("B", Stage.backward)):
             par.step(batches(case, torch.float64, (8,))[0])
         assert seen == [tuple(call) for call in order(schedule, ranks.rank, ranks.size, 8, chunks)]
 
@@ -206,10 +202,9 @@ def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
         in_memory = sum(param.numel() for param in model.parameters() if not param.is_meta)
         assert in_memory == held
         # Messages are gone too.
-        for stages, _ in par.executor._schedules.values():
-            for stage in stages:
-                infos = [*stage.args_recv_info.values(), *stage.grad_recv_info.values()]
-                assert all(info.buffer is None for own in infos for info in own)
+        assert not par.executor._messages._expected
+        assert not par.executor._messages._sent
+        assert not any(stage._kept for stage in par.executor._stages)
 
 
 def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
@@ -310,33 +305,6 @@ def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = 
     with replaced(Task, "weighted_loss", mean_of_means):
         many = together(case, Pipeline(), microbatches=4, rows=(8,))
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-4))
-
-
-def check_without_announced_shapes_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    case = CASES["cnn_batch"]
-    one = alone(case, microbatches=4, rows=(8,))
-
-    class Unannounced(ReplayStage):
-        """Lets torch find the shapes out, by running the stage on whatever its memory holds."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self._user_meta = type(self._user_meta)()
-
-        def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-            module: Any = self.submod
-            module.begin(self._turns[0], self._context)
-            own = self._stage_meta, self.args_recv_info, self.act_send_info
-            meta, self._stage_meta = self._stage_meta, type(self._stage_meta)()
-            found = PipelineStage._forward_metadata_inference(self, *args[1:], *kwargs.values())
-            self._stage_meta, self.args_recv_info, self.act_send_info = meta, *own[1:]
-            return found
-
-    with replaced(pipeline, "ReplayStage", Unannounced):
-        many = together(case, Pipeline(), microbatches=4, rows=(8,))
-    # Training looks fine; the statistics are ruined.
-    assert_equal(one, many, loss=1e-11, gradient=1e-10)
-    assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, buffer=1e-6))
 
 
 def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from paceline.parallel.pipeline.picture import draw_text
-from paceline.parallel.pipeline.timeline import Call, bubble, in_flight, order, simulate
+from paceline.parallel.pipeline.timeline import Call, Receive, Send, bubble, in_flight, order, program, simulate
 
 WORKERS = (2, 4)
 
@@ -62,6 +62,45 @@ def test_every_microbatch_goes_through_every_stage_once(schedule: str, chunks: i
         calls = [call for worker in range(workers) for call in order(schedule, worker, workers, microbatches, chunks)]
         expected = product("FB", range(workers * chunks), range(microbatches))
         assert sorted(calls) == sorted(Call(*call) for call in expected)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 2)]
+)
+def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: str, chunks: int) -> None:
+    for workers, microbatches in product((2, 3, 4, 8), (1, 2, 4, 7, 8, 12)):
+        if schedule != "gpipe" and microbatches % workers:
+            continue
+        todo = [list(program(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
+        assert [[step for step in own if isinstance(step, Call)] for own in todo] == [
+            list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)
+        ]
+        last = workers * chunks - 1
+        # What each worker has, and so can compute with.
+        there: list[set[Call]] = [set() for _ in range(workers)]
+        while any(todo):
+            heads = [own[0] if own else None for own in todo]
+            moved = False
+            for worker, head in enumerate(heads):
+                if isinstance(head, Send):
+                    if heads[head.receiver] == Receive(head.call, worker):
+                        there[head.receiver].add(head.call)
+                        del todo[worker][0], todo[head.receiver][0]
+                        moved = True
+                elif isinstance(head, Call):
+                    step = -1 if head.kind == "F" else 1
+                    end = 0 if head.kind == "F" else last
+                    assert head.stage == end or head._replace(stage=head.stage + step) in there[worker], head
+                    del todo[worker][0]
+                    moved = True
+            assert moved, f"{schedule}, {workers} workers, {microbatches} microbatches: {heads} wait for one another"
+
+
+def test_a_worker_with_two_stages_goes_back_in_the_order_of_the_microbatches() -> None:
+    assert [f"{call.kind}{call.stage}:{call.micro}" for call in order("gpipe", 1, 2, 2, 2)] == [
+        *("F1:0", "F1:1", "F3:0", "F3:1"),
+        *("B3:0", "B3:1", "B1:0", "B1:1"),
+    ]
 
 
 def test_1f1b_keeps_as_many_microbatches_as_stages_are_left() -> None:

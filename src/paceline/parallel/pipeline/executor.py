@@ -1,6 +1,6 @@
 """A model cut into stages, one worker each, as an executor. Loaded on use: it imports torch.
 
-    trace -> boundaries -> costs -> cut -> segments -> stages -> torch's schedule
+    trace -> boundaries -> costs -> cut -> segments -> stages -> schedule
 
 Equal to accumulating gradients over the same microbatches in one process. So BatchNorm sees one microbatch at a time, as
 it does there. Dropout draws from a stream of each stage.
@@ -19,10 +19,11 @@ from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.mesh import World
+from paceline.parallel.pipeline.messages import Messages
 from paceline.parallel.pipeline.plan import StagePlan, agree
 from paceline.parallel.pipeline.programs import Programs
-from paceline.parallel.pipeline.schedules import check_microbatches, make_schedule, run
-from paceline.parallel.pipeline.stages import ReplayStage, StageModule, Turn
+from paceline.parallel.pipeline.schedules import check_microbatches, run
+from paceline.parallel.pipeline.stages import Stage, StageModule, Turn
 from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
@@ -80,7 +81,11 @@ class Pipelined:
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
-        self._schedules: dict[int, tuple[list[ReplayStage], Any]] = {}
+        self._messages = Messages(self._group, world.device)
+        self._stages = [
+            Stage(module, index, plan.stages, self._context)
+            for index, module in zip(self._own, self._modules, strict=True)
+        ]
         programs.forget()
         _let_go(task.model, self._modules)
         refuse_calls(task.model)
@@ -102,8 +107,9 @@ class Pipelined:
         # What no replica has rows of adds nothing; all ranks agree on it.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         turns = [self._turns(micro, trains=True) for micro in micros]
-        stages, schedule = self._schedule(turns)
-        losses = run(schedule, stages)
+        for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
+            stage.begin(own)
+        losses = run(self._world.layout.schedule, self._stages, len(turns), self._messages)
         total = torch.zeros((), dtype=self.plan.loss_dtype, device=self._world.device)
         if losses:
             total = torch.stack([loss.detach() for loss in losses]).sum().to(total.dtype)
@@ -177,30 +183,6 @@ class Pipelined:
         return [
             Turn(segment=segments[index], micro=micro, finish=finish if index == last else None) for index in self._own
         ]
-
-    def _schedule(self, turns: Sequence[Sequence[Turn]]) -> tuple[list[ReplayStage], Any]:
-        """torch's schedule for so many microbatches, its stages ready for these."""
-        of_stage = list(zip(*turns, strict=True))
-        known = self._schedules.get(len(turns))
-        if known is not None:
-            for stage, own in zip(known[0], of_stage, strict=True):
-                stage.begin(own)
-            return known
-        stages = [
-            ReplayStage(
-                module,
-                index,
-                self.plan.stages,
-                device=self._world.device,
-                group=self._group,
-                turns=own,
-                context=self._context,
-            )
-            for index, module, own in zip(self._own, self._modules, of_stage, strict=True)
-        ]
-        known = stages, make_schedule(self._world.layout.schedule, stages, len(turns))
-        self._schedules[len(turns)] = known
-        return known
 
     def _context(self) -> Any:
         return self._task.autocast(self._world.device)

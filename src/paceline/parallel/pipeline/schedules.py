@@ -1,20 +1,19 @@
-"""torch's pipeline schedules, run on microbatches that are already cut. Loaded on use: it imports torch.
+"""One step of a pipeline: `timeline.program` run over messages between workers. Loaded on use: it imports torch.
 
-Their public `step` cuts a batch itself, into equal parts, and says nothing of weights. What runs the microbatches has a
-leading underscore in torch 2.13; nothing else calls it. `scale_grads` is off everywhere: torch divides what is in `.grad` once
-for each stage and step, earlier microbatches and weights shared by two stages of a worker included. The weights do it here.
+Why not torch's schedules: what runs microbatches that are already cut is not public there, and changes with its releases.
+What is drawn is what runs here. A loss is divided by nothing: the weights of the microbatches are in it already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
-from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.pipeline.stages import ReplayStage
+from paceline.parallel.pipeline.messages import Messages
+from paceline.parallel.pipeline.stages import Stage
+from paceline.parallel.pipeline.timeline import Call, Receive, Send, program
 
 
 def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
@@ -37,33 +36,36 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
         )
 
 
-def make_schedule(name: str, stages: Sequence[ReplayStage], microbatches: int, *, trains: bool = True) -> Any:
-    """torch's schedule for this worker's stages.
+def run(schedule: str, stages: Sequence[Stage], microbatches: int, messages: Messages) -> list[Tensor]:
+    """One step of this worker's stages, forward and backward; the losses of the microbatches where the last stage is.
 
     A last batch may have fewer microbatches than the schedule takes; then all go forward first.
+
+    Raises:
+        RuntimeError: a message doesn't come, for the other worker is gone or silent.
     """
-    options: dict[str, Any] = {"loss_fn": _loss if trains else None, "scale_grads": False}
+    workers = messages.workers
     try:
-        check_microbatches(name, stages[0].group_size, microbatches)
+        check_microbatches(schedule, workers, microbatches)
     except ParallelError:
-        name = "gpipe"
-    if len(stages) > 1:
-        kind: Any = ScheduleInterleaved1F1B if name == "interleaved" else ScheduleLoopedBFS
-        return kind(list(stages), microbatches, **options)
-    return (ScheduleGPipe if name == "gpipe" else Schedule1F1B)(stages[0], microbatches, **options)
-
-
-def run(schedule: Any, stages: Sequence[ReplayStage]) -> list[Tensor]:
-    """One step, forward and backward; the losses of the microbatches where the last stage is, else nothing."""
-    for stage in stages:
-        stage.has_backward = True
-        stage.clear_runtime_states()
-    count = schedule._n_microbatches
+        schedule = "gpipe"
+    of_index = {stage.index: stage for stage in stages}
     losses: list[Tensor] = []
-    schedule._step_microbatches([()] * count, [{}] * count, [None] * count, losses, return_outputs=False)
+    made: Sequence[Tensor] = ()
+    messages.begin()
+    for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
+        match step:
+            case Receive(call, sender):
+                # Where the result is needed: in the next stage forward, in the one before back.
+                needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
+                messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
+            case Send(_, receiver):
+                messages.send(made, receiver)
+            case Call("F", stage, micro):
+                made = of_index[stage].forward(micro, messages.take(step))
+                if of_index[stage].is_last:
+                    losses += made
+            case Call(_, stage, micro):
+                made = of_index[stage].backward(micro, messages.take(step))
+    messages.finish()
     return losses
-
-
-def _loss(output: Tensor, target: None) -> Tensor:
-    """The last stage's own output: the weighted loss is computed in it."""
-    return output

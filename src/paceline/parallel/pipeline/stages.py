@@ -1,32 +1,29 @@
-"""A stage for torch's pipeline schedules that knows what it will receive. Loaded on use: it imports torch.
+"""A stage of a pipeline: what it holds of the model, and the passes of one microbatch. Loaded on use: it imports torch.
 
-Why not torch's `PipelineStage` as it is:
+Why not torch's `PipelineStage`:
 
 - without metadata it runs the model once on memory that nobody has filled, to see shapes, and BatchNorm's running
   statistics keep what was in there; here shapes come from the trace, and nothing is run to find them
 - its receive buffers have the first microbatch's shape for ever, and there is one for each microbatch of a step; here each
   has the shape of its own microbatch, and lives from the message to the end of that microbatch's backward pass
 - a traced stage of torch ignores `.eval()`; here a stage calls the model's own modules
+- a stage that is told its shapes replaces methods that are not public, and three releases of torch have changed them
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
-from paceline.parallel.replicas import normalization
-from paceline.parallel.torch_private import _RecvInfo, extract_tensor_meta, gradient_metas
+from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.tracing.containers import tensors_at
 from paceline.parallel.tracing.segments import Segment, Value
 
@@ -66,10 +63,16 @@ class StageModule(nn.Module):
         """The values for the next stage as they go into messages.
 
         Raises:
-            ParallelError: a value is not what was announced: the shape depends on more than the batch's shapes.
+            ParallelError: a value is not what was announced: the shape depends on more than the batch's shapes, or it has a
+                gradient that the next stage would not send back.
         """
         segment = self.__dict__["_turn"][0].segment
         for tensor, value in zip(result, segment.sends, strict=True):
+            if tensor.requires_grad and not value.requires_grad:
+                raise ParallelError(
+                    f"stage {stage} computed {value.name} with a gradient, which it had not when the model was traced; the next "
+                    "stage would send none. Cut elsewhere (Pipeline(cut=[...])) so that it stays in one stage."
+                )
             if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
                 raise ParallelError(
                     f"stage {stage} computed {value.name} of shape {list(tensor.shape)} and type {tensor.dtype}; expected were "
@@ -79,156 +82,87 @@ class StageModule(nn.Module):
         return tuple(tensor.contiguous() for tensor in result)
 
 
-class ReplayStage(PipelineStage):
-    """A stage whose microbatches may differ in shape; `begin` says what comes before each step."""
+class Stage:
+    """Computes one stage of a step, microbatch by microbatch, and keeps what the backward passes need.
+
+    index: which stage of the whole pipeline. context: what each forward pass runs under, such as autocast.
+    """
 
     def __init__(
-        self,
-        module: StageModule,
-        index: int,
-        count: int,
-        *,
-        device: torch.device,
-        group: Any,
-        turns: Sequence[Turn],
-        context: Callable[[], AbstractContextManager[Any]],
+        self, module: StageModule, index: int, count: int, context: Callable[[], AbstractContextManager[Any]]
     ) -> None:
+        self.module = module
+        self.index = index
+        self.is_last = index == count - 1
         self._context = context
-        segment = turns[0].segment
-        super().__init__(
-            module,
-            index,
-            count,
-            device,
-            # With both given, torch infers nothing.
-            input_args=tuple(map(_example, segment.receives)),
-            output_args=tuple(map(_example, segment.sends)),
-            group=group,
-        )
-        self.begin(turns)
+        self._turns: Sequence[Turn] = ()
+        self._left = 0
+        # Microbatch -> what came in and what went out.
+        self._kept: dict[int, tuple[Sequence[Tensor], tuple[Tensor, ...]]] = {}
 
     def begin(self, turns: Sequence[Turn]) -> None:
-        """Make ready for a step with these microbatches."""
-        self._turns = turns
-        self.chunks = len(turns)
+        """Make ready for a step with these microbatches.
+
+        Raises:
+            ParallelError: they don't have the same values in common.
+        """
         first = turns[0].segment
         for turn in turns:
             if _grads(turn.segment) != _grads(first):
                 raise ParallelError(
-                    f"stage {self.stage_index}: microbatch {turn.micro.index} takes another way through the model than "
+                    f"stage {self.index}: microbatch {turn.micro.index} takes another way through the model than "
                     f"microbatch {turns[0].micro.index}; other values cross the cut. Give the microbatches of a batch one shape "
                     "(drop_last=True, and rows that microbatches divides)."
                 )
-        metas = [_metas(turn.segment.receives) for turn in turns]
-        self._stage_meta.inputs = metas[0]
-        self._stage_meta.outputs = _metas(first.sends)
-        self._stage_meta.input_grads = gradient_metas(metas[0])
-        self._stage_meta.output_grads = gradient_metas(self._stage_meta.outputs)
-        self.args_recv_info = {
-            chunk: tuple(
-                _RecvInfo(f"input {index}", self.stage_index - 1, None, meta) for index, meta in enumerate(own)
-            )
-            for chunk, own in enumerate(metas)
-        }
-        # The last stage gives its loss, which goes nowhere.
-        self.act_send_info = {index: [self.stage_index + 1] for index in range(len(first.sends))} or {0: []}
-        self.grad_recv_info = {
-            chunk: tuple(
-                _RecvInfo(f"gradient {index}", self.stage_index + 1, None, meta)
-                for index, meta in enumerate(gradient_metas(_metas(turn.segment.sends)))
-            )
-            for chunk, turn in enumerate(turns)
-        }
-        self.grad_send_info = None
+        self._turns = turns
+        self._left = len(turns)
+        # A step that failed has left its own.
+        self._kept.clear()
 
-    # torch would allocate here, for all microbatches alike.
-    def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> None:
-        return None
+    def comes(self, kind: str, micro: int) -> list[Value]:
+        """What a worker has to receive before it can go forward ("F") or back ("B") with the microbatch."""
+        segment = self._turns[micro].segment
+        return list(segment.receives) if kind == "F" else [value for value in segment.sends if value.requires_grad]
 
-    def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> None:
-        return None
-
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
-        _fill(self.args_recv_info[fwd_chunk_id], self.device)
-        return super().get_fwd_recv_ops(fwd_chunk_id)
-
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
-        if self.has_backward and not self.is_last:
-            _fill(self.grad_recv_info[bwd_chunk_id], self.device)
-        return super().get_bwd_recv_ops(bwd_chunk_id)
-
-    def _get_recv_ops(self, recv_infos: Any) -> list[Any]:
-        # Slots without a gradient have neither buffer nor message.
-        return super()._get_recv_ops(tuple(info for info in recv_infos if info.buffer is not None))
-
-    def forward_one_chunk(
-        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
-    ) -> Any:
-        turn = self._turns[fwd_chunk_id]
-        module: Any = self.submod
+    def forward(self, micro: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The values for the next stage; of the last stage the loss."""
+        turn = self._turns[micro]
+        # Leaves, at which the backward pass of this stage ends.
+        given = [
+            tensor.requires_grad_(value.requires_grad)
+            for tensor, value in zip(received, turn.segment.receives, strict=True)
+        ]
         with at_microbatch(turn.micro.index):
-            module.begin(turn, self._context)
-            with _own_error():
-                return super().forward_one_chunk(fwd_chunk_id, (), {}, save_forward_output)
+            self.module.begin(turn, self._context)
+            result = self.module(*given)
+            made = (result,) if self.is_last else self.module.sent(result, self.index)
+        self._kept[micro] = given, made
+        return made
 
-    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        result = super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-        module: Any = self.submod
-        return result if self.is_last else module.sent(result, self.stage_index)
-
-    def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> None:
-        with at_microbatch(self._turns[bwd_chunk_id].micro.index), _own_error():
-            super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        for info in (*self.args_recv_info[bwd_chunk_id], *self.grad_recv_info[bwd_chunk_id]):
-            info.buffer = None
-
-    def _get_grad_send_meta(self, input_idx: int) -> Any:
-        raise AssertionError("torch asks for a gradient's shape without saying of which microbatch")
-
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
-        """As torch's, with zeros of this microbatch's own shape for an input that got no gradient."""
-        if not self.has_backward or self.is_first:
-            return []
-        gradients = self.bwd_cache.pop(bwd_chunk_id)
-        metas = gradient_metas(_metas(self._turns[bwd_chunk_id].segment.receives))
-        peer = self._resolve_peer_global_rank(self.stage_index - 1)
-        messages = []
-        for gradient, meta in zip(gradients, metas, strict=True):
-            if meta is None:
-                continue
-            own = torch.zeros(meta.shape, dtype=meta.dtype, device=self.device) if gradient is None else gradient
-            messages.append(torch.distributed.P2POp(torch.distributed.isend, own.contiguous(), peer, self.group))
-        return messages
-
-
-@contextlib.contextmanager
-def _own_error() -> Any:
-    """torch wraps what fails in a stage into a RuntimeError that lists its arguments; the user's own error says more."""
-    try:
-        yield
-    except RuntimeError as error:
-        if error.__cause__ is not None and (
-            "failed to run forward" in str(error) or "Failed to run stage" in str(error)
-        ):
-            raise error.__cause__ from None
-        raise
-
-
-def _fill(infos: Sequence[Any], device: torch.device) -> None:
-    for info in infos:
-        if info.tensor_meta is not None:
-            info.buffer = torch.empty(info.tensor_meta.shape, dtype=info.tensor_meta.dtype, device=device)
-
-
-def _example(value: Value) -> Tensor:
-    return torch.empty(value.shape, dtype=value.dtype, device="meta", requires_grad=value.requires_grad)
-
-
-@lru_cache(maxsize=1024)
-def _metas(values: tuple[Value, ...]) -> tuple[Any, ...]:
-    return tuple(extract_tensor_meta(_example(value)) for value in values)
+    def backward(self, micro: int, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """The gradients for the stage before, given those of what was sent that has some; of the loss none is given."""
+        turn = self._turns[micro]
+        given, made = self._kept.pop(micro)
+        self._left -= 1
+        with at_microbatch(turn.micro.index):
+            if self.is_last:
+                roots: list[tuple[Tensor, Tensor | None]] = [(loss, None) for loss in made if loss.requires_grad]
+            else:
+                trained = [
+                    tensor for tensor, value in zip(made, turn.segment.sends, strict=True) if value.requires_grad
+                ]
+                roots = [(tensor, own) for tensor, own in zip(trained, gradients, strict=True) if tensor.requires_grad]
+            shard.reduce_after_last(self.module, self._left == 0)
+            if roots:
+                tensors, own = zip(*roots, strict=True)
+                torch.autograd.backward(tensors, own)
+        sent = []
+        for tensor in given:
+            if tensor.requires_grad:
+                # One that was not used has zeros, which the stage before waits for.
+                gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+                sent.append(gradient.detach().contiguous())
+        return sent
 
 
 def _grads(segment: Segment) -> tuple[Any, ...]:

@@ -1,6 +1,7 @@
 """Who computes what when in a pipeline: the schedules as pure functions. Standard library only.
 
-    order      what each worker computes, one after the other; the same as torch's schedules do
+    order      what each worker computes, one after the other
+    program    the same, with the messages in between: what each worker does in a step
     simulate   when, given how long a forward and a backward pass of each stage takes
 
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2.
@@ -21,6 +22,23 @@ class Call(NamedTuple):
     micro: int
 
 
+class Send(NamedTuple):
+    """The result of this worker's call goes to another worker: activations after "F", their gradients after "B"."""
+
+    call: Call
+    receiver: int
+
+
+class Receive(NamedTuple):
+    """The result of another worker's call is on its way here from now on."""
+
+    call: Call
+    sender: int
+
+
+Step = Call | Send | Receive
+
+
 class Event(NamedTuple):
     """A call with its worker and its time."""
 
@@ -33,8 +51,9 @@ class Event(NamedTuple):
 def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[Call]:
     """The calls of one worker, in order. chunks: its number of stages: worker, worker + workers, ..."""
     if schedule == "gpipe":
-        yield from (Call("F", worker, micro) for micro in range(microbatches))
-        yield from (Call("B", worker, micro) for micro in range(microbatches))
+        stages = range(worker, workers * chunks, workers)
+        yield from (Call("F", stage, micro) for stage in stages for micro in range(microbatches))
+        yield from (Call("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "1f1b":
         ahead = min(microbatches, workers - worker)
         yield from (Call("F", worker, micro) for micro in range(ahead))
@@ -44,6 +63,32 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
                 yield Call("F", worker, ahead + micro)
     else:
         yield from _interleaved(worker, workers, microbatches, chunks)
+
+
+@lru_cache(maxsize=256)
+def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
+    """What one worker does in a step, in order: its calls of `order`, and the messages.
+
+    Messages stand at the time at which a simulated step sends them, with sender and receiver alike. So all workers' programs
+    are parts of one sequence in which each thing comes after what it needs. No worker can wait for one that waits for it,
+    even where each message waits until both ends are there, and where all messages of a worker go one after the other.
+    """
+    own: list[Step] = []
+    last = workers * chunks - 1
+    events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
+    for event in sorted(events, key=lambda event: (event.end, event.worker)):
+        call = event.call
+        if event.worker == worker:
+            own.append(call)
+        end = last if call.kind == "F" else 0
+        if call.stage == end:
+            continue
+        receiver = (call.stage + (1 if call.kind == "F" else -1)) % workers
+        if event.worker == worker:
+            own.append(Send(call, receiver))
+        elif receiver == worker:
+            own.append(Receive(call, event.worker))
+    return tuple(own)
 
 
 def simulate(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
+from paceline.torch_private import BatchNorm
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
 #: per thread: the stages of a pipeline compute one microbatch at a time.
@@ -84,7 +84,7 @@ class _Shared:
         return _Shared, (None,)
 
 
-class _Synchronised(_BatchNorm):
+class _Synchronised(BatchNorm):
     """torch's BatchNorm with the statistics of all ranks' batches while training."""
 
     _paceline_group: _Shared | None
@@ -213,7 +213,7 @@ def _shaped(values: Tensor, like: Tensor) -> Tensor:
     return values.view(1, -1, *[1] * (like.dim() - 2))
 
 
-def _without_statistics(module: _BatchNorm, x: Tensor) -> Tensor:
+def _without_statistics(module: BatchNorm, x: Tensor) -> Tensor:
     """The same shape and graph, with the running statistics, which stay as they are."""
     mean = module.running_mean if module.running_mean is not None else x.new_zeros(x.shape[1])
     variance = module.running_var if module.running_var is not None else x.new_ones(x.shape[1])

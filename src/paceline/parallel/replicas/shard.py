@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import rebuild
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
+from paceline.torch_private import reduce_unused_too
 
 
 def shard_stage(module: nn.Module, world: World) -> nn.Module:
@@ -47,8 +48,7 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
             # Ranks whose rows leave out a parameter would else send shorter messages than the others.
-            if hasattr(part, "set_reduce_scatter_unused_params"):
-                part.set_reduce_scatter_unused_params(True, recurse=False)
+            reduce_unused_too(part)
     return module
 
 
@@ -69,6 +69,19 @@ def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
     whole: Any = module
     whole.set_requires_all_reduce(is_last)
     whole.set_is_last_backward(is_last)
+
+
+def reduce_after_last(module: nn.Module, is_last: bool) -> None:
+    """Whether the next backward pass of a sharded stage ends the step: it sums the gradients of all, and parts the parameters.
+
+    Until then what was put together stays so: passes of other microbatches come in between. Does nothing to other modules.
+    """
+    from torch.distributed.fsdp import FSDPModule
+
+    if isinstance(module, FSDPModule):
+        module.set_is_last_backward(is_last)
+        module.set_reshard_after_backward(is_last)
+        module.set_requires_gradient_sync(is_last)
 
 
 def part_again(module: nn.Module) -> None:

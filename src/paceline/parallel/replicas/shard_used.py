@@ -1,4 +1,4 @@
-"""Which parameters of a sharded model get a gradient. The one file that knows FSDP2's inside; imports torch.
+"""Which parameters of a sharded model get a gradient. Imports torch.
 
 FSDP2 can send zeros for a parameter that was not used, so that all ranks' messages have one length; but then it can't be
 told from one whose gradient is 0, and an optimizer would decay what a plain loop leaves alone.
@@ -6,16 +6,15 @@ told from one whose gradient is 0, and an optimizer would decay what a plain loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
+from paceline.torch_private import whole_parameters
 
 
 class Used:
@@ -53,7 +52,7 @@ class Used:
 
     def watch(self) -> None:
         """Called between forward and backward: the parameters as a whole exist from the first forward pass on."""
-        for sharded, whole in _wholes(self._module):
+        for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))
             if name is not None and id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
@@ -102,20 +101,3 @@ class Used:
 def _is_alone(param: nn.Parameter) -> bool:
     """Whether it is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
     return param.dim() == 0
-
-
-def _wholes(module: nn.Module) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-    """This rank's part and the whole of each parameter that has been put together already."""
-    for part in module.modules():
-        if not isinstance(part, FSDPModule):
-            continue
-        state: Any = part._get_fsdp_state()
-        # Several from torch 2.12 on.
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:
-            groups = [state._fsdp_param_group] if state._fsdp_param_group is not None else []
-        for group in groups:
-            for held in group.fsdp_params:
-                whole = getattr(held, "_unsharded_param", None)
-                if whole is not None:
-                    yield held.sharded_param, whole

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.torch_private import VALUE_NEEDED, FakeTensorMode
 from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.recorder import CannotRecordError, Recorder, recording
 from paceline.parallel.tracing.shadow import contents, make_shadow, names_by_tensor, untouched
+from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.ops import Sum
 from paceline.compat.horovod.torch.allreduce import allreduce
 from paceline.compat.horovod.torch.arrays import differentiable
 from paceline.compat.horovod.torch.gather import allgather
+from paceline.torch_private import BatchNorm
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Normalises with mean and variance of all ranks' batches while training. Shape [N, C, *] in and out.
 
     A rank's batch may be of another size than the others', and may be empty. In evaluation, and with one rank, it is

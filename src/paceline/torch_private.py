@@ -1,0 +1,242 @@
+"""Which releases of torch are served, and the parts of torch that are used without being public.
+
+    from paceline.torch_private import FakeTensorMode      # imported from torch when it is first asked for
+
+A release of torch may move any of these without a word. So they all stand here, with what differs between releases;
+`tests/test_torch_private.py` compares their signatures, and `make compat` runs the tests on every release that is served. Used
+elsewhere, because they have been the same for years: nn.Module's own dictionaries (`_parameters`, `_modules`, `_buffers`) and
+a tensor's `_version`, `_is_view` and `_cdata`.
+
+Nothing is imported here but the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn import Module, Parameter
+    from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+
+    #: What a fake tensor raises when its values are asked for.
+    VALUE_NEEDED: tuple[type[Exception], ...]
+
+#: The oldest and the newest minor release on which the tests were run, as in pyproject.toml.
+OLDEST = (2, 9)
+NEWEST = (2, 15)
+
+_FAKE = "torch._subclasses.fake_tensor"
+
+#: Name here -> the module of torch, and the names there; of several, all in a tuple.
+_WHERE = {
+    "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
+    "FakeTensorMode": (_FAKE, "FakeTensorMode"),
+    "VALUE_NEEDED": (
+        _FAKE,
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "UnsupportedFakeTensorException",
+    ),
+}
+
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "VALUE_NEEDED",
+    "BatchNorm",
+    "FakeTensorMode",
+    "TorchError",
+    "default_store",
+    "has_mpi",
+    "offer_mpi",
+    "reduce_unused_too",
+    "requirement",
+    "too_old",
+    "warn_if_untried",
+    "whole_parameters",
+]
+
+
+class TorchError(PacelineError, ImportError):
+    """This release of torch is not one that is served, or has moved something that is needed."""
+
+
+# Releases.
+
+
+def requirement() -> str:
+    """What pip is to be asked for."""
+    return f"torch>={OLDEST[0]}.{OLDEST[1]},<{NEWEST[0]}.{NEWEST[1] + 1}"
+
+
+def too_old(what: str) -> str | None:
+    """A sentence if the torch that is installed is older than those served; else None. what: what needs it."""
+    return _needs(what) if _release() < OLDEST else None
+
+
+def warn_if_untried(what: str) -> None:
+    """Warn, once in a process, if torch is newer than every release on which the tests were run.
+
+    It is not refused: most releases change nothing that is used here. What is missing then raises TorchError.
+    """
+    if _release() > NEWEST and not _told:
+        _told.append(what)
+        warnings.warn(
+            f"{what} was tried with torch {_span()}; this is {_version()}. If anything is wrong with it: "
+            f"pip install '{requirement()}'.",
+            stacklevel=4,
+        )
+
+
+_told: list[str] = []
+
+
+def _needs(what: str) -> str:
+    return f"{what} needs torch {_span()}; this is {_version()}: pip install '{requirement()}'."
+
+
+def _span() -> str:
+    return f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+
+
+def _version() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _release() -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", _version())
+    # A build with a name of its own is its builder's business.
+    return (int(found[1]), int(found[2])) if found else NEWEST
+
+
+# Names.
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name not in _WHERE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module, *there = _WHERE[name]
+        try:
+            found = tuple(getattr(importlib.import_module(module), one) for one in there)
+        except (ImportError, AttributeError) as error:
+            raise _moved(f"{module}: {', '.join(there)}") from error
+        globals()[name] = found if len(found) > 1 else found[0]
+        return globals()[name]
+
+
+def _moved(what: str) -> TorchError:
+    return TorchError(f"{_needs('Paceline')} (It has no {what}.)")
+
+
+# FSDP2's inside.
+
+
+def whole_parameters(module: Module) -> Iterator[tuple[Parameter, Parameter]]:
+    """This rank's part and the whole of each parameter of a sharded module that has been put together already."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            for group in _parameter_groups(part):
+                yield from (
+                    (held.sharded_param, _whole(held)) for held in group.fsdp_params if _whole(held) is not None
+                )
+
+
+def reduce_unused_too(part: FSDPModule) -> None:
+    """Let the ranks' messages have one length: a parameter that got no gradient on this rank goes into them as zeros."""
+    if hasattr(part, "set_reduce_scatter_unused_params"):
+        part.set_reduce_scatter_unused_params(True, recurse=False)
+        return
+    # Before torch 2.13, where a rank that leaves out a parameter sends a shorter message than the others.
+    for group in _parameter_groups(part):
+        group.post_backward = _with_zeros(group, group.post_backward)
+
+
+def _with_zeros(group: Any, post_backward: Callable[..., None]) -> Callable[..., None]:
+    import torch
+
+    def run(*unused: Any) -> None:
+        for held in group.fsdp_params if group.reduce_grads else ():
+            whole = _whole(held)
+            if (
+                whole is not None
+                and whole.requires_grad
+                and whole.grad is None
+                and held.unsharded_accumulated_grad is None
+            ):
+                whole.grad = torch.zeros_like(whole)
+        post_backward(*unused)
+
+    return run
+
+
+def _parameter_groups(part: FSDPModule) -> list[Any]:
+    try:
+        state: Any = part._get_fsdp_state()
+        # Several from torch 2.12 on.
+        if hasattr(state, "_fsdp_param_groups"):
+            return list(state._fsdp_param_groups)
+        return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    except AttributeError as error:
+        raise _moved(f"FSDP2 like that of earlier releases: {error}") from error
+
+
+def _whole(held: Any) -> Any:
+    return getattr(held, "_unsharded_param", None)
+
+
+# torch.distributed.
+
+
+def default_store() -> Any:
+    """The store by which the default process group was made."""
+    import torch.distributed as dist
+
+    c10d: Any = dist.distributed_c10d
+    try:
+        return c10d._get_default_store()
+    except AttributeError as error:
+        raise _moved("torch.distributed.distributed_c10d._get_default_store") from error
+
+
+def has_mpi(distributed: ModuleType) -> bool:
+    """Whether this torch was built with MPI, or has been offered one."""
+    return bool(getattr(distributed.distributed_c10d, "_MPI_AVAILABLE", False))
+
+
+def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let torch make its process groups of the backend "mpi" with `kind.create(ranks)`.
+
+    distributed: `torch.distributed`, whose import may be just ending.
+    around: given what makes each process group, returns what is to be called in its place, with the same arguments.
+
+    Raises:
+        TorchError: this torch makes process groups in another way.
+    """
+    c10d: Any = distributed.distributed_c10d
+    missing = [name for name in ("_new_process_group_helper", "_MPI_AVAILABLE") if not hasattr(c10d, name)]
+    if missing:
+        raise _moved(f"torch.distributed.distributed_c10d.{missing[0]}")
+    c10d._new_process_group_helper = around(c10d._new_process_group_helper)
+    c10d.ProcessGroupMPI = kind
+    # is_mpi_available() reads it.
+    c10d._MPI_AVAILABLE = True
+    setattr(distributed, "ProcessGroupMPI", kind)  # noqa: B010 - torch's stubs don't have it
+    # From torch 2.15 on a flight recorder listens to what goes through C++'s own group object, which a group made in Python has
+    # not. Backends in this set are taken to record for themselves.
+    recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
+    if recording is not None:
+        recording.add("mpi")

@@ -1,0 +1,172 @@
+"""What is used of torch without being public, signatures included: one of these fails where a release of torch has moved it."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.fsdp import FSDPModule
+from torch.overrides import TorchFunctionMode
+
+from paceline import parallelize, torch_private
+from paceline.collectives import CollectivesError, torch_mpi
+from paceline.parallel import ParallelError
+from paceline.torch_private import TorchError
+from tests.helpers import run_python
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+ROOT = Path(__file__).parents[1]
+
+# Callable -> the parameters by which it is called here, in order where they are given by position.
+CALLED = [
+    (torch_private.FakeTensorMode, ["allow_non_fake_inputs"]),
+    (torch_private.FakeTensorMode.from_tensor, ["self", "tensor"]),
+    (torch_private.BatchNorm.__init__, ["self", "num_features", "eps", "momentum", "affine", "track_running_stats"]),
+    (torch_private.BatchNorm._check_input_dim, ["self", "input"]),
+    (FSDPModule._get_fsdp_state, ["self"]),
+    (c10d._get_default_store, []),
+    (c10d._new_process_group_helper, ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
+    # What is public, but was not always called so.
+    (FSDPModule.set_is_last_backward, ["self", "is_last_backward"]),
+    (FSDPModule.set_reshard_after_backward, ["self", "reshard_after_backward"]),
+    (FSDPModule.set_requires_gradient_sync, ["self", "requires_gradient_sync"]),
+    (FSDPModule.set_requires_all_reduce, ["self", "requires_all_reduce"]),
+    (FSDPModule.set_gradient_divide_factor, ["self", "factor"]),
+    (FSDPModule.set_force_sum_reduction_for_comms, ["self", "enable"]),
+    (torch.distributed.isend, ["tensor", "group", "group_dst"]),
+    (torch.distributed.irecv, ["tensor", "group", "group_src"]),
+    (nn.parallel.DistributedDataParallel.__init__, ["self", "module", "init_sync", "gradient_as_bucket_view"]),
+]
+
+
+@pytest.mark.parametrize(("called", "names"), CALLED, ids=[called.__qualname__ for called, _ in CALLED])
+def test_it_is_called_as_before(called, names):
+    parameters = inspect.signature(called).parameters
+    assert [name for name in parameters if name in names] == names
+    required = [
+        name
+        for name, one in parameters.items()
+        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
+    unknown = {"store", "group_name", "backend_options"}  # given by torch's own caller
+    assert set(required) <= set(names) | unknown
+
+
+@pytest.mark.parametrize("name", torch_private._WHERE)
+def test_the_name_is_there(name):
+    assert getattr(torch_private, name) is not None
+
+
+def test_torch_knows_a_process_group_over_mpi():
+    assert isinstance(c10d._MPI_AVAILABLE, bool)
+    assert "ProcessGroupMPI.create" in inspect.getsource(c10d._new_process_group_helper)
+    assert isinstance(getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()), set)
+
+
+def test_methods_of_a_process_group_that_python_replaces_are_there():
+    missing = [
+        name
+        for name in ("_device_types", "_get_backend", "_set_group_name", "_set_group_desc", "group_name", "group_desc")
+        if not hasattr(torch.distributed.ProcessGroup, name)
+    ]
+    assert not missing
+
+
+def test_a_tensors_values_are_asked_for_in_ways_that_a_mode_sees():
+    seen = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    one = torch.ones(())
+    with Watch():
+        bool(one), float(one), int(one), one.item(), one.tolist(), one.numpy(), torch.arange(2)
+    assert {"__bool__", "__float__", "__int__", "item", "tolist", "numpy", "arange"} <= set(seen)
+
+
+def test_a_change_in_place_is_seen_in_the_version_of_every_view():
+    with torch_private.FakeTensorMode():
+        whole = torch.zeros(4)
+        view = whole[1:]
+        before = view._version
+        nn.ReLU(inplace=True)(whole)
+        assert view._version == before + 1
+        assert view._is_view()
+        assert view.untyped_storage()._cdata == whole.untyped_storage()._cdata
+        with pytest.raises(torch_private.VALUE_NEEDED):
+            bool(whole.sum() > 0)
+
+
+# The releases.
+
+
+def test_the_bounds_are_those_that_pip_is_given():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["optional-dependencies"]["torch"] == [torch_private.requirement()]
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    monkeypatch.setattr(torch_private, "_told", [])
+    return lambda version: monkeypatch.setattr(torch, "__version__", version)
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "2.13.0+cpu", "2.15.1", "2.15.0a0+gitabc", "a build of my own"])
+def test_a_release_that_is_served_is_not_spoken_of(pretend, version):
+    pretend(version)
+    assert torch_private.too_old("parallelize") is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_private.warn_if_untried("parallelize")
+
+
+@pytest.mark.parametrize("version", ["1.13.1", "2.4.1+cu121", "2.8.0"])
+def test_an_older_one_is_refused_in_one_sentence_where_it_is_used(pretend, version):
+    pretend(version)
+    rule = f"needs torch 2.9 to 2.15; this is {version}: pip install 'torch>=2.9,<2.16'."
+    with pytest.raises(ParallelError) as refused:
+        parallelize(nn.Linear(2, 2), loss=nn.functional.mse_loss)
+    assert str(refused.value) == f"parallelize {rule}"
+    with pytest.raises(CollectivesError) as refused:
+        torch_mpi.ProcessGroupMPI.create([])
+    assert str(refused.value) == f'init_process_group("mpi") {rule}'
+
+
+def test_a_newer_one_is_tried_and_said_once(pretend):
+    pretend("2.16.0+cu140")
+    with pytest.warns(
+        UserWarning, match=r"tried with torch 2\.9 to 2\.15; this is 2\.16\.0\+cu140\. .*'torch>=2.9,<2.16'"
+    ):
+        parallelize(nn.Linear(2, 2), loss=nn.functional.mse_loss)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch_private.warn_if_untried("parallelize")
+
+
+def test_what_a_newer_one_has_moved_is_named(pretend, monkeypatch):
+    pretend("2.17.0")
+    monkeypatch.delitem(vars(torch_private), "VALUE_NEEDED", raising=False)
+    monkeypatch.setitem(torch_private._WHERE, "VALUE_NEEDED", ("torch._subclasses.fake_tensor", "Gone"))
+    with pytest.raises(TorchError, match=r"needs torch 2\.9 to 2\.15; this is 2\.17\.0: .*fake_tensor: Gone"):
+        from paceline.torch_private import VALUE_NEEDED  # noqa: F401
+    monkeypatch.delattr(c10d, "_new_process_group_helper")
+    with pytest.raises(TorchError, match=r"_new_process_group_helper"):
+        torch_private.offer_mpi(torch.distributed, object, lambda make: make)
+
+
+def test_nothing_of_torch_is_loaded_with_it():
+    code = "import sys; from paceline import torch_private; print(torch_private.requirement(), 'torch' in sys.modules)"
+    assert run_python(code).split() == [torch_private.requirement(), "False"]
