@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -120,7 +121,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         return 0
     record = store.read(folder)
     took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
-    lines: list[tuple[str, str | list[str]]] = [
+    lines: list[tuple[str, str | Sequence[str]]] = [
         ("Run", record.run_id),
         ("Name", found["display_name"] if found["display_name"] != record.run_id else ""),
         (
@@ -129,7 +130,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ),
         ("Waits for", record.waiting_for or ""),
         ("Canceled by", record.canceled_by or ""),
-        ("Warnings", f"\n{'':<13}".join(record.warnings)),
+        ("Warnings", record.warnings),
         ("Experiment", record.experiment),
         ("Submitted", f"{record.created_utc} by {record.submitted_by}"),
         ("Parent", record.parent_run_id or ""),

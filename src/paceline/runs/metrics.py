@@ -126,12 +126,19 @@ def read(directory: Path, *, name: str | None = None, rank: int | None = None) -
 
     name: this metric alone. rank: the values of this rank alone.
     """
+    return {metric: _value(entries) for metric, entries in entries_by_name(directory, name=name, rank=rank).items()}
+
+
+def entries_by_name(
+    directory: Path, *, name: str | None = None, rank: int | None = None
+) -> dict[str, list[dict[str, Any]]]:
+    """Metric name -> its lines as they were written (`value`, `time`, perhaps `kind` and `step`), in the order of `read`."""
     ranks = {
         number: _in_sequence(_entries(paths, name))
         for number, paths in metric_logs(directory).items()
         if rank in (None, number)
     }
-    return {metric: _value(entries) for metric, entries in _by_name(ranks).items()}
+    return _by_name(ranks)
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.errors import RunFailedError, RunStateError, UserError
-from paceline.runs import artifacts, interactive, metrics, notes, states, store
+from paceline.runs import artifacts, interactive, metrics, notes, series, states, store
 from paceline.runs.context import WorkerContext
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -304,6 +304,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if by_rank:
             return {str(key): value for key, value in metrics.read_by_rank(self._folder.metrics, name=name).items()}
         return metrics.read(self._folder.metrics, name=name, rank=rank)
+
+    def metrics(self, name: str | None = None, *, rank: int | None = None) -> Any:
+        """The series that was logged under `name`: its steps, values and times; without a name, metric name -> series.
+
+        rank: what this rank logged. See `paceline.runs.series.MetricSeries`; one of a metric that was not logged is empty.
+        """
+        found = series.read(self._folder.metrics, name=name, rank=rank)
+        return found if name is None else found.get(name, series.MetricSeries(name=name))
 
     def flush(self, timeout_seconds: float = 300) -> None:
         """Does nothing: every value was written when its call returned."""

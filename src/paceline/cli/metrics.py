@@ -1,0 +1,178 @@
+"""metrics: what runs have logged, by name or as series, of one run or of several side by side."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import complete_run_id, folder_of, print_json, print_table
+from paceline.errors import UserError
+from paceline.runs import notes, series, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_text
+from paceline.runs.series import MetricSeries
+from paceline.runs.visible import visible
+
+#: Of a value that is no number, so many characters in a table.
+_LONGEST = 40
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("metrics")(metrics)
+
+
+def metrics(
+    run_ids: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Runs, or the beginnings of their ids; default: the latest.",
+            metavar="[RUN]...",
+            autocompletion=complete_run_id,
+        ),
+    ] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", metavar="METRIC", help="Every value of this metric; may be repeated.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="What this worker logged; default: all.")] = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
+    if as_csv and as_json:
+        raise UserError("--csv and --json: choose one of them.")
+    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
+    runs = {folder: _series_of(folder, rank) for folder in folders}
+    if name:
+        _check_names(name, runs, rank)
+        runs = {folder: {key: found[key] for key in name if key in found} for folder, found in runs.items()}
+    if as_json:
+        print_json([_json(folder, found, whole=bool(name)) for folder, found in runs.items()])
+    elif as_csv:
+        _print_csv(runs, whole=bool(name))
+    elif not any(runs.values()):
+        by = f"by rank {rank} " if rank is not None else ""
+        print(f"No metrics were logged {by}in {' and '.join(folder.run_id for folder in folders)}.")
+    elif name:
+        for number, key in enumerate(name):
+            if len(name) > 1:
+                print(f"{'' if number == 0 else chr(10)}{visible(key)}:")
+            _print_series({folder: found.get(key, MetricSeries(name=key)) for folder, found in runs.items()})
+    elif len(runs) == 1:
+        (found,) = runs.values()
+        rows = [
+            (key, _text(one.last), _text(one.min), _text(one.max), _text(one.last_step), str(len(one)))
+            for key, one in found.items()
+        ]
+        print_table(("METRIC", "LAST", "MIN", "MAX", "STEP", "VALUES"), rows)
+    else:
+        _print_side_by_side(runs)
+    return 0
+
+
+def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:
+    record = store.read(folder)  # which brings the folder up to date where the run is elsewhere
+    size = record.job.world_size if record.job else 1
+    if rank is not None and rank >= size:
+        raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    return series.read(folder.metrics, rank=rank)
+
+
+def _check_names(names: Sequence[str], runs: Mapping[RunFolder, Mapping[str, MetricSeries]], rank: int | None) -> None:
+    there = list(dict.fromkeys(key for found in runs.values() for key in found))
+    for name in names:
+        if name not in there:
+            runs_text = " and ".join(folder.run_id for folder in runs)
+            of = f" by rank {rank}" if rank is not None else ""
+            has = f"There are {', '.join(there)}." if there else "Nothing was logged."
+            raise UserError(f"--name {name!r}: no such metric was logged in {runs_text}{of}. {has}")
+
+
+def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) -> None:
+    """A column a run; of each metric a row for the last value, and where it has numbers for the least and the greatest."""
+    rows = []
+    for key in dict.fromkeys(key for found in runs.values() for key in found):
+        of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
+        rows.append((key, "last", *(_text(one.last) for one in of_runs)))
+        if any(len(one) > 1 and one.min is not None for one in of_runs):
+            rows.append(("", "min", *(_text(one.min) for one in of_runs)))
+            rows.append(("", "max", *(_text(one.max) for one in of_runs)))
+    print_table(("METRIC", "", *_titles(list(runs))), rows)
+
+
+def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
+    """A row a value; of several runs a column each, by step where every value has one of its own, else by number."""
+    if len(runs) == 1:
+        (one,) = runs.values()
+        print_table(("STEP", "TIME", "VALUE"), [(_text(step), _utc(time), _text(value)) for step, value, time in one])
+        return
+    by_step = all(None not in one.steps and len(set(one.steps)) == len(one) for one in runs.values())
+    columns = [dict(zip(one.steps if by_step else range(len(one)), one.values, strict=True)) for one in runs.values()]
+    places = sorted({place for column in columns for place in column if place is not None})
+    rows = [(_text(place), *(_text(column.get(place)) for column in columns)) for place in places]
+    print_table(("STEP" if by_step else "NUMBER", *_titles(list(runs))), rows)
+
+
+def _titles(folders: Sequence[RunFolder]) -> list[str]:
+    """The runs' display names, if each has one of its own; else their ids."""
+    names = [notes.read(folder.notes).display_name for folder in folders]
+    if None in names or len(set(names)) < len(names):
+        return [folder.run_id for folder in folders]
+    return [str(name) for name in names]
+
+
+def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
+    writer.writerow(("run_id", "metric", *columns))
+    for folder, found in runs.items():
+        for key, one in found.items():
+            if whole:
+                writer.writerows((folder.run_id, key, step, _utc(time), _plain(value)) for step, value, time in one)
+            else:
+                writer.writerow((folder.run_id, key, _plain(one.last), one.min, one.max, one.last_step, len(one)))
+
+
+def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) -> dict[str, Any]:
+    values: dict[str, dict[str, Any]]
+    if whole:
+        values = {
+            key: {"steps": one.steps, "values": one.values, "times_utc": [_utc(time) or None for time in one.times]}
+            for key, one in found.items()
+        }
+    else:
+        values = {
+            key: {"last": one.last, "min": one.min, "max": one.max, "last_step": one.last_step, "count": len(one)}
+            for key, one in found.items()
+        }
+    return {
+        "run_id": folder.run_id,
+        "display_name": notes.read(folder.notes).display_name or folder.run_id,
+        "series" if whole else "metrics": values,
+    }
+
+
+def _text(value: Any) -> str:
+    """A value in a table: a number to six digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(value) if isinstance(value, (dict, list)) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _plain(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list)) else value
+
+
+def _utc(time_s: float) -> str:
+    if not math.isfinite(time_s):
+        return ""
+    return utc_text(dt.datetime.fromtimestamp(time_s, dt.timezone.utc))

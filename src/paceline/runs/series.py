@@ -1,0 +1,84 @@
+"""A metric as it was logged: every value with its step and its time, over all attempts as one series.
+
+`get_metrics` of the Azure SDK gives values alone, and a single value in another shape than several; this always gives the
+same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.metrics import entries_by_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSeries:
+    """What was logged under one name, in order of time over all ranks; three tuples of one length.
+
+    steps: the step given with a value, None where there was none. values: as logged; a list's items one by one; of a row or
+    a table its dict; of an image its file's name. times: seconds since 1970, by the clock of the worker's machine.
+    """
+
+    name: str
+    steps: tuple[int | None, ...] = ()
+    values: tuple[Any, ...] = ()
+    times: tuple[float, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __iter__(self) -> Iterator[tuple[int | None, Any, float]]:
+        """(step, value, time) of each value."""
+        return iter(zip(self.steps, self.values, self.times, strict=True))
+
+    @property
+    def last(self) -> Any:
+        """The value that was logged last; None of an empty series."""
+        return self.values[-1] if self.values else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last value."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def min(self) -> float | int | None:
+        """The least number, NaN left out; None where there is no number."""
+        return min(self._numbers(), default=None)
+
+    @property
+    def max(self) -> float | int | None:
+        """The greatest number, NaN left out; None where there is no number."""
+        return max(self._numbers(), default=None)
+
+    def _numbers(self) -> list[float | int]:
+        return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
+
+
+def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, MetricSeries]:
+    """Metric name -> series, of the metric logs in `directory`, in order of first appearance.
+
+    name: this metric alone. rank: what this rank logged. Where one name was logged in different ways, the last way counts,
+    as in `paceline.runs.metrics.read`.
+    """
+    found = entries_by_name(directory, name=name, rank=rank)
+    return {metric: _series(metric, entries) for metric, entries in found.items()}
+
+
+def _series(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
+    kinds = {entry.get("kind") for entry in entries}
+    if not kinds <= {None, "list"}:
+        kind = entries[-1].get("kind")
+        entries = [entry for entry in entries if entry.get("kind") == kind]
+    steps, values, times = [], [], []
+    for entry in entries:
+        items = entry.get("value")
+        for item in items if entry.get("kind") == "list" and isinstance(items, list) else [items]:
+            steps.append(entry.get("step"))
+            values.append(item)
+            times.append(entry.get("time", math.nan))
+    return MetricSeries(name=name, steps=tuple(steps), values=tuple(values), times=tuple(times))

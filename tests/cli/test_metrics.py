@@ -1,0 +1,116 @@
+"""metrics: last, least and greatest values, series, runs side by side; as a table, as CSV, as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from tests.cli.conftest import Cli, Gallery
+
+
+def test_the_metrics_of_a_run_are_a_table(gallery: Gallery) -> None:
+    lines = [line.split() for line in gallery("metrics", gallery.good).stdout.splitlines()]
+    assert lines == [
+        ["METRIC", "LAST", "MIN", "MAX", "STEP", "VALUES"],
+        ["loss", "0.125", "0.125", "1", "-", "8"],
+        ["accuracy", "0.5", "0.5", "0.5", "-", "1"],
+        ["nan", "nan", "-", "-", "-", "1"],
+    ]
+    assert gallery.json("metrics", gallery.good) == [
+        {
+            "run_id": gallery.good,
+            "display_name": gallery.good,
+            "metrics": {
+                "loss": {"last": 0.125, "min": 0.125, "max": 1.0, "last_step": None, "count": 8},
+                "accuracy": {"last": 0.5, "min": 0.5, "max": 0.5, "last_step": None, "count": 1},
+                "nan": {"last": "NaN", "min": None, "max": None, "last_step": None, "count": 1},
+            },
+        }
+    ]
+
+
+def test_a_run_without_metrics_says_so(gallery: Gallery) -> None:
+    assert gallery("metrics", gallery.bad).stdout == f"No metrics were logged in {gallery.bad}.\n"
+    assert (
+        gallery("metrics", gallery.bad, "--rank", "1").stdout == f"No metrics were logged by rank 1 in {gallery.bad}.\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    """`good` and `bad`: two runs that log the same metrics with steps; `good` logs one more."""
+    cli = Gallery(tmp_path_factory.mktemp("two"))
+    script = """
+        import os, paceline
+        run, rate = paceline.Run.get_context(), float(os.environ["RATE"])
+        for step in range(0, 30, 10):
+            run.log("loss", rate / (1 + step), step=step)
+        run.log("evil", "a\\x1b[2Jb")
+        if rate > 1:
+            run.log("only", 3)
+    """
+    cli.good = cli.submit(script, "--env", "RATE=2.0")
+    cli.bad = cli.submit(script, "--env", "RATE=1.0")
+    assert (cli.wait(cli.good), cli.wait(cli.bad)) == ("Completed", "Completed")
+    return cli
+
+
+def test_runs_stand_side_by_side(two: Gallery) -> None:
+    lines = [line.split() for line in two("metrics", two.good, two.bad).stdout.splitlines()]
+    assert lines == [
+        ["METRIC", two.good, two.bad],
+        ["loss", "last", "0.0952381", "0.047619"],
+        ["min", "0.0952381", "0.047619"],
+        ["max", "2", "1"],
+        ["evil", "last", "a\\x1b[2Jb", "a\\x1b[2Jb"],
+        ["only", "last", "3", "-"],
+    ]
+    series = two("metrics", two.good, two.bad, "--name", "loss").stdout.splitlines()
+    assert [line.split() for line in series[1:]] == [
+        ["0", "2", "1"],
+        ["10", "0.181818", "0.0909091"],
+        ["20", "0.0952381", "0.047619"],
+    ]
+    assert series[0].split() == ["STEP", two.good, two.bad]
+
+
+def test_a_series_has_steps_times_and_values(two: Gallery) -> None:
+    rows = list(csv.DictReader(io.StringIO(two("metrics", two.good, two.bad, "--name", "loss", "--csv").stdout)))
+    assert [(row["run_id"], row["metric"], row["step"], row["value"]) for row in rows] == [
+        (run_id, "loss", str(step), str(rate / (1 + step)))
+        for run_id, rate in ((two.good, 2.0), (two.bad, 1.0))
+        for step in (0, 10, 20)
+    ]
+    (found,) = json.loads(two("metrics", two.bad, "--name", "loss", "--json").stdout)
+    assert found["series"]["loss"]["steps"] == [0, 10, 20]
+    assert found["series"]["loss"]["times_utc"] == [row["time_utc"] for row in rows[3:]]
+    both = two("metrics", two.good, "--name", "only", "--name", "loss").stdout.splitlines()
+    assert [both[0], both[4]] == ["only:", "loss:"]
+
+
+def test_as_csv_a_row_a_metric(two: Gallery) -> None:
+    rows = list(csv.reader(io.StringIO(two("metrics", two.good, "--csv").stdout)))
+    assert rows[:2] == [
+        ["run_id", "metric", "last", "min", "max", "last_step", "count"],
+        [two.good, "loss", str(2 / 21), str(2 / 21), "2.0", "20", "3"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--name", "nope"], "--name 'nope': no such metric was logged in {run}. There are loss, evil, only."),
+        (["--csv", "--json"], "choose one"),
+        (["--rank", "1"], "has ranks 0 to 0"),
+        (["none_such"], "no run 'none_such'"),
+    ],
+)
+def test_a_wrong_call_is_refused(two: Gallery, words: list[str], complaint: str) -> None:
+    assert complaint.format(run=two.good) in two("metrics", two.good, *words, code=2).stderr
+
+
+def test_without_any_run_it_says_so(cli: Cli) -> None:
+    assert "there is no run in" in cli("metrics", code=2).stderr
