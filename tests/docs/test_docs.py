@@ -314,7 +314,9 @@ def test_what_is_dropped_from_the_shell_is_documented() -> None:
 def finished(tmp_path: Path) -> Path:
     """The folder of a workspace with one run that has ended."""
     (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "train.py").write_text("print('a line')\n")
+    (tmp_path / "source" / "train.py").write_text(
+        "import paceline\nprint('a line')\npaceline.Run.get_context().log('loss', 1)\n"
+    )
     assert paceline("run", "source/train.py", "--json")["status"] == "Completed"
     return tmp_path
 
@@ -344,6 +346,14 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     again = paceline("rerun", status["run_id"], "--detach", "--json")
     assert list(submitted) == list(again) == keys
 
+    metrics = [*paceline("metrics", "--json"), *paceline("metrics", "--name", "loss", "--json")]
+    assert list(dict.fromkeys(key for found in metrics for key in found)) == first_column(
+        section(COMMANDS, "Runs of metrics")
+    )
+    of_files = first_column(section(COMMANDS, "Files"))
+    assert list(paceline("files", "--json")[0]) == [key for key in of_files if key != "path"]
+    assert list(paceline("download", status["run_id"], "--to", str(finished / "copy"), "--json")[0]) == of_files
+
     canceled = paceline("cancel", submitted["run_id"], again["run_id"], "--wait", "--json")
     assert list(canceled[0]) == first_column(section(COMMANDS, "Runs of cancel"))
     assert list(paceline("logs", status["run_id"], "--json")) == first_column(section(COMMANDS, "A line of logs"))
@@ -356,7 +366,13 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     ("heading", "verbs"),
-    [("run, submit", ("run", "submit")), ("status, list, show", ("list",)), ("logs", ("logs",))],
+    [
+        ("run, submit", ("run", "submit")),
+        ("status, list, show", ("list",)),
+        ("logs", ("logs",)),
+        ("metrics", ("metrics",)),
+        ("files, download", ("download",)),
+    ],
 )
 def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> None:
     commands: Any = typer.main.get_command(app)

@@ -16,7 +16,7 @@ def log(folder: RunFolder, rank: int = 0, attempt: int = 1) -> MetricLog:
 
 
 def test_a_metric_is_a_series_of_steps_values_and_times_however_often_it_was_logged(tmp_path, monkeypatch):
-    times = iter(range(100, 200))
+    times = iter(range(100, 200))  # a second each; the file's first line, which says whose it is, takes one as well
     monkeypatch.setattr("paceline.runs.metrics.time.time", lambda: float(next(times)))
     folder = RunFolder(tmp_path)
     writer = log(folder)
@@ -30,7 +30,7 @@ def test_a_metric_is_a_series_of_steps_values_and_times_however_often_it_was_log
     found = series.read(folder.metrics)
 
     assert list(found) == ["loss", "once", "list", "row", "image"]
-    assert list(found["loss"]) == [(3, 0.5, 101.0), (4, 0.25, 102.0)]
+    assert list(found["loss"]) == [(3, 0.5, 100.0), (4, 0.25, 102.0)]
     assert (found["once"].steps, found["once"].values, len(found["once"])) == ((None,), (7,), 1)
     assert (found["list"].values, found["list"].times) == ((1, 2), (104.0, 104.0))
     assert (found["row"].values, found["image"].values) == (({"x": 1},), ("images/a.png",))

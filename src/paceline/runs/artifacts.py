@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from paceline.errors import RunNotFoundError, RunStateError, UserError
+from paceline.runs.files import copy_whole
 from paceline.runs.folder import RunFolder, check_file_name
 
 
@@ -85,8 +86,7 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
     path = Path(os.fspath(target)) if target is not None else Path(source.name)
     if path.is_dir() or (target is not None and os.fspath(target).endswith("/")):
         path = path / source.name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, path)
+    copy_whole(source, path)
     return str(path)
 
 

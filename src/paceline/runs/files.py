@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
@@ -33,6 +35,48 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
 def write_json(path: Path, value: Any, *, sync: bool = False) -> None:
     # Not indented: Python's indenting encoder takes ten times as long, and runs wait for it at each change of state.
     write_whole(path, json.dumps(value) + "\n", sync=sync)
+
+
+def copy_whole(source: Path, target: Path, came: Callable[[int, int], None] | None = None) -> None:
+    """Copy a file with its times and permissions; `target` has it whole, or is as it was."""
+    with open(source, "rb") as original:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
+        try:
+            with _unnamed(target.parent, beside) as (file, name_it):
+                while data := original.read(1 << 20):
+                    file.write(data)
+                    if came is not None:
+                        came(len(data), 0)
+                file.flush()
+                found = os.fstat(original.fileno())
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
+                os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+                name_it()
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    if came is not None:
+        came(0, 1)
+
+
+@contextlib.contextmanager
+def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
+    """A file without a name, which the kernel removes with the process, and what gives it the name `beside`.
+
+    Where the file system has none such (NFS), one that has the name from the start.
+    """
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+        with open(beside, "xb") as file:
+            yield file, lambda: None
+        return
+    with open(fd, "wb") as file:
+        # linkat follows the link only if a folder is given, whatever the path.
+        yield file, lambda: os.link(f"/proc/self/fd/{fd}", beside, src_dir_fd=fd, follow_symlinks=True)
 
 
 def read_json(path: Path) -> Any:

@@ -1,0 +1,121 @@
+"""files, download: what a run has left, and a copy of it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import complete_run_id, folder_of, print_json, warn
+from paceline.data.progress import Meter, size_text, terminal_bar
+from paceline.errors import RunNotFoundError, UserError
+from paceline.runs import downloads, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.visible import visible
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("files")(files)
+    app.command("download")(download)
+
+
+def complete_file_name(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of the run's files that begin so: what a shell offers behind a run's id."""
+    try:
+        found = downloads.files(folder_of(ctx.params.get("run_id")))
+        return [file.name for file in found if file.name.startswith(incomplete)][:100]
+    except Exception:
+        return []  # a shell's completion must never print a traceback
+
+
+Patterns = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="Names, folders or patterns such as '*.pt'; default: all.",
+        metavar="[NAME]...",
+        autocompletion=complete_file_name,
+    ),
+]
+
+
+def files(
+    run_id: Annotated[
+        str | None,
+        typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
+    ] = None,
+    names: Patterns = None,
+    as_json: Json = False,
+) -> int:
+    """The files of a run, with their sizes: its outputs and logs, and what was uploaded."""
+    folder = _folder(run_id)
+    found = downloads.files(folder, names or ())
+    if as_json:
+        print_json([{"name": file.name, "size_bytes": file.size_bytes} for file in found])
+        return 0
+    for file in found:
+        print(f"{size_text(file.size_bytes):>9}  {visible(file.name)}")
+    print(_counted(found), file=sys.stderr)
+    _say_left_out(folder)
+    return 0
+
+
+def download(
+    run_id: Annotated[
+        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=complete_run_id)
+    ],
+    names: Patterns = None,
+    to: Annotated[
+        Path | None, typer.Option("--to", metavar="DIR", help="Folder to copy to; default: ./<run id>.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace other files that have these names there.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Copy files of a run to a folder, under their names. A file is there whole, or not at all."""
+    folder = _folder(run_id)
+    chosen = downloads.files(folder, names or ())
+    if not chosen:
+        raise RunNotFoundError(
+            f"run {folder.run_id} has no files yet. `paceline status {folder.run_id}` shows how it stands."
+        )
+    target = to if to is not None else Path(folder.run_id)
+    meter = Meter(terminal_bar("copying"), sum(file.size_bytes for file in chosen), len(chosen))
+    try:
+        done = downloads.download(chosen, target, overwrite=overwrite, came=meter.add)
+    except OSError as error:
+        raise UserError(
+            f"{str(error.filename2 or error.filename or target)!r} can't be written: {error.strerror or error}. "
+            "Name another folder with --to."
+        ) from error
+    if as_json:
+        print_json(
+            [{"name": file.name, "path": str(target / file.name), "size_bytes": file.size_bytes} for file in chosen]
+        )
+        return 0
+    rest = [f"{len(done.same)} there already"] if done.same else []
+    rest += [f"{len(done.gone)} gone, for the run has removed them"] if done.gone else []
+    print("; ".join([f"{_counted(done.copied)}, copied to {visible(str(target))}", *rest]) + ".")
+    _say_left_out(folder)
+    return 0
+
+
+def _folder(run_id: str | None) -> RunFolder:
+    folder = folder_of(run_id)
+    store.read(folder)  # which brings the folder up to date where the run is elsewhere
+    return folder
+
+
+def _say_left_out(folder: RunFolder) -> None:
+    if names := downloads.left_out(folder):
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        warn(f"Left out, for they are no files or links that lead nowhere: {', '.join(names[:5])}{more}.")
+
+
+def _counted(found: list[downloads.RunFile]) -> str:
+    size = size_text(sum(file.size_bytes for file in found))
+    return f"{len(found)} file{'' if len(found) == 1 else 's'}, {size}"

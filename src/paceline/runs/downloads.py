@@ -1,0 +1,142 @@
+"""A run's files chosen by name or pattern, and copied out whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import filecmp
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from paceline.errors import RunNotFoundError, RunStateError
+from paceline.runs import artifacts
+from paceline.runs.files import copy_whole
+from paceline.runs.folder import RunFolder
+
+_WILD = frozenset("*?[")
+#: So many names at most in a message.
+_NAMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFile:
+    """A file of a run. name: as `get_file_names` has it. path: where it lies."""
+
+    name: str
+    path: Path
+    size_bytes: int
+
+
+def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
+    """The run's files that match one of the patterns, sorted by name; all of them without a pattern.
+
+    A pattern is a name, the name of a folder, for all below it, or has `*`, `?` or `[...]`, which match `/` as well. One
+    without a `/` is compared with the last part of names, too: `*.pt` is any such file. What is no regular file (a pipe, a
+    link that leads nowhere) is left out.
+
+    Raises:
+        RunNotFoundError: a pattern that no file matches.
+    """
+    there = list(_files(folder))
+    if not patterns:
+        return there
+    chosen: set[str] = set()
+    for pattern in patterns:
+        found = [file.name for file in there if _matches(file.name, pattern)]
+        if not found:
+            names = [file.name for file in there]
+            raise RunNotFoundError(
+                f"run {folder.run_id} has no file {pattern!r}. Its files: {_shown(names) if names else 'none'}. "
+                f"`paceline files {folder.run_id}` shows all."
+            )
+        chosen.update(found)
+    return [file for file in there if file.name in chosen]
+
+
+def left_out(folder: RunFolder) -> list[str]:
+    """The names below the run's folders that are no regular files, which `files` leaves out."""
+    return sorted({*artifacts.names(folder)} - {file.name for file in _files(folder)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Downloaded:
+    """What became of chosen files. copied: those that are new. same: that were there already, the same. gone: that the run,
+    which goes on, has removed meanwhile."""
+
+    copied: list[RunFile]
+    same: list[RunFile]
+    gone: list[RunFile]
+
+
+def download(
+    chosen: Sequence[RunFile],
+    target: Path,
+    *,
+    overwrite: bool = False,
+    came: Callable[[int, int], None] | None = None,
+) -> Downloaded:
+    """Copy files to `target`, each under its name there, with its times.
+
+    One that is there already, and the same, stays as it is. Killed in the middle, no part of a file is left under its name.
+
+    overwrite: replace other files of these names. came: called with (bytes, whole files) as they come.
+
+    Raises:
+        RunStateError: other files have these names, and overwrite=False; nothing has been copied.
+        OSError: no room, or a folder that can't be written.
+    """
+    same = [file for file in chosen if _is_there(file, target / file.name)]
+    wanted = [file for file in chosen if file not in same]
+    taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
+    if taken and not overwrite:
+        raise RunStateError(
+            f"{str(target)!r} has other files of {'this name' if len(taken) == 1 else 'these names'}: {_shown(taken)}. "
+            "--overwrite (overwrite=True) replaces them; --to names another folder."
+        )
+    copied, gone = [], []
+    for file in wanted:
+        try:
+            copy_whole(file.path, target / file.name, came)
+            copied.append(file)
+        except FileNotFoundError:
+            if file.path.exists():
+                raise
+            gone.append(file)
+    return Downloaded(copied=copied, same=same, gone=gone)
+
+
+def _files(folder: RunFolder) -> Iterator[RunFile]:
+    for name in artifacts.names(folder):
+        path = folder.file(name)
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if stat.S_ISREG(found.st_mode):
+                yield RunFile(name=name, path=path, size_bytes=found.st_size)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    plain = pattern.removeprefix("./").rstrip("/")
+    if name == plain or name.startswith(f"{plain}/"):
+        return True
+    last = name.rpartition("/")[2]
+    if not _WILD & set(plain):
+        return "/" not in plain and last == plain
+    return fnmatchcase(name, plain) or ("/" not in plain and fnmatchcase(last, plain))
+
+
+def _is_there(file: RunFile, path: Path) -> bool:
+    try:
+        mine, theirs = os.stat(path), os.stat(file.path)
+        if not stat.S_ISREG(mine.st_mode) or mine.st_size != theirs.st_size:
+            return False
+        return mine.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(path, file.path, shallow=False)
+    except OSError:
+        return False
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

@@ -1,0 +1,47 @@
+"""files, download: what a run has left, shown and copied."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.conftest import Gallery
+
+
+def test_the_files_of_a_run_have_names_and_sizes(gallery: Gallery) -> None:
+    done = gallery("files", gallery.good)
+    assert [line.split() for line in done.stdout.splitlines()][-1] == ["5", "B", "outputs/model.txt"]
+    assert "3 files" in done.stderr
+    assert gallery.json("files", gallery.good, "*.txt") == [{"name": "outputs/model.txt", "size_bytes": 5}]
+
+
+def test_files_are_copied_once_and_not_over_others(gallery: Gallery, tmp_path) -> None:
+    words = ("download", gallery.good, "outputs", "--to", tmp_path / "to")
+    assert gallery(*words).stdout == f"1 file, 5 B, copied to {tmp_path / 'to'}.\n"
+    copy = tmp_path / "to/outputs/model.txt"
+    assert copy.read_text() == "model"
+    assert "1 there already" in gallery(*words).stdout
+    copy.write_text("mine")
+    assert "--overwrite" in gallery(*words, code=1).stderr
+    assert copy.read_text() == "mine"
+    (found,) = gallery.json(*words, "--overwrite")
+    assert found == {"name": "outputs/model.txt", "path": str(copy), "size_bytes": 5}
+    assert copy.read_text() == "model"
+
+
+def test_the_default_folder_has_the_runs_id(gallery: Gallery, tmp_path) -> None:
+    gallery("download", gallery.bad, cwd=tmp_path, env={"PACELINE_WORKSPACE": str(gallery.folder / ".paceline")})
+    assert (tmp_path / gallery.bad / "logs/rank_1.log").read_text().endswith("ValueError: bad batch\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["files", "{run}", "nope.pt"], "has no file 'nope.pt'. Its files: "),
+        (["download", "{run}", "nope/*"], "has no file 'nope/*'"),
+        (["download"], "Missing argument 'RUN'"),
+        (["download", "no_such"], "no run 'no_such'"),
+        (["download", "{run}", "--to", "src/train.py"], "can't be written"),
+    ],
+)
+def test_a_wrong_call_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
+    assert complaint in gallery(*(word.format(run=gallery.good) for word in words), code=2).stderr
