@@ -12,7 +12,9 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = "errors locks processes library job plan runs environments data carried containers launchers targets"
+UP_TO_TARGETS = (
+    "errors locks gaps processes library job plan runs environments data carried containers launchers targets"
+)
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
@@ -22,6 +24,8 @@ MAY_IMPORT = {
     "library": "",
     "locks": "",
     "torch_private": "errors",
+    "gaps": "",
+    "sizes": "",
     "plugins": "",
     "worker": "errors collectives.torch_mpi collectives.when_loaded collectives.store_address",
     "collectives": "errors processes torch_private",
@@ -30,9 +34,9 @@ MAY_IMPORT = {
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors torch_private collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
-    "job": "errors environments.environment data.reference",
+    "job": "errors gaps environments.environment data.reference",
     "plan": "errors job",
-    "runs": "errors locks processes job plan data.reference containers",
+    "runs": "errors locks gaps processes job plan data.reference containers",
     "snapshot": "errors runs.files",
     "environments": "errors locks runs.files",
     "data": "errors locks runs.files",
@@ -42,15 +46,15 @@ MAY_IMPORT = {
     # An Open MPI is found where the workers run.
     "node": "errors processes job plan runs environments data carried containers launchers.mpi",
     # On nodes, where nothing else of Paceline may be needed.
-    "agent": "errors processes runs.files runs.folder",
+    "agent": "errors gaps processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
     # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors locks plugins processes library job plan runs agent data carried",
+    "targets": "errors locks gaps plugins processes library job plan runs agent data carried",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": "errors locks processes library job plan runs launchers targets containers"
+    "supervisor": "errors locks gaps processes library job plan runs launchers targets containers agent.disks"
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
-    "estimator": f"{UP_TO_TARGETS} durations supervisor snapshot submit",
+    "estimator": f"{UP_TO_TARGETS} durations sizes supervisor snapshot submit",
     "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",

@@ -19,7 +19,9 @@ from paceline.data.reference import DataReference
 from paceline.environments.described import described
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
+from paceline.gaps import DEFAULT_LIMIT
 from paceline.job import DEFAULT_GRACE_S, Job
+from paceline.sizes import size_bytes
 
 if TYPE_CHECKING:
     from paceline.targets.configured import Configured
@@ -51,6 +53,7 @@ class _Script:
     grace_period_seconds: between SIGTERM and SIGKILL when a run is ended.
     max_restarts: how many times a run starts over that has lost a node, a worker or its launcher, was preempted or found
         a port taken. restart_on_exception: also after an exception of the script's own.
+    log_limit: what is kept of each worker's log, its first and last parts, in bytes or as "500MB"; None or 0 for all.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -80,6 +83,7 @@ class _Script:
     grace_period_seconds: float | str | dt.timedelta = DEFAULT_GRACE_S
     max_restarts: int = 0
     restart_on_exception: bool = False
+    log_limit: int | str | None = DEFAULT_LIMIT
 
     framework: ClassVar[str | None] = None
     backends: ClassVar[tuple[str, ...]] = ()
@@ -132,6 +136,7 @@ class _Script:
             "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
             "restart_on_exception": self.restart_on_exception,
+            "log_limit": log_limit(self.log_limit),
         }
         return Job(**(values | self._distribution() | changes))
 
@@ -243,6 +248,20 @@ def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
         text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
         words += [word for word in (name, text) if word]
     return tuple(words)
+
+
+def log_limit(given: object) -> Any:
+    """The limit of logs in bytes; what is no size is left to the job to refuse.
+
+    Raises:
+        JobError: a text that is no size.
+    """
+    if not isinstance(given, str):
+        return 0 if given is None else given
+    try:
+        return size_bytes(given)
+    except ValueError as error:
+        raise JobError(f"log_limit={given!r}: {error}") from None
 
 
 def interpreter(python: str | None) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
+from paceline.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 
 #: Written into each job; a reader refuses a newer one.
 JOB_VERSION = 2
@@ -76,6 +77,7 @@ class Job:
     grace_period_seconds: between SIGTERM and SIGKILL.
     max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
         restart_on_exception: after the script's own exception as well.
+    log_limit: bytes that are kept of each worker's log, its first and last parts; 0 for no limit.
 
     Raises:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
@@ -99,6 +101,7 @@ class Job:
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
     restart_on_exception: bool = False
+    log_limit: int = DEFAULT_LIMIT
 
     def __post_init__(self) -> None:
         _check_entry_script(self.entry_script)
@@ -114,6 +117,7 @@ class Job:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
         _check_inputs(self)
+        _check_log_limit(self.log_limit)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
         if not isinstance(self.restart_on_exception, bool):
@@ -262,6 +266,15 @@ def _check_seconds(name: str, value: object, *, zero: bool) -> None:
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
+
+
+def _check_log_limit(limit: object) -> None:
+    is_number = isinstance(limit, int) and not isinstance(limit, bool)
+    if not is_number or (limit != 0 and limit < LEAST_LIMIT):  # type: ignore[operator]
+        raise JobError(
+            f"log_limit={limit!r} is not a number of bytes, {LEAST_LIMIT:,} at least. Write it as '500MB', or 0 for "
+            "no limit."
+        )
 
 
 def _check_backend(job: Job) -> None:

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline import gaps
 from paceline.runs import logs
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import AttemptLog, Line, LineAssembler, LogFollower, last_lines
+from paceline.supervisor.long_logs import shorten_logs
 from tests.helpers import write_tree
 
 
@@ -137,6 +139,24 @@ def test_the_last_state_of_a_progress_bar_is_shown_if_it_was_not(monkeypatch):
     assert list(lines.feed(b"\r100%\n")) == ["100%"]
 
 
+NOISE = "[W1122 16:58:12.345678901 socket.cpp:767] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+
+
+@pytest.mark.parametrize("noise", [NOISE, f"[rank1]:{NOISE}", NOISE.replace("1122 16:58:12.345678901 ", " ")])
+def test_what_torch_says_of_a_name_that_nobody_needs_is_passed_over(tmp_path, noise):
+    # It was the first line of each rank of several hosts without name servers.
+    assert list(LineAssembler().feed(f"a\n{noise}\nb\n".encode())) == ["a", "b"]
+    (tmp_path / "log").write_text(f"a\n{noise}\nb\n")
+    assert last_lines(tmp_path / "log", 5) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "line", [f"loss 1 {NOISE}", f"{NOISE} and more", NOISE.replace("hostname", "port"), f"x {NOISE}"]
+)
+def test_what_is_another_line_is_not(line):
+    assert list(LineAssembler().feed(f"{line}\n".encode())) == [line]
+
+
 # --- several ranks
 
 
@@ -193,6 +213,37 @@ def test_logs_that_are_not_there_yet_are_waited_for(folder):
     assert list(log.new()) == [Line(1, 0, "b")]
     assert list(log.end()) == [Line(1, 0, "half")]
     log.close()
+
+
+def test_a_log_of_which_the_middle_is_left_out_is_read_live_and_later_alike(folder):
+    lines = [b"%07d" % number for number in range(30_000)]
+    attempt(folder, 1, {0: b"", 1: b"other\n"})
+    log, keeper = folder.rank_log(1, 0), gaps.Keeper(str(folder.rank_log(1, 0)), gaps.LEAST_LIMIT)
+    early, live = AttemptLog(folder, 1, [0]), []
+    with open(log, "ab", buffering=0) as worker, open(folder.log_order(1), "a") as order:
+        for number in range(0, len(lines), 1000):
+            worker.write(b"\n".join(lines[number : number + 1000]) + b"\n")
+            order.write(f"1.{number} 0 {log.stat().st_size}\n")
+            order.flush()
+            keeper.look()
+            live += [line.text for line in early.new()]
+        order.write("2.0 1 6\n")
+    early.close()
+    assert live == [line.decode() for line in lines], "who is quick enough has every line"
+    late = merged(folder, 1, [0, 1])
+    texts = [text for _, text in late]
+    (mark,) = [at for at, text in enumerate(texts) if "left out" in text]
+    assert texts[:mark] == live[:mark]
+    assert texts[mark + 1 : -1] == live[mark + 2 - len(texts) :]
+    assert late[-1] == (1, "other")
+    opened_before = AttemptLog(folder, 1, [0, 1])
+    reader = opened_before.new()
+    assert next(reader).text == texts[0]
+    shorten_logs(folder, 1, 2)
+    assert log.stat().st_size <= gaps.LEAST_LIMIT + 8 * 1000
+    assert merged(folder, 1, [0, 1]) == late
+    assert [line.text for line in reader] == texts[1:]
+    opened_before.close()
 
 
 # --- following

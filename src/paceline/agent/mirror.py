@@ -16,6 +16,7 @@ from typing import Any
 
 from paceline.agent.outgoing import BULK, LIVE, Outgoing
 from paceline.agent.sender import Sender, names_below, stamp_of
+from paceline.gaps import Keeper
 
 #: How often to look for new lines, for files to send, and how long a file must have been left alone.
 LOOK_S, SURVEY_S, QUIET_S = 0.2, 2.0, 2.0
@@ -35,10 +36,17 @@ class Mirror(threading.Thread):
 
     have: what the supervisor has already, name -> [size, time of change].
     takes_files: whether this node sends checkpoints and outputs; of nodes that see one folder, one does.
+    log_limit: bytes that are kept of each worker's log; 0 for no limit.
     """
 
     def __init__(
-        self, run_dir: str, attempt: int, have: dict[str, list[int]], takes_files: bool, out: Outgoing
+        self,
+        run_dir: str,
+        attempt: int,
+        have: dict[str, list[int]],
+        takes_files: bool,
+        out: Outgoing,
+        log_limit: int = 0,
     ) -> None:
         super().__init__(name="paceline-mirror", daemon=True)
         self.top = run_dir
@@ -57,6 +65,8 @@ class Mirror(threading.Thread):
         self._again: dict[str, float] = {}
         self._tries: dict[str, int] = {}
         self.has_failed = False
+        self._log_limit = log_limit
+        self._keepers: dict[str, Keeper] = {}
 
     def tell(self, header: dict[str, Any]) -> None:
         """Send this once all that was written so far has been sent. header: with `all`, checkpoints and outputs too."""
@@ -116,6 +126,7 @@ class Mirror(threading.Thread):
 
     def _look(self) -> None:
         self._take_back(time.monotonic())
+        self._keep_limits()
         for name in self._live_names():
             if name in _SHARED:
                 self._sender.grown(name, "append", self._grown.setdefault(name, [0, 0]), LIVE)
@@ -135,6 +146,18 @@ class Mirror(threading.Thread):
                 self._sent.pop(name, None)
                 if name not in _SHARED:
                     self._grown.pop(name, None)
+
+    def _keep_limits(self) -> None:
+        if not self._log_limit:
+            return
+        folder = os.path.join(self.top, "attempts", str(self.attempt))
+        try:
+            logs = [name for name in os.listdir(folder) if name.startswith("rank_") and name.endswith(".log")]
+        except OSError:
+            return
+        for name in logs:
+            path = os.path.join(folder, name)
+            self._keepers.setdefault(path, Keeper(path, self._log_limit)).look()
 
     def _live_names(self) -> Iterator[str]:
         top = self.top

@@ -18,6 +18,7 @@ from typing import Any
 
 from paceline.agent.outgoing import Outgoing
 from paceline.agent.wire import CHUNK_BYTES
+from paceline.gaps import next_data
 
 _keys = itertools.count(1)
 
@@ -46,10 +47,10 @@ class Sender:
                     return
                 if cut:
                     known[:] = [found.st_ino, 0]
-                file.seek(known[1])
+                known[1] = file.seek(next_data(file.fileno(), known[1], found.st_size))
                 while data := file.read(min(CHUNK_BYTES, found.st_size - known[1])):
                     self.put(name, how, kind, data, at=known[1], ino=found.st_ino, cut=cut)
-                    known[1] += len(data)
+                    known[1] = file.seek(next_data(file.fileno(), known[1] + len(data), found.st_size))
                     cut = ""
                 if cut:
                     self.put(name, how, kind, at=0, ino=found.st_ino, cut=cut)

@@ -19,6 +19,7 @@ from paceline import processes
 from paceline.agent import machine
 from paceline.agent.arrival import remove
 from paceline.agent.commands import Commands
+from paceline.agent.disks import disk_of
 from paceline.agent.files import FileRequests
 from paceline.agent.mirror import Mirror
 from paceline.agent.oom import oom_kills
@@ -218,6 +219,9 @@ class Agent:
     def _op_disk_free(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": machine.disk_free(header["path"])}
 
+    def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": disk_of(header["path"])}
+
     def _op_oom_kills(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": oom_kills()}
 
@@ -249,7 +253,9 @@ class Agent:
             return {}
         if self._mirror is not None:
             self._mirror.close()
-        self._mirror = Mirror(header["path"], header["attempt"], header["have"], header["takes_files"], self._out)
+        self._mirror = Mirror(
+            header["path"], header["attempt"], header["have"], header["takes_files"], self._out, header["log_limit"]
+        )
         self._mirror.start()
         return {}
 

@@ -16,6 +16,7 @@ from paceline.environments.described import described
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.estimator import interpreter
+from paceline.estimator import log_limit as limit_of_logs
 from paceline.job import BACKENDS, Job
 from paceline.workspace import Workspace
 
@@ -114,6 +115,9 @@ Restarts = Annotated[
 RestartOnException = Annotated[
     bool, typer.Option("--restart-on-exception", help="Start over after the script's own exceptions as well.")
 ]
+LogLimit = Annotated[
+    str, typer.Option("--log-limit", metavar="SIZE", help="Kept of each worker's log, such as 500MB; 0 for all of it.")
+]
 ParameterServers = Annotated[
     int, typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers.")
 ]
@@ -158,6 +162,7 @@ def asked(
     grace: float,
     max_restarts: int,
     restart_on_exception: bool,
+    log_limit: str,
     ps: int,
 ) -> Asked:
     """What the words come to.
@@ -216,6 +221,7 @@ def asked(
         grace_period_seconds=grace,
         max_restarts=max_restarts,
         restart_on_exception=restart_on_exception,
+        log_limit=limit_of_logs(log_limit),
         **counts,
     )
     return Asked(

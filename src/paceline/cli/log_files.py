@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paceline import gaps
 from paceline.runs.log_start import tail_offset
 from paceline.runs.logs import LineAssembler
 from paceline.runs.visible import TerminalLines
 
-_CHUNK = 1 << 16
 #: What the supervisor's lines begin with.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")
 
@@ -35,17 +34,15 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
     for part in parts:
         sys.stdout.flush()
         try:
-            with open(part.path, "rb") as file:
-                file.seek(part.offset)
+            lines, terminal = LineAssembler(), TerminalLines()
+            for data in gaps.pieces(str(part.path), part.offset):
                 if as_is:
-                    shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+                    sys.stdout.buffer.write(data)
                     continue
-                lines, terminal = LineAssembler(), TerminalLines()
-                while data := file.read(_CHUNK):
-                    for text in lines.feed(data):
-                        print(terminal.line(None, text))
-                for text in lines.end():
+                for text in lines.feed(data):
                     print(terminal.line(None, text))
+            for text in lines.end():
+                print(terminal.line(None, text))
         except FileNotFoundError:
             continue
     sys.stdout.flush()

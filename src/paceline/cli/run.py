@@ -28,6 +28,7 @@ from paceline.cli.asked import (
     Inputs,
     Isolated,
     Limit,
+    LogLimit,
     Nodes,
     Outputs,
     ParameterServers,
@@ -106,6 +107,7 @@ def _verb(*, follow: bool) -> Callable[..., int]:
         grace: Grace = DEFAULT_GRACE_S,
         max_restarts: Restarts = 0,
         restart_on_exception: RestartOnException = False,
+        log_limit: LogLimit = "2GB",
         ps: ParameterServers = 0,
         as_json: Json = False,
         dry_run: DryRun = False,
@@ -139,6 +141,7 @@ def _verb(*, follow: bool) -> Callable[..., int]:
             grace=grace,
             max_restarts=max_restarts,
             restart_on_exception=restart_on_exception,
+            log_limit=log_limit,
             ps=ps,
         )
         if dry_run:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline import gaps
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
 
@@ -43,6 +45,16 @@ class Line:
     complete: bool = True
 
 
+#: Said by torch on each rank of several hosts whose name servers do not answer (getnameinfo(3), EAI_AGAIN): it wanted a
+#: name for an address, takes the address, and nothing is wrong. No setting silences it that would not silence others too.
+_NOISE = b"[c10d] The hostname of the client socket cannot be retrieved. err="
+_NOISE_LINE = re.compile(rb"(\[rank\d+\]:\s?)?\[W[^\]]*\] " + re.escape(_NOISE) + rb"-?\d+\s*(\(function \w+\))?\s*")
+
+
+def _is_noise(line: bytes) -> bool:
+    return _NOISE in line and _NOISE_LINE.fullmatch(line) is not None
+
+
 class LineAssembler:
     """Bytes in, whole lines out, for one rank: UTF-8, carriage returns resolved."""
 
@@ -58,7 +70,7 @@ class LineAssembler:
         for line in whole:
             text = _last_state(line)
             # The end of a progress bar whose latest state was shown already needs no line of its own.
-            if not (text == self._shown and text):
+            if not (text == self._shown and text) and not _is_noise(text):
                 yield _decode(text)
             self._shown = b""
         # Of an unfinished line only the last state can still matter.
@@ -95,11 +107,15 @@ class LineAssembler:
 
 
 class _Tail:
-    """A log file that is read as it grows."""
+    """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.gaps`) comes the line
+    that says so."""
 
     def __init__(self, path: Path, position: int = 0) -> None:
         self._path = path
         self._file: io.BufferedReader | None = None
+        self._gap: gaps.Gap | None = None
+        self._gap_seen = (0, 0)
+        self._ends_line = True
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
@@ -109,15 +125,52 @@ class _Tail:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
             except FileNotFoundError:
                 return
-            self._file.seek(self.position)
+        self._look_for_gap()
+        self._file.seek(self.position)
         if until is None:
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
-            data = self._file.read(min(_CHUNK, until - self.position))
+            stop, gap = until, self._gap
+            if gap is not None and self.position < gap.end:
+                if self.position >= gap.begin:
+                    yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
+                    self.position, self._ends_line = self._file.seek(gap.end), True
+                    continue
+                stop = min(until, gap.begin)
+            data = self._file.read(min(_CHUNK, stop - self.position))
             if not data:
                 return
-            self.position += len(data)
+            if self._look_for_gap() and self._gap is not None and self._gap.begin < self.position + len(data):
+                self._file.seek(self.position)
+                continue  # it may have been left out while it was read
+            self.position, self._ends_line = self.position + len(data), data.endswith(b"\n")
             yield data
+
+    def _look_for_gap(self) -> bool:
+        """Whether more is left out than when it was looked at last."""
+        try:
+            found = os.stat(gaps.path_of(str(self._path)))
+        except OSError:
+            return False
+        if (found.st_mtime_ns, found.st_ino) == self._gap_seen:
+            return False
+        self._gap_seen = (found.st_mtime_ns, found.st_ino)
+        before, now = self._gap, gaps.read(str(self._path))
+        if now is None or not now.is_closed or not self._is_at_its_path():
+            # Of a log that was made short, the long file stays as it was, for whoever has it open.
+            self._gap = now or before
+            return True
+        self._gap = None
+        if before is not None and self.position >= before.end:
+            self.position = now.place(self.position)
+        return False
+
+    def _is_at_its_path(self) -> bool:
+        assert self._file is not None, "it is looked at once it is open"
+        try:
+            return os.stat(self._path).st_ino == os.fstat(self._file.fileno()).st_ino
+        except OSError:
+            return False
 
     def close(self) -> None:
         if self._file is not None:
@@ -247,7 +300,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
             data = file.read()
     except OSError:
         return []
-    lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n")]
+    lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []

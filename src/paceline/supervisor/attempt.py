@@ -21,10 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.gaps import Keeper
 from paceline.plan import Command, Launch
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
+from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.findings import Findings, may_have_lost_a_node, report
 from paceline.supervisor.in_containers import left_its_container
@@ -63,7 +65,8 @@ class AttemptWatch:
     """Runs one attempt.
 
     shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end it;
-    on_running: called once all workers are there.
+    on_running: called once all workers are there. keeps_limits: of logs; not where the nodes have logs of their own, and do.
+    warn: told what whoever looks at the run is to know.
     """
 
     def __init__(
@@ -76,6 +79,8 @@ class AttemptWatch:
         shells: Sequence[Mapping[str, str]],
         stop: Callable[[], str | None],
         on_running: Callable[[], None],
+        keeps_limits: bool = True,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running = shells, stop, on_running
@@ -91,7 +96,14 @@ class AttemptWatch:
         self._lost: dict[int, str] = {}
         self._launcher_ended = 0.0
         self._sizes: dict[int, int] = {}
+        limit = launch.job.log_limit if keeps_limits else 0
+        self._keepers = {
+            rank: Keeper(str(folder.rank_log(launch.attempt, rank)), limit) for rank in self._places if limit
+        }
         self._running = False
+        written = {reference.name for reference in launch.job.inputs if reference.is_output}
+        outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
+        self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
@@ -150,6 +162,7 @@ class AttemptWatch:
                 say(f"stopping the workers: {reason}")
                 self._end_gracefully()
                 return reason
+            self._disks.look()
             self._wake.sleep(_TICK_S)
 
     def _is_over(self) -> bool:
@@ -234,6 +247,15 @@ class AttemptWatch:
                     self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
                 except OSError:
                     pass  # a full disk: the merged view is less well ordered, that is all
+                self._keep_limit(rank)
+
+    def _keep_limit(self, rank: int) -> None:
+        if (keeper := self._keepers.get(rank)) is None:
+            return
+        keeper.look()
+        if keeper.trouble is not None:
+            del self._keepers[rank]
+            say(f"rank {rank}'s log is kept whole: its file system can't leave anything out of it ({keeper.trouble})")
 
     # --- ending
 

@@ -10,6 +10,7 @@ from paceline.runs.record import RunRecord
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.launching import attempt
+from paceline.supervisor.long_logs import shorten_logs
 from paceline.supervisor.preparing import give_nodes_back, hold_nodes
 from paceline.supervisor.retries import NODES_GONE, is_retried
 from paceline.supervisor.storing import brought_home
@@ -38,6 +39,7 @@ def attempts(run: Supervision) -> Outcome:
         if outcome is None:
             number += 1
             outcome = brought_home(run, attempt(run, number))
+            shorten_logs(run.folder, number, run.job.world_size)
             run.close_attempt(outcome)
         failure = outcome.failure
         if failure is None or not is_retried(failure, run.job) or tried > run.job.max_restarts:

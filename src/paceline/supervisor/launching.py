@@ -39,6 +39,8 @@ def attempt(run: Supervision, number: int) -> Outcome:
         shells=shells,
         stop=run.stop_reason,
         on_running=lambda: run.to(states.RUNNING),
+        keeps_limits=run.seen is not None and run.seen.is_shared,
+        warn=run.warn,
     )
     all_ended = False
     try:

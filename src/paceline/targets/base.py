@@ -13,6 +13,9 @@ of a target
     look, cancel                                    those of `paceline.runs.elsewhere`, where an engine runs the supervisor
     OPTIONS, settings, status, examine, script_python, login   for `paceline compute`; see docs/compute.md
 of nodes
+    disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
+        each disk that these folders of the nodes are on, and of the supervisor's own. Without it a run is not warned of a
+        disk that fills up.
     on_news     set to a function without arguments, which is then called, from any thread, whenever a command on the nodes
         has ended, so that the supervisor looks at once. Without it the supervisor looks when its sleep is over.
 """

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline import processes
@@ -15,6 +15,7 @@ from paceline.agent.oom import oom_kills
 from paceline.plan import Command, Node
 from paceline.runs.folder import RunFolder
 from paceline.targets.base import Ended, Seen, Started
+from paceline.targets.disks import disks_here
 
 #: More than a worker's report of its exception takes.
 _REPORT_BYTES = 1 << 14
@@ -111,6 +112,9 @@ class LocalNodes:
         assert self._folder is not None, "send comes first"
         found = os.statvfs(self._folder.path)
         return found.f_bavail * found.f_frsize < _REPORT_BYTES
+
+    def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
+        return disks_here(paths)
 
     def close(self) -> None:
         self.kill_all()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import processes
+from paceline import gaps, processes
 from paceline.errors import TargetError
 from paceline.plan import REMOTE_SHELL_PYTHON, Command
 from paceline.runs.files import append_line
@@ -126,6 +126,38 @@ def test_a_new_attempt_goes_on_from_what_earlier_ones_left(make_nodes, open_link
     nodes.fetch()
     # What the script has removed is not handed to the next attempt.
     assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
+
+
+def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs fallocate(2)")
+    record = json.loads(run_folder.record.read_text())
+    record["job"]["log_limit"] = limit = gaps.LEAST_LIMIT
+    run_folder.record.write_text(json.dumps(record))
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    # In parts, so that some of it is on its way before anything is left out.
+    print_lines = "seq -f %%07g %d %d"
+    script = " && ".join([print_lines % (part, part + 9999) + "; sleep 0.3" for part in range(0, 100_000, 10_000)])
+    there, here = seen.run_dir / "attempts/1/rank_0.log", run_folder.rank_log(1, 0)
+    started = nodes.start(command(seen, script), seen.run_dir, nodes.shell(0))
+    ends: list = []
+
+    def is_over() -> bool:
+        ends.extend(nodes.ended())
+        return bool(ends)
+
+    wait_until(is_over, "the end")
+    assert (ends[0].pid, ends[0].exit_code) == (started.pid, 0)
+    nodes.fetch()
+    for log in (there, here):
+        kept = b"".join(gaps.pieces(str(log)))
+        assert kept.startswith(b"0000000\n0000001\n"), log
+        assert kept.endswith(b"0099999\n"), log
+        assert b"\0" not in kept, log
+        assert log.stat().st_size == 800_000, log
+        assert log.stat().st_blocks * 512 < limit + 2 * 80_000, log
 
 
 def test_what_comes_back_has_its_strange_names(make_nodes, run_folder, library):

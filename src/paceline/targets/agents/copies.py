@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from paceline.carried.packing import pack_run
 from paceline.errors import TargetError
+from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.inbox import Inbox
 from paceline.targets.agents.link import Link
@@ -25,6 +26,7 @@ class Copies:
             raise TargetError(f"folder={top!r}: name an absolute path; it has to be the same on all nodes.")
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
+        self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
         self._inbox = Inbox(folder.path)
         self._inbox.close()  # what a killed supervisor has left
         self._groups: dict[int, int] = {}
@@ -73,7 +75,14 @@ class Copies:
             group = self._groups[rank]
             is_leader = leaders.get(group) == rank
             link.mirror(
-                self.path, self._folder, attempt, inbox=self._inbox, rank=rank, group=group, takes_files=is_leader
+                self.path,
+                self._folder,
+                attempt,
+                inbox=self._inbox,
+                rank=rank,
+                group=group,
+                takes_files=is_leader,
+                log_limit=self._log_limit,
             )
 
         all_or_error(living, on_each(living, mirror), "the run's folder can't be followed", may_be_lost=True)

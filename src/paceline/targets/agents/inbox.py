@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import IO, Any
 
+from paceline import gaps
 from paceline.agent.sender import stamp_of
 
 #: Files on their way, in the folder that they come to: on the same file system, and found by whoever cleans up.
@@ -143,6 +144,7 @@ class Inbox:
             os.chmod(beside, header["mode"])
             os.utime(beside, ns=(header["mtime"], header["mtime"]))
             os.replace(beside, path)
+            gaps.apply(path)
         else:
             os.unlink(beside)
 

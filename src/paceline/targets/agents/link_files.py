@@ -109,6 +109,11 @@ class LinkFiles:
         """Bytes that can still be written there."""
         return int(self._talk.ask("disk_free", timeout_s=5.0, path=path)[0]["found"])
 
+    def disk(self, path: str) -> tuple[int, int, int]:
+        """Of the disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
+        free, total, number = self._talk.ask("disk", timeout_s=5.0, path=path)[0]["found"]
+        return free, total, number
+
     def oom_kills(self) -> int:
         """How many processes the node's kernel has killed for memory so far, as far as can be seen."""
         return int(self._talk.ask("oom_kills", timeout_s=3.0)[0]["found"])
@@ -127,18 +132,25 @@ class LinkFiles:
         rank: int = 0,
         group: int = 0,
         takes_files: bool = True,
+        log_limit: int = 0,
     ) -> None:
         """Have what the run writes on the node here as well, from now on.
 
         inbox: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
-        checkpoints and outputs too.
+        checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit.
         """
         first = STREAM not in self._inboxes
         self._rank, self._group = rank, group
         here = self._inboxes.setdefault(STREAM, inbox or Inbox(folder.path))
         have = here.have(MIRRORED) if first else {}
         self._talk.ask(
-            "mirror", timeout_s=60.0, path=remote_run_dir, attempt=attempt, have=have, takes_files=takes_files
+            "mirror",
+            timeout_s=60.0,
+            path=remote_run_dir,
+            attempt=attempt,
+            have=have,
+            takes_files=takes_files,
+            log_limit=log_limit,
         )
 
     def flush(self) -> None:

@@ -21,6 +21,7 @@ from paceline.targets.agents.link_error import LinkError
 from paceline.targets.agents.rsh_calls import RshCalls, make_remote_shell
 from paceline.targets.agents.sending import all_or_error, on_each, see_same
 from paceline.targets.base import Ended, Seen, Started
+from paceline.targets.disks import disks_here
 
 #: More than a worker's report of its exception takes.
 _REPORT_BYTES = 1 << 14
@@ -208,6 +209,14 @@ class AgentNodes:
         free = on_each(living, lambda link: link.disk_free(self._run_dir))
         return any(isinstance(found, int) and found < _REPORT_BYTES for found in free)
 
+    def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
+        found = disks_here([str(self._folder.path)] if self._folder else [])
+        living = [link for link in self._living() if not link.is_stuck]
+        for link, told in zip(living, on_each(living, lambda link: _disks_of(link, paths)), strict=True):
+            if isinstance(told, dict):
+                found |= {f"{path} on {link.name}": disk for path, disk in told.items()}
+        return found
+
     def close(self) -> None:
         if self._closed:
             return
@@ -245,6 +254,14 @@ class AgentNodes:
             path = f"/tmp/{name}"
             found = on_each(self._links, lambda link: link.make_scratch(path))
         return path, all_or_error(self._links, found, f"{path} can't be made")[0]
+
+
+def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = link.disk(path)
+    return found
 
 
 def _with_network(node: Node, link: Link) -> Node:

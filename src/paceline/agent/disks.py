@@ -1,0 +1,22 @@
+"""How full a disk is, asked where it is."""
+
+from __future__ import annotations
+
+import os
+
+
+def disk_of(path: str) -> tuple[int, int, int]:
+    """(bytes that the user may still write, bytes in all, number of the file system) of the disk of `path`.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, os.stat(path).st_dev
+
+
+def is_low(free: int, total: int) -> bool:
+    """Whether a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
+    one a tenth."""
+    gb = 10**9
+    return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)
