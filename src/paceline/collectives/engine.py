@@ -66,6 +66,8 @@ class Engine:
         self._world = joined
         self._lock = threading.Lock()
         self._observers: list[_Observer] = []
+        #: How often all ranks have joined: the same on every rank, in the same place of the order of what they do.
+        self.joins = 0
         self._barriers: dict[int, itertools.count[int]] = {}
         self._set_numbers = itertools.count(1)
         self._set_changes = itertools.count()
@@ -247,13 +249,21 @@ class Engine:
     # Agreement alone.
 
     def barrier(self, process_set: int = 0) -> Handle:
-        """A handle that is done when every rank has called it; ranks must call it equally often."""
+        """A handle that is done when every rank has called it; ranks must call it equally often between two joins."""
         number = next(self._barriers.setdefault(process_set, itertools.count()))
-        return self._submit(BARRIER, f"barrier.{number}", [], process_set, finish=lambda _: None)
+        name = f"barrier.{self.counted(process_set, number)}"
+        return self._submit(BARRIER, name, [], process_set, finish=lambda _: None)
 
     def join(self) -> Handle:
-        """The handle of the rank that was the last to join. Until then this rank adds zeros to what others reduce."""
-        return self._submit(JOIN, JOIN, [], 0)
+        """The handle of the rank that was the last to join. Until then this rank adds zeros to what others reduce.
+
+        What is known by its number alone is counted from 0 again after it: ranks that joined early had less of it.
+        """
+        return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
+
+    def counted(self, process_set: int, number: int) -> str:
+        """How an operation is called that is known by its number alone: unique among those of all joins of the world."""
+        return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
         """The number of a new process set. Every rank of the world has to call it, with the same ranks.
@@ -422,12 +432,18 @@ class Engine:
             self._device_groups[process_set] = made
         return self._device_groups[process_set]
 
+    def _joined(self, last: int) -> int:
+        self.joins += 1
+        self._barriers.pop(0, None)
+        self._set_changes = itertools.count()
+        return last
+
     # Process sets; both are run in the world's thread, in the same order on all ranks.
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], Any]) -> Handle:
         # By their place in the order of all changes, so that ranks that want different ones meet, and are told.
         with self._lock:
-            name = f"change.{next(self._set_changes)}"
+            name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
 
     def _make_set(self, members: tuple[int, ...]) -> int:

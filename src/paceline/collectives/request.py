@@ -63,7 +63,16 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):
-        return Agreement(first, error=f"{first.kind} {first.name!r} is not supported with Join at this time.")
+        hint = (
+            " For the sparse gradients of a DistributedOptimizer say sparse_as_dense=True."
+            if first.kind == ALLGATHER
+            else ""
+        )
+        return Agreement(
+            first,
+            error=f"{first.kind.capitalize()} is not supported with Join at this time: {first.name!r} was asked for while "
+            f"another rank had joined, which can take part in allreduce alone.{hint}",
+        )
     for rank, request in requests.items():
         difference = _difference(first, request)
         if difference is not None:

@@ -179,6 +179,50 @@ def check_13_others_can_not_gather_while_a_rank_has_joined(hvd):
     hvd.join()
 
 
+def sparse_allreduce(hvd, tensor):
+    reduced = hvd.sparse_allreduce_async(tensor, None, hvd.Average)
+    return reduced()
+
+
+def check_13_whatever_the_others_ask_for_while_a_rank_has_joined_ends(hvd):
+    """Unnamed, once and by another number of operations on each rank: a rank's counters were behind for ever after."""
+    size, rank = hvd.size(), hvd.rank()
+    ones = torch.ones(size)
+    refused = [
+        lambda: hvd.allgather(ones),
+        lambda: hvd.grouped_allgather([ones, ones]),
+        lambda: hvd.broadcast(ones, size - 1),
+        lambda: hvd.alltoall(ones),
+        lambda: hvd.reducescatter(ones),
+        lambda: hvd.grouped_reducescatter([ones, ones]),
+        lambda: sparse_allreduce(hvd, torch.eye(2).to_sparse()),
+        lambda: hvd.allgather_object(rank),
+        lambda: hvd.broadcast_object(rank),
+    ]
+    for joins_first in (0, size - 1):
+        if rank != joins_first:
+            for call in refused:
+                with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join at this time"):
+                    call()
+            assert hvd.allreduce(ones, op=hvd.Sum).tolist() == [size - 1] * size
+            hvd.barrier()
+            if hvd.size() > 1:
+                with pytest.raises(hvd.HorovodInternalError, match="is not supported with Join"):
+                    hvd.add_process_set([0, 1])
+        hvd.join()
+        # Everybody counts from the same number again.
+        assert hvd.allgather(torch.tensor([rank])).tolist() == list(range(size))
+        assert hvd.alltoall(torch.arange(size)).tolist() == [rank] * size
+        assert hvd.broadcast(torch.tensor(rank), size - 1).item() == size - 1
+        assert hvd.reducescatter(ones, op=hvd.Sum).tolist() == [size]
+        assert hvd.allreduce(ones, op=hvd.Sum)[0] == size
+        assert hvd.grouped_allreduce([ones], op=hvd.Sum)[0][0] == size
+        assert hvd.allgather_object(rank) == list(range(size))
+        hvd.barrier()
+        if size > 2:
+            hvd.remove_process_set(hvd.add_process_set([0, 1]))
+
+
 def check_15_unknown_handles(hvd):
     assert hvd.synchronize(99999) is None
     with pytest.raises(ValueError, match="Handle 99999 was not created or has been cleared"):

@@ -24,7 +24,8 @@ __all__ = ["clear", "poll", "submit", "synchronize", "translated", "waiting_at_o
 _pending: dict[int, tuple[tuple[int, str], Handle, Callable[[Any], Any]]] = {}
 _in_flight: dict[tuple[int, str], Handle] = {}
 _numbers = itertools.count(1)
-_unnamed: defaultdict[tuple[int, str], Iterator[int]] = defaultdict(itertools.count)
+#: Process set, kind, and how often the world has joined -> numbers for what has no name.
+_unnamed: defaultdict[tuple[int, str, int], Iterator[int]] = defaultdict(itertools.count)
 
 
 def submit(
@@ -37,7 +38,8 @@ def submit(
     """The handle of what `start(engine, full name)` submits; `finish` makes the script's result of the engine's.
 
     kind: "allreduce", ...; names of different kinds never meet.
-    name: without one the n-th of its kind in this process set meets the n-th of the other ranks.
+    name: without one the n-th of its kind in this process set meets the n-th of the other ranks. In the world they are
+        counted from 0 again after each join: while some ranks have joined, the others may do more of them.
 
     Raises:
         ValueError: not initialised, not a member of the process set, or the name is in flight already.
@@ -46,7 +48,7 @@ def submit(
     checked_members(process_set)
     number = process_set.process_set_id
     assert number is not None
-    full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{next(_unnamed[number, kind])}"
+    full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{_next_unnamed(kind, number)}"
     key = (number, full)
     before = _in_flight.get(key)
     if before is not None and not before.done():
@@ -62,6 +64,12 @@ def submit(
     _in_flight[key] = handle
     _pending[made] = (key, handle, finish)
     return made
+
+
+def _next_unnamed(kind: str, process_set: int) -> str:
+    engine = registry.engine()
+    series = engine.joins if process_set == 0 else 0
+    return engine.counted(process_set, next(_unnamed[process_set, kind, series]))
 
 
 def poll(handle: int) -> bool:
