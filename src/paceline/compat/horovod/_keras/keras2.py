@@ -1,10 +1,16 @@
 """What DistributedOptimizer adds to an optimizer of tf_keras: to the present kind, and to that of `optimizers.legacy`.
 
-Both reduce gradients in a method of their own before they clip them; a LossScaleOptimizer around them calls it, too.
+    minimize          computes gradients, and applies them
+    computing         gives them reduced, as in Horovod, so that a script can clip them
+    apply_gradients   reduces those that come from elsewhere (tape.gradient), before Keras clips them
+
+What was computed is not reduced again by the next `apply_gradients` of the same graph, or of eager execution. A
+LossScaleOptimizer around the optimizer calls the same methods.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, ClassVar
 
 from paceline.compat.horovod._keras.reducing import Distribution, accumulator_of
@@ -18,8 +24,32 @@ class _DistributedKeras2:
         """Let the gradient of this variable stay on its rank."""
         self.distribution.settings.local_variables.add(key_of(variable))
 
+    @property
+    def _agg_helper(self) -> Any:
+        """What adds up the gradients of several backward passes; None with one pass a step. Scripts ask whether there is one."""
+        if self.distribution.settings.passes == 1:
+            return None
+        kept = vars(self).get("_accumulators")
+        return next(iter(kept.values())) if kept else self.distribution.accumulator()
+
+    def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
+        """The gradients reduced; what comes next is applied as it is."""
+        reduced = self.distribution.reduce(list(grads), list(vars))
+        self._mark_reduced()
+        return reduced
+
+    def _computed(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
+        """What a script gets that has gradients computed: reduced, unless they are added up over several passes first."""
+        pairs = list(grads_and_vars)
+        if self.distribution.settings.passes > 1 or not pairs:
+            return pairs
+        grads, variables = zip(*pairs, strict=True)
+        return list(zip(self._allreduce(grads, variables), variables, strict=True))
+
     def _reduced(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
         pairs = list(grads_and_vars)
+        if self._were_reduced():
+            return pairs
         if self.distribution.settings.passes > 1:
             raise ValueError(
                 f"backward_passes_per_step={self.distribution.settings.passes} doesn't go together with a "
@@ -27,6 +57,15 @@ class _DistributedKeras2:
             )
         reduced = self.distribution.reduce([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return [(grad, variable) for grad, (_, variable) in zip(reduced, pairs, strict=True)]
+
+    def _mark_reduced(self) -> None:
+        # Past __setattr__, which would have Keras track it.
+        vars(self)["_reduced_in"] = weakref.ref(_graph())
+
+    def _were_reduced(self) -> bool:
+        """Whether gradients of this graph were reduced when they were computed. Asked once for each time."""
+        place = vars(self).pop("_reduced_in", None)
+        return place is not None and place() is _graph()
 
     def _after_passes(self: Any, update: Any, grads_and_vars: Any) -> Any:
         """Add the gradients up, and `update(pairs)` in the last of the passes; the iterations so far."""
@@ -49,14 +88,28 @@ class _DistributedKeras2:
 class DistributedKeras2(_DistributedKeras2):
     """Put before an optimizer of tf_keras."""
 
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        """(gradient, variable) pairs, reduced over the ranks."""
+        return self._computed(super().compute_gradients(loss, var_list, tape))  # type: ignore[misc]
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        return self.compute_gradients(loss, var_list, tape)
+
     def aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return super().aggregate_gradients(self._reduced(grads_and_vars))  # type: ignore[misc]
+
+    def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
+        return self.aggregate_gradients(grads_and_vars)
 
     def apply_gradients(
         self: Any, grads_and_vars: Any, name: str | None = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
         """Update the variables by the ranks' reduced gradients. skip_gradients_aggregation: they are reduced already."""
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
+        if skip:
+            self._were_reduced()
         update = super().apply_gradients  # type: ignore[misc]
         if skip or self.distribution.settings.passes == 1:
             return update(grads_and_vars, name=name, skip_gradients_aggregation=skip, **kwargs)
@@ -71,6 +124,20 @@ class DistributedKeras2(_DistributedKeras2):
 class DistributedLegacy(_DistributedKeras2):
     """Put before an optimizer of `tf_keras.optimizers.legacy`."""
 
+    def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        """(gradient, variable) pairs, reduced over the ranks."""
+        return self._compute_gradients(loss, var_list, None, tape)
+
+    def _compute_gradients(
+        self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
+    ) -> list[tuple[Any, Any]]:
+        return self._computed(super()._compute_gradients(loss, var_list, grad_loss, tape))  # type: ignore[misc]
+
+    def get_gradients(self, loss: Any, params: Any) -> list[Any]:
+        """The gradients of the variables in a graph of TensorFlow 1, reduced over the ranks."""
+        grads = list(super().get_gradients(loss, params))  # type: ignore[misc]
+        return grads if self.distribution.settings.passes > 1 else self._allreduce(grads, params)
+
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         return super()._aggregate_gradients(self._reduced(grads_and_vars))  # type: ignore[misc]
 
@@ -79,6 +146,8 @@ class DistributedLegacy(_DistributedKeras2):
     ) -> Any:
         """Update the variables by the ranks' reduced gradients, unless they are reduced already."""
         update = super().apply_gradients  # type: ignore[misc]
+        if not experimental_aggregate_gradients:
+            self._were_reduced()
         if not experimental_aggregate_gradients or self.distribution.settings.passes == 1:
             return update(grads_and_vars, name=name, experimental_aggregate_gradients=experimental_aggregate_gradients)
         return self._after_passes(
@@ -87,3 +156,11 @@ class DistributedLegacy(_DistributedKeras2):
 
     def _create_variables(self: Any, variables: list[Any]) -> None:
         self._create_all_weights(variables)
+
+
+def _graph() -> Any:
+    """The graph that is being made, or what stands for eager execution."""
+    import tensorflow as tf
+    from tensorflow.python.framework import ops
+
+    return tf if tf.executing_eagerly() else ops.get_default_graph()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from paceline.compat.horovod.common import autotune, handles, timeline
+from paceline.compat.horovod.common import autotune, handles, ops, timeline
 from paceline.compat.horovod.common.process_sets import ProcessSet, registry
 
 if TYPE_CHECKING:
@@ -236,3 +236,39 @@ def _check_comm(comm: Any, world_size: int) -> None:
             f"comm has the ranks {ranks}, but {world_size} were started. hvd.init() takes all of them; give the ones "
             "that work together as a process set: hvd.init(process_sets=[hvd.ProcessSet(ranks)])."
         )
+
+
+class HorovodBasics:
+    """What this module has, as attributes of an object: scripts and libraries read `mpi_ops._basics.size()`.
+
+    args: what Horovod is told of its compiled library; nothing is compiled here.
+    """
+
+    Average, Sum, Adasum = ops.Average, ops.Sum, ops.Adasum
+    Min, Max, Product = ops.Min, ops.Max, ops.Product
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    init = staticmethod(init)
+    shutdown = staticmethod(shutdown)
+    is_initialized = staticmethod(is_initialized)
+    size = staticmethod(size)
+    local_size = staticmethod(local_size)
+    cross_size = staticmethod(cross_size)
+    rank = staticmethod(rank)
+    local_rank = staticmethod(local_rank)
+    cross_rank = staticmethod(cross_rank)
+    is_homogeneous = staticmethod(is_homogeneous)
+    mpi_threads_supported = staticmethod(mpi_threads_supported)
+    mpi_enabled = staticmethod(mpi_enabled)
+    mpi_built = staticmethod(mpi_built)
+    gloo_enabled = staticmethod(gloo_enabled)
+    gloo_built = staticmethod(gloo_built)
+    nccl_built = staticmethod(nccl_built)
+    ddl_built = staticmethod(ddl_built)
+    ccl_built = staticmethod(ccl_built)
+    cuda_built = staticmethod(cuda_built)
+    rocm_built = staticmethod(rocm_built)
+    start_timeline = staticmethod(start_timeline)
+    stop_timeline = staticmethod(stop_timeline)

@@ -41,8 +41,8 @@ def allreduce(
     Raises:
         ValueError: the arguments contradict each other; not initialised; not a member of the process set.
         NotImplementedError: a tf.IndexedSlices with another operation than Average and Sum, or with factors.
-        HorovodInternalError: ranks disagree on shape, type or operation, or one of them is gone; on every rank. Out of
-            a tf.function it comes as tf.errors.UnknownError, with the same message.
+        HorovodInternalError: ranks disagree on shape, type or operation (also a tf.errors.FailedPreconditionError), or one
+            of them is gone (also a tf.errors.UnknownError); on every rank.
     """
     how = How(op=resolve_op(op, average), prescale=prescale_factor, postscale=postscale_factor, process_set=process_set)
     if isinstance(tensor, tf.IndexedSlices):

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.common.elastic import ObjectState, run_fn
-from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.tensorflow.functions import broadcast_object, broadcast_variables
 from paceline.compat.horovod.tensorflow.names import raw
 
@@ -23,17 +22,7 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     """Decorator: `func(state, ...)` starts from the first rank's state, and begins again at the last commit where a
     collective has failed, in a graph too. The engine is started anew each time."""
 
-    def translated(*args: Any, **kwargs: Any) -> T:
-        try:
-            return func(*args, **kwargs)
-        except tf.errors.OpError as error:
-            # Out of a graph an error of Python comes as one of TensorFlow's, with its text.
-            if HorovodInternalError.__name__ not in str(error):
-                raise
-            raise HorovodInternalError(str(error)) from error
-
-    translated.__name__, translated.__doc__ = getattr(func, "__name__", "run"), func.__doc__
-    return run_fn(translated, _reset)
+    return run_fn(func, _reset)
 
 
 class TensorFlowState(ObjectState):

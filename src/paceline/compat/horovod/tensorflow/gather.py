@@ -18,6 +18,7 @@ from paceline.compat.horovod.common.process_sets import (
     registered_number,
 )
 from paceline.compat.horovod.tensorflow.arrays import Array
+from paceline.compat.horovod.tensorflow.errors import HorovodInvalidArgumentError
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written
@@ -84,7 +85,9 @@ def alltoall(
 
 def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: ProcessSet) -> Piece:
     if tensor.shape.rank == 0:
-        raise ValueError("a tensor without dimensions has no rows to send; use tf.reshape(tensor, [1]).")
+        raise HorovodInvalidArgumentError(
+            message="a tensor without dimensions has no rows to send; use tf.reshape(tensor, [1])."
+        )
     given = [tensor] if splits is None else [tensor, splits]
 
     def submit(arrays: list[Array]) -> int:
@@ -124,8 +127,8 @@ def _splits_tensor(splits: Any) -> Any:
     if not tf.is_tensor(splits):
         splits = tf.convert_to_tensor([int(count) for count in splits], tf.int32)
     if splits.dtype != tf.int32 or splits.shape.rank not in (1, None):
-        raise ValueError(
-            f"splits must be a one-dimensional tensor of tf.int32, not {splits.dtype.name} with the shape "
+        raise HorovodInvalidArgumentError(
+            message=f"splits must be a one-dimensional tensor of tf.int32, not {splits.dtype.name} with the shape "
             f"{splits.shape}; or a list."
         )
     return splits

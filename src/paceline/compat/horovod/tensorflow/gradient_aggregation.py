@@ -24,6 +24,21 @@ class Accumulator:
         # Of each variable: what has been added up. Variables that no model and no checkpoint knows of.
         self._sums: dict[int, Any] = {}
 
+    @property
+    def backward_passes_per_step(self) -> int:
+        """`passes`, by the name that scripts know."""
+        return self.passes
+
+    @property
+    def average_aggregated_gradients(self) -> bool:
+        """`average`, by the name that scripts know."""
+        return self.average
+
+    @property
+    def counter(self) -> Any:
+        """How many passes of this step there have been: a variable; 0 before the first."""
+        return 0 if self._count is None else self._count
+
     def step(self, grads: Sequence[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> Any:
         """Add these gradients; with those of the last pass, call `act` with the sums. Whether it was called, as a tensor.
 

@@ -30,6 +30,7 @@ from tensorflow.python.ops import control_flow_util
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.tensorflow.arrays import Array, checked, host, tensor_of
+from paceline.compat.horovod.tensorflow.errors import translated
 from paceline.compat.horovod.tensorflow.order import closed, opened, run_beside
 
 #: A tensor of this size is submitted alone, as soon as it is there; smaller ones share a call from TensorFlow to Python,
@@ -56,8 +57,9 @@ def run(pieces: Sequence[Piece]) -> list[list[Any]]:
     """The results of each piece. All of them are submitted before any is waited for. Gradients flow through.
 
     Raises:
-        HorovodInternalError: ranks disagree, or one of them is gone. In a graph it comes as tf.errors.UnknownError,
-            in whose message it stands.
+        HorovodInternalError: ranks disagree (also a tf.errors.FailedPreconditionError), or one of them is gone (also a
+            tf.errors.UnknownError); see `errors`.
+        ValueError: what can't be right on this rank; also a tf.errors.InvalidArgumentError. Out of a graph only that.
     """
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
@@ -109,8 +111,9 @@ def _results(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any]:
     of_piece = [list(tensors[part]) for part in _parts([len(piece.tensors) for piece in pieces])]
     if not tf.executing_eagerly():
         return _in_graph(pieces, of_piece)
-    submitted = [piece.submit([host(t) for t in own]) for piece, own in zip(pieces, of_piece, strict=True)]
-    return [tensor_of(array) for array in _wait(submitted)]
+    with translated():
+        submitted = [piece.submit([host(t) for t in own]) for piece, own in zip(pieces, of_piece, strict=True)]
+        return [tensor_of(array) for array in _wait(submitted)]
 
 
 def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any]:
@@ -172,8 +175,9 @@ def _submitter(pieces: Sequence[Piece], counts: Sequence[int]) -> Callable[..., 
     parts = _parts(counts)
 
     def submit(*given: Any) -> Array:
-        arrays = [checked(np.asarray(array)) for array in given]
-        return np.array([piece.submit(arrays[part]) for piece, part in zip(pieces, parts, strict=True)], np.int64)
+        with translated():
+            arrays = [checked(np.asarray(array)) for array in given]
+            return np.array([piece.submit(arrays[part]) for piece, part in zip(pieces, parts, strict=True)], np.int64)
 
     return submit
 
@@ -182,7 +186,8 @@ def _waiter(order: Sequence[int]) -> Callable[..., list[Array]]:
     def wait(*tokens: Any) -> list[Array]:
         found = [int(handle) for token in tokens for handle in np.atleast_1d(token)]
         by_piece = dict(zip(order, found, strict=True))
-        return _wait([by_piece[index] for index in range(len(order))])
+        with translated():
+            return _wait([by_piece[index] for index in range(len(order))])
 
     return wait
 

@@ -18,6 +18,7 @@ from paceline.compat.horovod.common.process_sets import (
     registered_number,
 )
 from paceline.compat.horovod.tensorflow.arrays import Array, empty, told_dtype
+from paceline.compat.horovod.tensorflow.errors import HorovodInvalidArgumentError
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
@@ -72,7 +73,9 @@ def gather_piece(tensors: Any, name: str | None, process_set: ProcessSet) -> Pie
     grouped = isinstance(tensors, list)
     given = tensors if grouped else [tensors]
     if any(tensor.shape.rank == 0 for tensor in given):
-        raise ValueError("a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1]).")
+        raise HorovodInvalidArgumentError(
+            message="a tensor without dimensions has no rows to gather; use tf.reshape(tensor, [1])."
+        )
 
     def submit(arrays: list[Array]) -> int:
         bits = [plain(array) for array in arrays]
@@ -138,10 +141,8 @@ def sparse_pieces(
         [gathered], [indices] = results
         values = decompress(gathered)
         if how.op == Average:
-            size = how.process_set.size()
-            # As dense integers are: cut off towards 0.
-            exact = values / size if values.dtype.is_floating or values.dtype.is_complex else None
-            values = tf.cast(tf.cast(values, tf.float64) / size, values.dtype) if exact is None else exact
+            # Integers become floating-point numbers here, as in Horovod, though those of dense tensors are cut off.
+            values = values / tf.cast(how.process_set.size(), values.dtype)
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     return pieces, joined

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from paceline.compat.horovod.common import basics, handles
+from paceline.compat.horovod.tensorflow.errors import translated
 from paceline.compat.horovod.tensorflow.launch import refuse_xla
 from paceline.compat.horovod.tensorflow.order import as_written
 
@@ -69,7 +70,7 @@ def _members(process_set_id: int) -> tuple[int, ...]:
 
 def _joined() -> int:
     running = basics.engine()
-    with handles.translated():
+    with translated(), handles.translated():
         return int(running.join().wait())
 
 

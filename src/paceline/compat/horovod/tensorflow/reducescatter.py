@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.arrays import plain
-from paceline.compat.horovod.common.exceptions import HorovodInternalError
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
 from paceline.compat.horovod.tensorflow.arrays import Array, told_dtype
 from paceline.compat.horovod.tensorflow.compression import Compression
+from paceline.compat.horovod.tensorflow.errors import HorovodPreconditionError
 from paceline.compat.horovod.tensorflow.launch import Piece, run
 from paceline.compat.horovod.tensorflow.names import operation_name
 from paceline.compat.horovod.tensorflow.order import as_written
@@ -68,7 +68,7 @@ def grouped_reducescatter(
 
 def _how(op: int, prescale: float, postscale: float, process_set: ProcessSet) -> How:
     if op not in (Average, Sum):
-        raise HorovodInternalError("Reducescatter currently only supports AVERAGE and SUM.")
+        raise HorovodPreconditionError(message="Reducescatter currently only supports AVERAGE and SUM.")
     return How(op=op, prescale=prescale, postscale=postscale, process_set=process_set)
 
 
@@ -80,8 +80,8 @@ def _scattered(tensors: Sequence[Any], compression: Any, name: str | None, how: 
 
 def _scatter_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped: bool) -> Piece:
     if any(tensor.shape.rank == 0 for tensor in tensors):
-        raise HorovodInternalError(
-            "Reducescatter of a rank-zero tensor: it has no rows to share; use tf.reshape(tensor, [1])."
+        raise HorovodPreconditionError(
+            message="Reducescatter of a rank-zero tensor: it has no rows to share; use tf.reshape(tensor, [1])."
         )
 
     def submit(arrays: list[Array]) -> int:

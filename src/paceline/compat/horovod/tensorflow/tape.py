@@ -12,6 +12,7 @@ from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.names import key
+from paceline.compat.horovod.tensorflow.private_names import Place
 from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
@@ -121,7 +122,7 @@ class _Distributed:
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         given = tf.nest.flatten(grads, expand_composites=False)
-        how_named: Sequence[Any] = [_Place(index) for index in range(len(flat))] if use_generic_names else flat
+        how_named: Sequence[Any] = [Place(index) for index in range(len(flat))] if use_generic_names else flat
         reduced = self._reduced(given, flat, how_named)
         return tf.nest.pack_sequence_as(sources, reduced)
 
@@ -130,15 +131,17 @@ class _Distributed:
         self._local[key(source)] = source
 
     def get_local_and_global_gradients(
-        self, gradients: Sequence[Any], sources: Sequence[Any]
-    ) -> tuple[list[Any], list[Any]]:
-        """The gradients of the variables that are local, and those of the others."""
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
+        """(source, gradient) of the sources that stay on their rank, and of the others, whose gradients are reduced.
+
+        The arguments are those of `gradient`, which is called: a tape that is not persistent gives no more after it.
+        """
+        grads = self.gradient(target, sources, output_gradients, use_generic_names)
         own = self._local_keys()
-        pairs = list(zip(tf.nest.flatten(gradients), tf.nest.flatten(sources), strict=True))
-        return (
-            [grad for grad, source in pairs if key(source) in own],
-            [grad for grad, source in pairs if key(source) not in own],
-        )
+        flat = tf.nest.flatten(sources)
+        pairs = list(zip(flat, tf.nest.flatten(grads, expand_composites=False), strict=True))
+        return [pair for pair in pairs if key(pair[0]) in own], [pair for pair in pairs if key(pair[0]) not in own]
 
     def _local_variables(self) -> list[Any]:
         weights = [weight for layer in self._layers for weight in layer.trainable_variables]
@@ -151,13 +154,6 @@ class _Distributed:
         own = self._local_keys()
         local = [label for label, source in zip(named, sources, strict=True) if key(source) in own]
         return reduce_gradients(grads, list(named), self._how, local)
-
-
-class _Place:
-    """Stands for a variable that is known by its place."""
-
-    def __init__(self, index: int) -> None:
-        self.path = f"gradient.{index}"
 
 
 def _layers(local_layers: Any) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.compat.horovod.common import handles, interface
-from paceline.compat.horovod.common.basics import engine
+from paceline.compat.horovod.common.basics import HorovodBasics, engine
 from paceline.compat.horovod.common.handles import poll, synchronize
 from paceline.compat.horovod.common.interface import *  # noqa: F403
 from paceline.compat.horovod.common.ops import handle_average_backwards_compatibility
@@ -66,6 +66,9 @@ __all__ = [
     "synchronize",
 ]
 __all__ += interface.__all__
+
+#: Read by libraries that are built on Horovod.
+_basics = HorovodBasics()
 
 
 def join(device: int = -1) -> int:

@@ -40,6 +40,59 @@ def check_apply_gradients_averages_once_and_not_where_it_is_told_not_to(hvd, ker
         assert int(opt.iterations.numpy()) == 2
 
 
+def check_gradients_that_it_computes_are_reduced_once(hvd, keras):
+    """Scripts clip what `_compute_gradients` gives, and apply it: in Horovod those are the ranks' averages."""
+    ranks = range(hvd.size())
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        for op, reduced in ((hvd.Average, np.mean([r + 1.0 for r in ranks])), (hvd.Sum, sum(r + 1.0 for r in ranks))):
+            variable = tf.Variable(0.0)
+            opt = hvd.DistributedOptimizer(make(1.0), op=op)
+
+            def step(opt=opt, variable=variable):
+                with tf.GradientTape() as tape:
+                    loss = variable * (hvd.rank() + 1.0)
+                [(grad, _)] = opt._compute_gradients(loss, [variable], tape=tape)
+                opt.apply_gradients([(tf.clip_by_value(grad, -0.5, 0.5), variable)])
+                return grad
+
+            assert step().numpy() == reduced
+            assert tf.function(step)().numpy() == reduced
+            assert variable.numpy() == pytest.approx(-1.0)
+            [(grad, _)] = opt.compute_gradients(lambda v=variable: v * (hvd.rank() + 1.0), [variable])
+            assert grad.numpy() == reduced
+            [(again, _)] = opt._aggregate_gradients([(grad, variable)])
+            assert again.numpy() == reduced
+            assert opt._allreduce([tf.constant(hvd.rank() + 1.0)], [variable])[0].numpy() == reduced
+            opt.apply_gradients([(grad, variable)])
+            # What comes from elsewhere is reduced as it was.
+            opt.apply_gradients([(tf.constant(hvd.rank() + 1.0), variable)])
+            opt.minimize(lambda v=variable: v * (hvd.rank() + 1.0), [variable])
+            assert variable.numpy() == pytest.approx(-1.0 - 3 * reduced)
+
+
+def check_a_script_sees_whether_passes_are_added_up(hvd, keras):
+    for make in (keras.optimizers.SGD, keras.optimizers.legacy.SGD):
+        assert hvd.DistributedOptimizer(make(1.0))._agg_helper is None
+        opt = hvd.DistributedOptimizer(make(1.0), backward_passes_per_step=3, average_aggregated_gradients=True)
+        variable = tf.Variable(0.0)
+        opt.apply_gradients(opt._compute_gradients(lambda v=variable: v * 3.0, [variable]))
+        helper = opt._agg_helper
+        assert (helper.backward_passes_per_step, helper.average_aggregated_gradients) == (3, True)
+        assert int(helper.counter) == 1
+        assert variable.numpy() == 0.0
+
+
+def check_the_kind_before_gives_reduced_gradients_in_a_graph(hvd, keras):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("v", [], initializer=tf.zeros_initializer())
+        opt = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0))
+        [grad] = opt.get_gradients(variable * (hvd.rank() + 1.0), [variable])
+        update = opt.apply_gradients([(grad, variable)])
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(update)
+        assert session.run(variable) == pytest.approx(-np.mean([r + 1.0 for r in range(hvd.size())]))
+
+
 def check_momentum_of_the_kind_before_is_corrected(hvd, keras):
     opt = keras.optimizers.legacy.SGD(0.1, momentum=0.9)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])

@@ -138,11 +138,10 @@ def check_local_gradients_stay_on_their_rank(hvd):
         tape = hvd.PartialDistributedGradientTape(tape, local_layers=own, scale_local_gradients=scaled)
         tape.register_local_source(single)
         sources = [own.kernel, shared.kernel, single]
-        grads = tape.gradient(loss, sources)
-        local, rest = tape.get_local_and_global_gradients(grads, sources)
-        assert len(local) == 2
-        assert len(rest) == 1
-        return grads
+        local, rest = tape.get_local_and_global_gradients(loss, sources)
+        assert [source is wanted for (source, _), wanted in zip(local, (own.kernel, single), strict=True)] == [True] * 2
+        assert [source is shared.kernel for source, _ in rest] == [True]
+        return [local[0][1], rest[0][1], local[1][1]]
 
     for scaled in (True, False):
         part = scale / hvd.size() if scaled else scale

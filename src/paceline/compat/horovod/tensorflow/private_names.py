@@ -1,0 +1,105 @@
+"""Names that Horovod has for itself, and that libraries built on it import all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from paceline.compat.horovod.common.ops import Sum
+from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
+from paceline.compat.horovod.tensorflow.allreduce import allreduce, grouped_allreduce
+from paceline.compat.horovod.tensorflow.names import normalised
+from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
+
+_normalize_name = normalised
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """`allreduce`, by default the sum, of a dense tensor."""
+    return allreduce(
+        tensor,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        name=name,
+        process_set=process_set,
+        ignore_name_scope=ignore_name_scope,
+    )
+
+
+def _grouped_allreduce(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    op: int = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """`grouped_allreduce`, by default the sum, of dense tensors."""
+    return list(
+        grouped_allreduce(
+            tensors,
+            op=op,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+            process_set=process_set,
+            ignore_name_scope=ignore_name_scope,
+            name=name,
+        )
+    )
+
+
+def _make_allreduce_grads_fn(
+    name: str,
+    device_dense: str,
+    device_sparse: str,
+    compression: Any,
+    sparse_as_dense: bool,
+    op: int,
+    gradient_predivide_factor: float,
+    groups: Any,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[..., list[Any]]:
+    """A function `(grads, vars=None, use_generic_names=False)` that gives the gradients reduced.
+
+    Without variables, or with `use_generic_names`, gradients are known by their places. device_dense, device_sparse: without
+    effect.
+
+    Raises:
+        ValueError: the arguments contradict each other.
+    """
+    how = Reduction(
+        op=op,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        gradient_predivide_factor=float(gradient_predivide_factor),
+        groups=groups,
+        process_set=process_set,
+        prefix=f"{name}_Allreduce",
+    )
+
+    def reduced(grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False) -> list[Any]:
+        given = list(grads)
+        named = [Place(index) for index in range(len(given))] if vars is None or use_generic_names else list(vars)
+        with tf.name_scope(f"{name}_Allreduce"):
+            return list(reduce_gradients(given, named, how))
+
+    return reduced
+
+
+class Place:
+    """Stands for a variable that is known by its place."""
+
+    def __init__(self, index: int) -> None:
+        self.path = f"gradient.{index}"
