@@ -55,10 +55,12 @@ MAY_IMPORT = {
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": f"{UP_TO_TARGETS} durations sizes supervisor snapshot submit",
-    "workspace": f"{UP_TO_TARGETS} supervisor snapshot submit estimator",
+    # Knows of all that lies in a workspace, and starts nothing.
+    "pruning": "errors runs environments data containers",
+    "workspace": f"{UP_TO_TARGETS} durations sizes supervisor snapshot submit estimator pruning",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
-    "cli": f"{UP_TO_TARGETS} durations supervisor snapshot submit estimator workspace",
+    "cli": f"{UP_TO_TARGETS} durations supervisor snapshot submit estimator workspace pruning",
     "__main__": "cli",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import os
@@ -145,6 +146,8 @@ def _snapshot(job: Job, source: Source, workspace_dir: Path, progress: snapshot.
             raise JobError(
                 f"snapshot {source.snapshot_id} is no longer in {str(snapshots_dir)!r}. Submit the source again."
             )
+        with contextlib.suppress(OSError):
+            os.utime(path)  # in use from now on, before a record says so
         return snapshot.Snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline import durations
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
 from paceline.job import Job
@@ -19,6 +21,7 @@ from paceline.runs.run import Run
 if TYPE_CHECKING:
     from paceline.data.datastore import Datastore
     from paceline.data.reference import DataReference
+    from paceline.pruning import Pruned
     from paceline.snapshot import Progress
     from paceline.targets.configured import Configured
 
@@ -145,6 +148,47 @@ class Workspace:
         from paceline.data.dataset import Dataset
 
         return {**Dataset.get_all(self)}
+
+    def prune(
+        self,
+        *,
+        older_than: str | float | dt.timedelta | None = None,
+        keep_last: int | None = None,
+        max_size: str | int | None = None,
+        status: str | None = None,
+        experiment: str | None = None,
+        kinds: Collection[str] = (),
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
+
+        Something goes if every criterion lets it. Runs with the tag `keep` stay.
+
+        older_than: "30d", "12h", seconds or a timedelta since a run ended, or an environment or file was last used.
+        keep_last: the newest so many runs of each experiment stay. max_size: "20GB" or bytes, of each kind; the oldest go.
+        status, experiment: runs of these alone.
+        kinds: of "runs", "snapshots", "environments" and "data", these alone; default: snapshots that no run uses, runs if
+            a criterion says which, and the others if an age or a size is given.
+        dry_run: remove nothing.
+
+        Raises:
+            UserError: a value that is none, or runs alone without a criterion.
+        """
+        from paceline import pruning
+        from paceline.data.cache import parse_size
+
+        try:
+            older_than_s = durations.seconds(older_than) if older_than is not None else None
+        except ValueError as error:
+            raise WorkspaceError(f"older_than: {error}") from None
+        wish = pruning.Wish(
+            older_than_s=older_than_s,
+            keep_last=keep_last,
+            max_bytes=parse_size(max_size) if isinstance(max_size, str) else max_size,
+            status=status,
+            experiment=experiment,
+        )
+        return pruning.prune(self._path, wish, kinds, dry_run=dry_run)
 
     def get_run(self, run_id: str) -> Run:
         """A run by its id, or by the beginning of it that no other run has.

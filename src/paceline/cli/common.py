@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from paceline.errors import RunNotFoundError
+from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import json_safe
@@ -70,6 +70,18 @@ def coloured(text: str, code: int | None, on: bool) -> str:
 
 def rank_colour(rank: int) -> int:
     return _RANK_COLOURS[rank % len(_RANK_COLOURS)]
+
+
+def state_named(text: str) -> str:
+    """The state of this name, in any case, for `--status`.
+
+    Raises:
+        UserError: there is none.
+    """
+    for state in states.ALL:
+        if state.lower() == text.lower():
+            return state
+    raise UserError(f"--status {text!r} is no state. There are {', '.join(states.ALL)}.")
 
 
 def state_colour(status: str) -> int | None:

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import cancel, compute, data, env, files, logs, metrics, read, run
+from paceline.cli import cancel, compute, data, env, files, logs, metrics, read, remove, run
 from paceline.cli.output import end_with_the_reader
 from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
 from paceline.runs.visible import visible
@@ -32,6 +32,7 @@ read.add_to(app)
 logs.add_to(app)
 metrics.add_to(app)
 files.add_to(app)
+remove.add_to(app)
 cancel.add_to(app)
 env.add_to(app)
 data.add_to(app)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
@@ -19,11 +19,13 @@ from paceline.cli.common import (
     print_json,
     print_table,
     state_colour,
+    state_named,
 )
 from paceline.cli.needs import data_texts, environment_text
 from paceline.cli.summary import details, summary
-from paceline.errors import UserError
-from paceline.runs import notes, states, store
+from paceline.data.progress import size_text
+from paceline.runs import notes, removal, states, store
+from paceline.runs.files import tree_size
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
@@ -76,12 +78,16 @@ def list_runs(
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
     everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
+    long: Annotated[
+        bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """The runs of the workspace, newest first."""
     if status is not None:
-        status = _state(status)
+        status = state_named(status)
     runs_dir = Workspace.from_config(create=False).runs_dir
+    removal.sweep(runs_dir)
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
@@ -92,7 +98,8 @@ def list_runs(
     )
     shown = list(found if everything else islice(found, limit))
     if as_json:
-        print_json([summary(folder, record) for record, folder in shown])
+        sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
+        print_json([{**summary(folder, record), **size} for (record, folder), size in zip(shown, sizes, strict=True)])
         return 0
     if not shown:
         print(f"No {'such ' if experiment or status or tag else ''}runs in {runs_dir.parent}.")
@@ -105,6 +112,9 @@ def list_runs(
     targets = ["TARGET", *(record.target or "-" for record, _ in shown)]
     if set(targets[1:]) - {configured.LOCAL, "-"}:
         lines = [(*line[:2], target, *line[2:]) for line, target in zip(lines, targets, strict=True)]
+    if long:
+        more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
+        lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:], status_column=1)
     total = len(store.ids(runs_dir))
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
@@ -141,10 +151,10 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),
         ("Git", _git(found["git"])),
-        ("Tags", ", ".join(key if value is None else f"{key}={value}" for key, value in found["tags"].items())),
+        ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
-        ("Folder", str(folder.path)),
+        ("Folder", f"{folder.path}, {size_text(found['size_bytes'])}"),
     ]
     print_fields(lines, Status=state_colour(record.status))
     if found["metrics"]:
@@ -169,18 +179,6 @@ def _attempt(attempt: Attempt) -> str:
     return f"{attempt.number}  {attempt.started_utc}  {how}{f'  on {nodes}' if nodes else ''}"
 
 
-def _state(text: str) -> str:
-    """The state of this name, in any case.
-
-    Raises:
-        UserError: there is none.
-    """
-    for state in states.ALL:
-        if state.lower() == text.lower():
-            return state
-    raise UserError(f"--status {text!r} is no state. There are {', '.join(states.ALL)}.")
-
-
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
     name = notes.read(folder.notes).display_name
     return (
@@ -191,6 +189,15 @@ def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
         age(record.created_utc),
         duration_text(record.duration_s) if record.duration_s is not None else "-",
     )
+
+
+def _more(folder: RunFolder) -> tuple[str, str]:
+    """What `--long` adds to a run's row."""
+    return size_text(tree_size(folder.path)), _tags_text(notes.read(folder.notes).tags)
+
+
+def _tags_text(tags: Mapping[str, str | None]) -> str:
+    return ", ".join(key if value is None else f"{key}={value}" for key, value in tags.items())
 
 
 def _size(record: RunRecord) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.runs import metrics, notes, store
 from paceline.runs.artifacts import names
-from paceline.runs.files import read_json
+from paceline.runs.files import read_json, tree_size
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -60,4 +60,5 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "failure": record.failure.to_json() if record.failure else None,
         "metrics": metrics.read(folder.metrics),
         "files": names(folder),
+        "size_bytes": tree_size(folder.path),
     }

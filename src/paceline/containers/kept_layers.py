@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,10 +46,17 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
         yield
 
 
-def prune_layers(folder: Path, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[KeptLayer]:
-    """Remove those that nobody holds and nobody has used for so long; what is gone. dry_run: only say what would go."""
+def prune_layers(
+    folder: Path, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
+) -> list[KeptLayer]:
+    """Remove those that nobody holds and nobody has used for so long; what is gone.
+
+    only: those with these keys. dry_run: only say what would go.
+    """
     removed = []
     for kept in all_layers(folder):
+        if only is not None and kept.key not in only:
+            continue
         if time.time() - kept.used_at < unused_for_s:
             continue
         fd = locks.take(_lock(folder, kept.key))

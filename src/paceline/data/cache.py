@@ -27,6 +27,7 @@ from pathlib import Path
 from paceline.data.filesystem import working_path
 from paceline.data.partial import Partial, is_claimed
 from paceline.errors import DataError
+from paceline.runs.files import remove_tree
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
 LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
@@ -143,24 +144,35 @@ class DataCache:
             linked += found.st_size if found.st_nlink > 1 else 0
         return CacheUse(files, size, linked)
 
-    def prune(self, limit_bytes: int | None = None, *, make_room_bytes: int = 0) -> int:
+    def prune(
+        self,
+        limit_bytes: int | None = None,
+        *,
+        make_room_bytes: int = 0,
+        unused_for_s: float = 0.0,
+        dry_run: bool = False,
+    ) -> int:
         """Remove the least recently used files until limit and room are kept; how many bytes went.
 
-        make_room_bytes: that shall fit below the limit besides.
+        make_room_bytes: that shall fit below the limit besides. unused_for_s: only files that nobody used for so long.
+        dry_run: remove nothing, only say how much would go.
         """
-        self.drop_dead_views()
-        self._drop_abandoned()
+        if not dry_run:
+            self.drop_dead_views()
+            self._drop_abandoned()
+        newest_ns = time.time_ns() - int(unused_for_s * 1e9)
         limit = self.limit_bytes if limit_bytes is None else limit_bytes
         found = sorted(self._all(), key=lambda item: item[1].st_atime_ns)
         excess = sum(status.st_size for _, status in found) + make_room_bytes - limit
         removed = 0
         for path, status in found:
-            if removed >= excess:
+            if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
                 break
             with contextlib.suppress(OSError):
                 # Again: since it was listed, a run may have linked it.
                 if os.lstat(path).st_nlink == 1:
-                    path.unlink()
+                    if not dry_run:
+                        path.unlink()
                     removed += status.st_size
         return removed
 
@@ -195,7 +207,7 @@ class DataCache:
     def drop_views(self, run_id: str) -> None:
         """Remove what the run saw; the files stay in the cache."""
         assert self.view_dir(run_id, 0)
-        _remove_tree(self.views / run_id)
+        remove_tree(self.views / run_id)
 
     def drop_dead_views(self) -> None:
         """Remove the views of runs that nobody holds any more."""
@@ -206,7 +218,7 @@ class DataCache:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_tree(self.views / name)
+                remove_tree(self.views / name)
                 # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
                 path.unlink(missing_ok=True)
             except OSError:
@@ -287,14 +299,3 @@ def _names(folder: Path) -> list[str]:
         return sorted(os.listdir(folder))
     except OSError:
         return []
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a folder, whatever a script made of its modes; never what a link leads to."""
-    if path.is_symlink():
-        path.unlink()
-        return
-    for folder, _, _ in os.walk(path):
-        with contextlib.suppress(OSError):
-            os.chmod(folder, 0o700)
-    shutil.rmtree(path, ignore_errors=True)

@@ -11,11 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import stat
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,7 +26,7 @@ from paceline.environments.environment import Environment
 from paceline.environments.key import key as key_of
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.runs.files import read_json, write_json, write_whole
+from paceline.runs.files import read_json, remove_tree, write_json, write_whole
 
 
 class EnvironmentStore:
@@ -110,14 +107,18 @@ class EnvironmentStore:
             self._touch(built.key)
             yield
 
-    def prune(self, *, unused_for_s: float = 0.0, dry_run: bool = False) -> list[Built]:
+    def prune(
+        self, *, unused_for_s: float = 0.0, only: Collection[str] | None = None, dry_run: bool = False
+    ) -> list[Built]:
         """Remove those that nobody has used for so long and nobody holds, and what interrupted builds left; what is gone.
 
-        dry_run: remove nothing, only say what would go.
+        only: those with these keys. dry_run: remove nothing, only say what would go.
         """
         removed = []
         now = time.time()
         for built in self.all():
+            if only is not None and built.key not in only:
+                continue
             if now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
@@ -164,7 +165,7 @@ class EnvironmentStore:
 
     def _build(self, key: str, environment: Environment, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
-        _remove_tree(prefix)
+        remove_tree(prefix)
         log = self.log_path(key)
         with open(log, "w", encoding="utf-8", buffering=1) as file:
 
@@ -176,11 +177,11 @@ class EnvironmentStore:
                 built = build.build(key, environment, base, prefix, tell, fd)
                 write_json(prefix / RECORD, built.to_json(), sync=True)
             except EnvironmentBuildError as error:
-                _remove_tree(prefix)
+                remove_tree(prefix)
                 raise self._failed(key, str(error)) from error
             except BaseException:
                 with contextlib.suppress(OSError):
-                    _remove_tree(prefix)
+                    remove_tree(prefix)
                 raise
         log.unlink(missing_ok=True)
         self._alias(built, base)
@@ -231,7 +232,7 @@ class EnvironmentStore:
     def _remove(self, key: str) -> None:
         # The record first: what is left of a removal that is cut short counts for nothing.
         (self._folder / key / RECORD).unlink(missing_ok=True)
-        _remove_tree(self._folder / key)
+        remove_tree(self._folder / key)
 
     def _sweep(self) -> None:
         """Remove what interrupted builds left, and aliases of what is gone."""
@@ -253,26 +254,6 @@ def _is_key(name: str) -> bool:
 
 def _os_reason(error: OSError) -> str:
     return f"{error.strerror or error}{f': {error.filename!r}' if error.filename else ''}."
-
-
-def _remove_tree(path: Path) -> None:
-    """Remove a folder, read-only ones in it too."""
-
-    def again(function: Callable[..., Any], name: str, _: object) -> None:
-        os.chmod(os.path.dirname(name), stat.S_IRWXU)
-        with contextlib.suppress(FileNotFoundError):
-            if function in (os.open, os.scandir, os.listdir):
-                os.chmod(name, stat.S_IRWXU)
-                shutil.rmtree(name)
-            else:
-                function(name)
-
-    if path.is_symlink() or path.is_file():
-        path.unlink()
-    elif path.exists():
-        # The argument's name changed with Python 3.12.
-        handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
-        shutil.rmtree(path, **handler)
 
 
 def _utc(seconds: float) -> str:

@@ -7,7 +7,9 @@ import errno
 import json
 import os
 import secrets
+import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -77,6 +79,62 @@ def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[
     with open(fd, "wb") as file:
         # linkat follows the link only if a folder is given, whatever the path.
         yield file, lambda: os.link(f"/proc/self/fd/{fd}", beside, src_dir_fd=fd, follow_symlinks=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all below it, read-only folders too, or a file; never what a link leads to. One that is not there
+    is no error.
+
+    Raises:
+        OSError: some of it can't be removed, for it is another user's; the rest is gone.
+    """
+    failed: list[OSError] = []
+
+    def again(function: Callable[..., Any], name: str, error: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                if Path(name) != path:  # what is above the tree is not ours to change
+                    os.chmod(os.path.dirname(name), stat.S_IRWXU)
+                if function in (os.open, os.scandir, os.listdir):
+                    os.chmod(name, stat.S_IRWXU)
+                    remove_tree(Path(name))
+                else:
+                    function(name)
+            except FileNotFoundError:
+                raise
+            except OSError as reason:
+                failed.append(reason)
+
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        # The argument's name changed with Python 3.12.
+        handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
+        shutil.rmtree(path, **handler)
+    if failed:
+        raise failed[0]
+
+
+def tree_size(path: Path | str) -> int:
+    """Bytes of all files below a folder, each once however many names it has there; links count for nothing.
+
+    What can't be read, or goes meanwhile, is not counted.
+    """
+    total, folders, seen = 0, [os.fspath(path)], set()
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        found = entry.stat(follow_symlinks=False)
+                        if found.st_nlink > 1:
+                            if (found.st_dev, found.st_ino) in seen:
+                                continue
+                            seen.add((found.st_dev, found.st_ino))
+                        total += found.st_size
+    return total
 
 
 def read_json(path: Path) -> Any:

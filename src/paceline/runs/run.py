@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.errors import RunFailedError, RunStateError, UserError
-from paceline.runs import artifacts, interactive, metrics, notes, series, states, store
+from paceline.runs import artifacts, interactive, metrics, notes, removal, series, states, store
 from paceline.runs.context import WorkerContext
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -70,6 +70,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     def __repr__(self) -> str:
         record = self.record()
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the run's state, its folder, and why it failed. The script's words are escaped."""
+        from paceline.runs.run_html import run_html
+
+        return run_html(self._folder)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and other.folder == self.folder
@@ -370,6 +376,25 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
             store.request_cancel(self._folder, by=user_name())
+
+    def delete(self, *, children: bool = False) -> None:
+        """Remove the run for good: its record, logs, metrics, outputs and checkpoints. What it stored in datastores stays.
+
+        children: remove the runs below it, too.
+
+        Raises:
+            RunStateError: it, or one below it, has not ended; or it has children, and children=False. Nothing is removed then.
+        """
+        below = [*self.get_children(recursive=True)]
+        if below and not children:
+            raise RunStateError(
+                f"run {self.id} has {len(below)} child run{'s' if len(below) > 1 else ''}. delete(children=True) removes "
+                f"{'them' if len(below) > 1 else 'it'} as well."
+            )
+        for run in (*below, self):
+            removal.check_removable(run.record())
+        for run in (*below, self):
+            removal.remove(run.folder)
 
     def start(self) -> None:
         """Begin a child made by `create_children`; harmless on a run that runs."""

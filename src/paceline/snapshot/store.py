@@ -5,6 +5,7 @@ A snapshot is never changed once it has its name; runs work on copies of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -76,6 +77,9 @@ def take(source: Path, snapshots_dir: Path, workspace_dir: Path, progress: Progr
                 f"the snapshot of {str(source)!r} could not be made: {error.strerror}: {error.filename!r}. "
                 "Mend that, or name the file in .amlignore."
             ) from error
+    # It is in use from now on, before a record says so.
+    with contextlib.suppress(OSError):
+        os.utime(target)
     if not unchanged or tree.last_id != snapshot_id:
         try:
             cache_dir.mkdir(parents=True, exist_ok=True)

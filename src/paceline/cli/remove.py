@@ -1,0 +1,215 @@
+"""rm, prune: runs removed by name, and all that a workspace needs no longer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import complete_run_id, folder_of, print_json, print_table, state_named, warn
+from paceline.cli.durations import duration_option
+from paceline.data.cache import parse_size
+from paceline.data.progress import size_text
+from paceline.errors import PacelineError, RunNotFoundError, UserError
+from paceline.pruning import Pruned, Removed, Wish
+from paceline.pruning import prune as prune_workspace
+from paceline.runs import notes, removal, store
+from paceline.runs.files import tree_size
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.workspace import Workspace
+
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and how much.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+#: So many runs are named in a question.
+_NAMED = 5
+_DECLINED = 1
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("rm")(rm)
+    app.command("prune")(prune)
+
+
+def rm(
+    run_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Runs, or the beginnings of their ids.", autocompletion=complete_run_id),
+    ],
+    children: Annotated[bool, typer.Option("--children", help="With the runs below them.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also runs whose engine can't be asked any more (NotResponding).")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays."""
+    removal.sweep(Workspace.from_config(create=False).runs_dir)
+    folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids))
+    if below := _below(folders):
+        if not children:
+            shown = ", ".join(folder.run_id for folder in below[:_NAMED])
+            more = f" and {len(below) - _NAMED} more" if len(below) > _NAMED else ""
+            raise UserError(f"there are runs below: {shown}{more}. --children removes them as well.")
+        folders = [*below, *folders]
+    for folder in folders:
+        removal.check_removable(store.read(folder), force=force)
+    removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
+    if not dry_run:
+        names = [run.name for run in removed]
+        more = ", ..." if len(names) > _NAMED else ""
+        which = f"run {names[0]}" if len(names) == 1 else f"{len(names)} runs ({', '.join(names[:_NAMED])}{more})"
+        if not _confirmed(f"Remove {which}, {_total(removed)}, for good?", yes=yes, as_json=as_json):
+            return _DECLINED
+        removed = [run for folder, run in zip(folders, removed, strict=True) if _remove(folder, force=force)]
+    if as_json:
+        print_json([{"run_id": run.name, "size_bytes": run.size_bytes} for run in removed])
+    else:
+        for run in removed:
+            print(f"{run.name}: {'would be removed' if dry_run else 'removed'}, {size_text(run.size_bytes)}")
+    return 0 if len(removed) == len(folders) else 1
+
+
+def prune(
+    older_than_s: Annotated[
+        float | None,
+        duration_option(
+            "--older-than",
+            unit="d",
+            help="What ended, or was last used, so long ago: 30d, 12h; a number alone is days.",
+        ),
+    ] = None,
+    keep_last: Annotated[
+        int | None, typer.Option("--keep-last", min=0, metavar="N", help="Not the newest N runs of each experiment.")
+    ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Of each kind the oldest, until SIZE is left, such as 20GB."),
+    ] = None,
+    status: Annotated[str | None, typer.Option("--status", help="Runs in this state, such as Failed.")] = None,
+    experiment: Annotated[str | None, typer.Option("-e", "--experiment", help="Runs of this experiment.")] = None,
+    runs: Annotated[bool, typer.Option("--runs", help="Runs alone, or with the kinds named beside.")] = False,
+    snapshots: Annotated[bool, typer.Option("--snapshots", help="Snapshots that no run uses.")] = False,
+    environments: Annotated[bool, typer.Option("--environments", help="Environments, those on images too.")] = False,
+    data: Annotated[bool, typer.Option("--data", help="This machine's copies of stores' files.")] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> int:
+    """Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. Never what a
+    living run uses, nor a run with the tag `keep`."""
+    wish = Wish(
+        older_than_s=older_than_s,
+        keep_last=keep_last,
+        max_bytes=parse_size(max_size) if max_size is not None else None,
+        status=state_named(status) if status is not None else None,
+        experiment=experiment,
+    )
+    named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data}
+    kinds = [kind for kind, is_named in named.items() if is_named]
+    workspace_dir = Workspace.from_config(create=False).path
+    if dry_run or not yes:
+        found = prune_workspace(workspace_dir, wish, kinds, dry_run=True)
+        if dry_run:
+            return _tell(found, dry_run=True, as_json=as_json)
+        if found:
+            if not as_json:
+                _print_removed(found)
+            if not _confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
+                return _DECLINED
+    found = prune_workspace(workspace_dir, wish, kinds)
+    return _tell(found, dry_run=False, as_json=as_json)
+
+
+def _remove(folder: RunFolder, *, force: bool) -> bool:
+    """Whether the run is gone; what stays of it, and why, is said."""
+    left = notes.read(folder.notes).properties.get("not_fetched")
+    try:
+        removal.remove(folder, force=force)
+    except RunNotFoundError:
+        pass  # another process was faster
+    except PacelineError as error:
+        warn(f"paceline: error: {error}")
+        return False
+    if left:
+        warn(f"{folder.run_id}: files stay on other machines: {left}")
+    return True
+
+
+def _below(folders: list[RunFolder]) -> list[RunFolder]:
+    """The runs below these, at any depth, those furthest below first."""
+    if not folders:
+        return []
+    runs_dir = folders[0].path.parent
+    named = {folder.run_id for folder in folders}
+    records: list[RunRecord] = [record for record in store.all_records(runs_dir) if record.parent_run_id]
+    parents = set(named)
+    while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
+        parents |= grown
+    return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
+
+
+def _confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
+    """Whether to go on.
+
+    Raises:
+        UserError: there is no terminal to ask on, and no --yes.
+    """
+    if yes:
+        return True
+    if as_json or not sys.stdin.isatty():
+        raise UserError(f"nothing was removed: there is nobody to ask. --yes answers: {question}")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    print("Nothing was removed.", file=sys.stderr)
+    return False
+
+
+def _tell(found: Pruned, *, dry_run: bool, as_json: bool) -> int:
+    if as_json:
+        print_json({"dry_run": dry_run, **found.to_json()})
+    else:
+        if dry_run:
+            _print_removed(found)
+        verb = "Would remove" if dry_run else "Removed"
+        print(f"{verb} {_summary(found)}." if found else "There is nothing to remove.")
+    for why in found.failed:
+        warn(f"paceline: {why}")
+    return 1 if found.failed else 0
+
+
+def _print_removed(found: Pruned) -> None:
+    rows = [
+        *(("run", run.name, size_text(run.size_bytes)) for run in found.runs),
+        *(("snapshot", one.name[:12], size_text(one.size_bytes)) for one in found.snapshots),
+        *(("environment", one.name[:12], size_text(one.size_bytes)) for one in found.environments),
+    ]
+    if found.data_bytes:
+        rows.append(("data", "cached files", size_text(found.data_bytes)))
+    if rows:
+        print_table(("KIND", "NAME", "SIZE"), rows)
+
+
+def _summary(found: Pruned) -> str:
+    """What is gone, in words: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
+    parts = [
+        f"{len(gone)} {noun}{'' if len(gone) == 1 else 's'} ({_total(gone)})"
+        for noun, gone in (
+            ("run", found.runs),
+            ("snapshot", found.snapshots),
+            ("environment", found.environments),
+        )
+        if gone
+    ]
+    if found.data_bytes:
+        parts.append(f"{size_text(found.data_bytes)} of cached data")
+    return ", ".join(parts) + (f": {size_text(found.size_bytes)}" if len(parts) > 1 else "")
+
+
+def _total(gone: list[Removed] | tuple[Removed, ...]) -> str:
+    return size_text(sum(one.size_bytes for one in gone))

@@ -1,0 +1,71 @@
+"""Environments that are wanted no longer: those of interpreters, and those on top of images."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.containers import all_layers, prune_layers
+from paceline.environments.store import EnvironmentStore
+from paceline.errors import PacelineError
+from paceline.pruning.wish import Wish
+from paceline.runs.files import read_json, tree_size
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, parse_utc
+
+
+@dataclass(frozen=True)
+class _Kept:
+    key: str
+    used_s: float
+    size_bytes: int
+
+
+def prune(
+    workspace_dir: Path, wish: Wish, living: Iterable[RunRecord], *, dry_run: bool = False
+) -> list[tuple[str, int]]:
+    """(key, bytes) of each that is gone: it was wanted no longer, and no run holds it or will.
+
+    living: the records of runs that have not ended, on whatever machine.
+    """
+    folder = workspace_dir / "environments"
+    if not folder.is_dir():
+        return []
+    store, images = EnvironmentStore(folder), folder / "images"
+    there = [_Kept(built.key, parse_utc(built.last_used_utc).timestamp(), built.size_bytes) for built in store.all()]
+    there += [_Kept(layer.key, layer.used_at, tree_size(images / layer.key)) for layer in all_layers(images)]
+    needed = _needed(workspace_dir, store, living)
+    latest = time.time() - (wish.older_than_s or 0.0)
+    left = sum(kept.size_bytes for kept in there)
+    chosen: dict[str, int] = {}
+    for kept in sorted(there, key=lambda kept: kept.used_s):
+        if wish.max_bytes is not None and left <= wish.max_bytes:
+            break
+        if kept.key not in needed and kept.used_s <= latest:
+            chosen[kept.key] = kept.size_bytes
+            left -= kept.size_bytes
+    gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
+    gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
+    return [(key, chosen[key]) for key in gone]
+
+
+def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:
+    """Keys of the environments that living runs have, or will ask for once they are prepared.
+
+    On this machine the kernel's locks say the same of those that run; they may not reach other machines.
+    """
+    keys = set()
+    for record in living:
+        built = read_json(RunFolder(workspace_dir / "runs" / record.run_id).environment)
+        if isinstance(built, dict) and isinstance(built.get("key"), str):
+            keys.add(built["key"])
+        elif record.job is not None and record.job.environment.needs_build:
+            with contextlib.suppress(PacelineError, OSError):
+                environment = record.job.environment
+                if (found := store.find(environment, environment.python or sys.executable)) is not None:
+                    keys.add(found.key)
+    return keys

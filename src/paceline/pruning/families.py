@@ -1,0 +1,107 @@
+"""Which runs are wanted no longer. A run and those below it stay or go together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.pruning.wish import Wish
+from paceline.runs import notes, store
+from paceline.runs.files import tree_size
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, parse_utc
+
+#: A run with this tag, whatever its value, is never pruned.
+KEEP_TAG = "keep"
+
+
+@dataclass(frozen=True)
+class Family:
+    """A run that has no parent, or whose parent is gone, and all runs below it. members: those below first."""
+
+    root: RunRecord
+    members: tuple[RunRecord, ...]
+
+    @property
+    def is_over(self) -> bool:
+        return all(record.is_terminal for record in self.members)
+
+    @property
+    def ended_s(self) -> float:
+        """When the last of them ended, in seconds since 1970."""
+        return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
+
+    def folders(self, runs_dir: Path) -> list[RunFolder]:
+        return [RunFolder(runs_dir / record.run_id) for record in self.members]
+
+
+def families(runs_dir: Path) -> list[Family]:
+    """All runs of the workspace by family, the newest first."""
+    records = {record.run_id: record for record in store.all_records(runs_dir)}
+    members: dict[str, list[RunRecord]] = {}
+    for record in records.values():
+        members.setdefault(_root(record, records), []).append(record)
+    return [
+        # Newest first, so that what is below comes before what it is below of.
+        Family(records[root], tuple(found))
+        for root, found in members.items()
+    ]
+
+
+def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
+    """The families that are wanted no longer, the oldest first; none of them lives, or is to be kept."""
+    if not wish.is_for_runs:
+        return []
+    there = families(runs_dir)
+    asked = [family for family in there if _is_asked_for(family, wish)]
+    if wish.keep_last is not None:
+        asked = _but_the_last(asked, wish.keep_last)
+    latest = time.time() - (wish.older_than_s or 0.0)
+    found = [
+        family
+        for family in asked
+        if family.is_over and family.ended_s <= latest and not _is_kept(family.folders(runs_dir))
+    ]
+    found.sort(key=lambda family: family.ended_s)
+    return found if wish.max_bytes is None else _excess(runs_dir, there, found, wish.max_bytes)
+
+
+def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
+    seen = {record.run_id}
+    while record.parent_run_id in records and record.parent_run_id not in seen:
+        record = records[record.parent_run_id]
+        seen.add(record.run_id)
+    return record.run_id
+
+
+def _is_asked_for(family: Family, wish: Wish) -> bool:
+    return wish.experiment in (None, family.root.experiment) and wish.status in (None, family.root.status)
+
+
+def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
+    """All but the newest so many of each experiment."""
+    seen: dict[str, int] = {}
+    rest = []
+    for family in found:
+        seen[family.root.experiment] = seen.get(family.root.experiment, 0) + 1
+        if seen[family.root.experiment] > count:
+            rest.append(family)
+    return rest
+
+
+def _is_kept(folders: Iterable[RunFolder]) -> bool:
+    return any(KEEP_TAG in notes.read(folder.notes).tags for folder in folders)
+
+
+def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:
+    """As many of those found, the oldest first, as make what is left of all runs no more than that."""
+    sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
+    total, going = sum(sizes.values()), []
+    for family in found:
+        if total <= max_bytes:
+            break
+        total -= sizes[family.root.run_id]
+        going.append(family)
+    return going

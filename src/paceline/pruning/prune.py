@@ -1,0 +1,123 @@
+"""All kinds in one go, in the order in which one frees another: runs, then their snapshots, environments, cached data."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError, UserError
+from paceline.pruning import environments, snapshots
+from paceline.pruning.families import unwanted
+from paceline.pruning.wish import Wish
+from paceline.runs import removal, store
+from paceline.runs.files import tree_size
+
+KINDS = ("runs", "snapshots", "environments", "data")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removed:
+    """Something that is gone. name: the run's id, the snapshot's hash, the environment's key."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What is gone, or would be. data_bytes: of cached files. failed: why a run that was to go is still there."""
+
+    runs: tuple[Removed, ...] = ()
+    snapshots: tuple[Removed, ...] = ()
+    environments: tuple[Removed, ...] = ()
+    data_bytes: int = 0
+    failed: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return self.data_bytes + sum(one.size_bytes for one in (*self.runs, *self.snapshots, *self.environments))
+
+    def __bool__(self) -> bool:
+        return bool(self.runs or self.snapshots or self.environments or self.data_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": [{"run_id": one.name, "size_bytes": one.size_bytes} for one in self.runs],
+            "snapshots": [{"snapshot_id": one.name, "size_bytes": one.size_bytes} for one in self.snapshots],
+            "environments": [{"key": one.name, "size_bytes": one.size_bytes} for one in self.environments],
+            "data_bytes": self.data_bytes,
+            "size_bytes": self.size_bytes,
+            "failed": list(self.failed),
+        }
+
+
+def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_run: bool = False) -> Pruned:
+    """Remove what is wanted no longer, and nothing that a living run uses; what is gone.
+
+    kinds: of `KINDS`, these alone. Without: snapshots that no run uses; runs, if a criterion says which; environments and
+    cached data, if they are given an age or a size. dry_run: remove nothing.
+
+    Raises:
+        UserError: no such kind; or runs alone are asked for, and no criterion says which.
+    """
+    if unknown := sorted({*kinds} - {*KINDS}):
+        raise UserError(f"{unknown[0]!r} can't be pruned. There are {', '.join(KINDS)}.")
+    if "runs" in kinds and not wish.is_for_runs:
+        raise UserError(
+            "which runs are to go? Give --older-than 30d, --keep-last N, --max-size 20GB, --status or --experiment "
+            "(older_than=, keep_last=, max_size=, status=, experiment=). A single run goes with `paceline rm RUN`."
+        )
+    if not kinds:
+        kinds = KINDS if wish.is_for_all else ("runs", "snapshots")
+    if not dry_run:
+        removal.sweep(workspace_dir / "runs")
+        snapshots.sweep(workspace_dir)
+    runs, failed = _prune_runs(workspace_dir, wish, dry_run) if "runs" in kinds else ([], [])
+    return Pruned(
+        runs=tuple(runs),
+        failed=tuple(failed),
+        snapshots=_prune_snapshots(workspace_dir, runs, dry_run) if "snapshots" in kinds else (),
+        environments=_prune_environments(workspace_dir, wish, dry_run) if "environments" in kinds else (),
+        data_bytes=_prune_data(wish, dry_run) if "data" in kinds else 0,
+    )
+
+
+def _prune_runs(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[list[Removed], list[str]]:
+    runs_dir = workspace_dir / "runs"
+    gone, failed = [], []
+    for family in unwanted(runs_dir, wish):
+        for folder in family.folders(runs_dir):
+            size = tree_size(folder.path)
+            try:
+                if not dry_run:
+                    removal.remove(folder)
+            except PacelineError as error:
+                failed.append(str(error))
+                break  # what it is below of stays with it
+            gone.append(Removed(name=folder.run_id, size_bytes=size))
+    return gone, failed
+
+
+def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
+    found = snapshots.unused(workspace_dir, {run.name for run in runs})
+    return tuple(
+        Removed(name=name, size_bytes=size) for name, size in found if dry_run or snapshots.remove(workspace_dir, name)
+    )
+
+
+def _prune_environments(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[Removed, ...]:
+    living = [record for record in store.all_records(workspace_dir / "runs") if not record.is_terminal]
+    found = environments.prune(workspace_dir, wish, living, dry_run=dry_run)
+    return tuple(Removed(name=key, size_bytes=size) for key, size in found)
+
+
+def _prune_data(wish: Wish, dry_run: bool) -> int:
+    from paceline.data.cache import DataCache
+
+    with contextlib.suppress(FileNotFoundError):
+        return DataCache().prune(wish.max_bytes or 0, unused_for_s=wish.older_than_s or 0.0, dry_run=dry_run)
+    return 0

@@ -1,0 +1,108 @@
+"""Snapshots that no run uses any more."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from paceline.runs import store
+from paceline.runs.files import read_json, remove_tree
+from paceline.runs.folder import RunFolder
+
+#: A run's snapshot is there before its record is. A guess, far above what a submission takes.
+_FRESH_S = 600.0
+#: Of a copy that a killed submission has left.
+_ABANDONED_S = 86400.0
+_GONE, _NEW = ".gone-", ".new-"
+
+
+def unused(workspace_dir: Path, without: Collection[str] = ()) -> list[tuple[str, int]]:
+    """(id, bytes) of each snapshot that no run has and that was not taken or asked for just now.
+
+    without: runs that count as gone. bytes: what its removal frees; files that it shares with others are counted where the
+    last of their names goes.
+    """
+    used = {name for run_id, name in _used(workspace_dir / "runs") if run_id not in without}
+    found = []
+    for path in _snapshots(workspace_dir):
+        if path.name not in used and _age_s(path) > _FRESH_S:
+            found.append(path)
+    return list(zip([path.name for path in found], _sizes(found), strict=True))
+
+
+def remove(workspace_dir: Path, name: str) -> bool:
+    """Remove a snapshot, whole or not at all; False where it was asked for meanwhile, or can't be removed."""
+    path = workspace_dir / "snapshots" / name
+    gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
+    if _age_s(path) <= _FRESH_S:
+        return False
+    try:
+        os.rename(path, gone)
+    except OSError:
+        return False
+    if _age_s(gone) <= _FRESH_S:  # a submission has found it between the two
+        os.rename(gone, path)
+        return False
+    with contextlib.suppress(OSError):
+        remove_tree(gone)
+    return True
+
+
+def sweep(workspace_dir: Path) -> None:
+    """Go on with removals that were killed, and remove what killed submissions have left. Never raises."""
+    with contextlib.suppress(OSError):
+        for path in (workspace_dir / "snapshots").iterdir():
+            if path.name.startswith(_GONE) or (path.name.startswith(_NEW) and _age_s(path) > _ABANDONED_S):
+                with contextlib.suppress(OSError):
+                    remove_tree(path)
+
+
+def _used(runs_dir: Path) -> Iterator[tuple[str, str]]:
+    """(run id, snapshot id) of every run."""
+    for run_id in store.ids(runs_dir):
+        folder = RunFolder(runs_dir / run_id)
+        try:
+            yield run_id, os.path.basename(os.readlink(folder.snapshot))
+        except OSError:
+            # Its link is made after its record; an interactive run may have none.
+            data = read_json(folder.record)
+            if isinstance(data, dict) and isinstance(data.get("snapshot_id"), str):
+                yield run_id, data["snapshot_id"]
+
+
+def _snapshots(workspace_dir: Path) -> list[Path]:
+    try:
+        return sorted(path for path in (workspace_dir / "snapshots").iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _sizes(paths: list[Path]) -> list[int]:
+    """What goes with each if all go, one after another: snapshots share the files that are the same in them."""
+    names: dict[tuple[int, int], int] = {}
+    sizes = []
+    for path in paths:
+        size = 0
+        for folder, _, files in os.walk(path):
+            for file in files:
+                with contextlib.suppress(OSError):
+                    found = os.lstat(os.path.join(folder, file))
+                    if found.st_nlink > 1:
+                        key = (found.st_dev, found.st_ino)
+                        names[key] = names.get(key, 0) + 1
+                        if names[key] < found.st_nlink:
+                            continue
+                    size += found.st_size
+        sizes.append(size)
+    return sizes

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import RunNotFoundError, RunStateError
+from paceline.runs import elsewhere, files, removal, states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.run import Run
+from paceline.workspace import Experiment, Workspace
+from tests.helpers import RUN_ID, make_run, write_tree
+
+
+def ended(runs_dir: Path, run_id: str = RUN_ID, **values) -> RunFolder:
+    folder, fd = make_run(runs_dir, run_id, states.COMPLETED, **values)
+    os.close(fd)
+    return folder
+
+
+def test_a_run_that_has_ended_is_removed_with_all_it_has(tmp_path):
+    runs_dir = tmp_path / "runs"
+    folder = ended(runs_dir, scratch_dir=str(tmp_path / "scratch"))
+    write_tree(folder.path, {"outputs/locked/deep/model.pt": b"1", "secrets.json": b"{}", "notes.jsonl": b""})
+    write_tree(tmp_path, {"scratch/socket": b"", "elsewhere/data": b"stays"})
+    (folder.outputs / "link").symlink_to(tmp_path / "elsewhere")
+    (folder.outputs / "locked/deep").chmod(0o500)
+    (folder.outputs / "locked").chmod(0o500)
+    runs_dir.chmod(0o755)
+    removal.remove(folder)
+
+    assert list(runs_dir.iterdir()) == []
+    assert not (tmp_path / "scratch").exists()
+    assert (tmp_path / "elsewhere/data").read_bytes() == b"stays"
+    assert runs_dir.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(RunNotFoundError):
+        removal.remove(folder)
+
+
+def test_a_run_that_lives_is_refused_with_the_next_step(tmp_path):
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
+    with pytest.raises(RunStateError, match=rf"is Running.*End it first: paceline cancel --wait {RUN_ID}"):
+        removal.remove(folder)
+    with pytest.raises(RunStateError):
+        removal.remove(folder, force=True)
+    os.close(fd)
+    assert folder.record.exists()
+
+
+def test_a_run_that_somebody_still_looks_after_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(removal, "_LOCK_S", 0.05)
+    folder, fd = make_run(tmp_path / "runs", status=states.COMPLETED)
+    with pytest.raises(RunStateError, match="looked after by another process"):
+        removal.remove(folder)
+    os.close(fd)
+    removal.remove(folder)
+
+
+def test_a_run_that_nobody_looks_after_is_set_right_and_removed(tmp_path):
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
+    os.close(fd)
+    removal.remove(folder)
+    assert not folder.path.exists()
+
+
+def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, monkeypatch):
+    folder, fd = make_run(tmp_path / "runs", status=states.RUNNING, owner={"host": "head", "pid": 1})
+    os.close(fd)
+    folder.engine.write_text('{"engine": "slurm", "job_id": "1"}')
+
+    class Silent:
+        def look(self, folder, record):
+            return elsewhere.Look(state=elsewhere.UNREACHABLE, message="slurmctld does not answer")
+
+    monkeypatch.setattr(elsewhere, "_teller", lambda folder: Silent())
+    with pytest.raises(RunStateError, match=r"may still run: slurmctld does not answer.*rm --force"):
+        removal.remove(folder)
+    removal.remove(folder, force=True)
+    assert store.ids(tmp_path / "runs") == []
+
+
+def test_a_removal_that_is_killed_leaves_nothing_half_listed_and_the_next_goes_on_with_it(tmp_path):
+    runs_dir = tmp_path / "runs"
+    folder = ended(runs_dir)
+    code = """
+import sys, time, pathlib
+from paceline.runs import removal
+from paceline.runs.folder import RunFolder
+def stop(path):
+    (path / "run.json").unlink()
+    print("half", flush=True)
+    time.sleep(600)
+removal.remove_tree = stop
+removal.remove(RunFolder(pathlib.Path(sys.argv[1])))
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(folder.path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+        assert store.ids(runs_dir) == []
+        removal.sweep(runs_dir)
+        assert len(list(runs_dir.iterdir())) == 1, "whoever removes it is let alone while it lives"
+        process.send_signal(signal.SIGKILL)
+    removal.sweep(runs_dir)
+    assert list(runs_dir.iterdir()) == []
+
+
+def test_what_killed_submissions_left_is_swept_once_it_is_old(tmp_path):
+    runs_dir = tmp_path / "runs"
+    for name in (".new-fresh", ".new-old", ".new-held", ".new-empty"):
+        (runs_dir / name).mkdir(parents=True)
+    for name in (".new-fresh", ".new-old", ".new-held"):
+        (runs_dir / name / "lock").touch()
+    fd = removal.locks.take(runs_dir / ".new-held/lock")
+    for name in (".new-old", ".new-held", ".new-empty"):
+        os.utime(runs_dir / name, (1, 1))
+    removal.sweep(runs_dir)
+    assert sorted(path.name for path in runs_dir.iterdir()) == [".new-fresh", ".new-held"]
+    assert fd is not None
+    os.close(fd)
+    removal.sweep(tmp_path / "none")
+
+
+def test_files_of_another_user_stay_and_are_named_but_the_run_is_in_no_list(tmp_path, monkeypatch):
+    folder = ended(tmp_path / "runs")
+
+    def fail(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path / "outputs/theirs"))
+
+    monkeypatch.setattr(removal, "remove_tree", fail)
+    with pytest.raises(RunStateError, match=r"are another user's, and stay: Permission denied: '.*outputs/theirs'"):
+        removal.remove(folder)
+    assert store.ids(tmp_path / "runs") == []
+
+
+# --- by its handle
+
+
+def test_a_run_is_deleted_by_its_handle_with_the_runs_below_it_if_asked(tmp_path):
+    experiment = Experiment(Workspace(tmp_path), "digits")
+    folder = ended(tmp_path / "runs")
+    child = ended(tmp_path / "runs", "digits_1700000001_00000002", parent_run_id=RUN_ID)
+    ended(tmp_path / "runs", "digits_1700000002_00000003", parent_run_id=child.run_id)
+    other = ended(tmp_path / "runs", "digits_1700000003_00000004")
+    run = Run(experiment, folder.run_id)
+    with pytest.raises(RunStateError, match="has 2 child runs"):
+        run.delete()
+    run.delete(children=True)
+    assert store.ids(tmp_path / "runs") == [other.run_id]
+    with pytest.raises(RunNotFoundError):
+        run.record()
+
+
+def test_nothing_is_deleted_where_a_run_below_lives(tmp_path):
+    experiment = Experiment(Workspace(tmp_path), "digits")
+    folder = ended(tmp_path / "runs")
+    _, fd = make_run(tmp_path / "runs", "digits_1700000001_00000002", states.RUNNING, parent_run_id=RUN_ID)
+    with pytest.raises(RunStateError, match="is Running"):
+        Run(experiment, folder.run_id).delete(children=True)
+    assert len(store.ids(tmp_path / "runs")) == 2
+    os.close(fd)
+
+
+# --- trees
+
+
+def test_the_size_of_a_tree_counts_each_file_once(tmp_path):
+    write_tree(tmp_path / "tree", {"a": b"12345", "b/c": b"123"})
+    os.link(tmp_path / "tree/a", tmp_path / "tree/b/again")
+    (tmp_path / "tree/link").symlink_to("/")
+    assert files.tree_size(tmp_path / "tree") == 8
+    assert files.tree_size(tmp_path / "none") == 0
+
+
+def test_a_tree_or_a_file_or_a_link_is_removed_and_one_that_is_not_there_is_no_error(tmp_path):
+    write_tree(tmp_path, {"tree/a/b": b"", "file": b"", "other/c": b""})
+    (tmp_path / "link").symlink_to("other")
+    for name in ("tree", "file", "link", "none"):
+        files.remove_tree(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_notebook_shows_a_run_escaped(tmp_path):
+    folder, fd = make_run(tmp_path / "runs")
+    record = store.stored(folder)
+    report = store.FailureReport(cause="exception", message="<script>alert(1)</script>\x1b[2J")
+    store.change(folder, record, states.FAILED, failure=report, ended_utc=record.created_utc)
+    os.close(fd)
+    run = Run(Experiment(Workspace(tmp_path), "digits"), folder.run_id)
+    run.display_name = "<b>name"
+    shown = run._repr_html_()
+
+    assert "<script>" not in shown
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in shown
+    assert f"&lt;b&gt;name ({RUN_ID})" in shown
+    assert ">Failed</b>" in shown
+    assert folder.path.as_uri() in shown
+    run.delete()
+    assert "no readable record" in run._repr_html_()
