@@ -1,0 +1,124 @@
+"""rm, prune, list --long: what runs take, and how it is given back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import pytest
+
+from paceline.workspace import Experiment, Workspace
+from tests.cli.conftest import Cli
+
+
+@pytest.fixture
+def runs(cli: Cli) -> list[str]:
+    """Ids of two runs that have ended and of one below the second."""
+    experiment = Experiment(Workspace(cli.folder / ".paceline"), "kept")
+    ids = []
+    for _ in range(2):
+        with experiment.start_logging() as run:
+            (run.folder.outputs / "model").write_bytes(b"x" * 5000)
+            ids.append(run.id)
+    child = run.child_run("fold")
+    child.complete()
+    return [*ids, child.id]
+
+
+def answered(cli: Cli, answer: str, *words: object) -> tuple[int, str]:
+    """The exit code, and what the command writes to a terminal on which somebody answers so."""
+    ours, theirs = os.openpty()
+    process = cli.start(*words, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    os.write(ours, answer.encode() + b"\n")
+    data = b""
+    with contextlib.suppress(OSError):  # EIO is a terminal's end
+        while piece := os.read(ours, 1 << 16):
+            data += piece
+    os.close(ours)
+    return process.wait(timeout=100), data.decode()
+
+
+def test_a_run_is_removed_once_somebody_has_said_yes(cli: Cli, runs: list[str]) -> None:
+    assert "there is nobody to ask. --yes answers: Remove run" in cli("rm", runs[0], code=2).stderr
+    code, said = answered(cli, "", "rm", runs[0])
+    assert code == 1
+    assert f"Remove run {runs[0]}, " in said
+    assert "Nothing was removed." in said
+    assert sorted(runs) == cli.run_ids()
+    code, said = answered(cli, "y", "rm", runs[0])
+    assert code == 0
+    assert f"{runs[0]}: removed, " in said
+    assert sorted(runs[1:]) == cli.run_ids()
+    assert "no run" in cli("rm", runs[0], "--yes", code=2).stderr
+
+
+def test_runs_below_go_only_if_they_are_meant(cli: Cli, runs: list[str]) -> None:
+    assert f"there are runs below: {runs[2]}. --children" in cli("rm", "--yes", runs[1], code=2).stderr
+    words = ("rm", "--yes", "--children", runs[1])
+    assert [run["run_id"] for run in cli.json(*words, "--dry-run")] == [runs[2], runs[1]]
+    removed = cli.json(*words)
+    assert [run["run_id"] for run in removed] == [runs[2], runs[1]]
+    assert removed[1]["size_bytes"] > 5000
+    assert cli.run_ids() == runs[:1]
+
+
+def test_a_run_that_lives_is_refused_and_nothing_else_is_removed(cli: Cli, runs: list[str]) -> None:
+    living = cli.submit("import time; time.sleep(600)")
+    cli.wait(living, "Running")
+    done = cli("rm", "--yes", runs[0], living, code=1)
+    assert f"run {living} is Running" in done.stderr
+    assert f"paceline cancel --wait {living}" in done.stderr
+    assert len(cli.run_ids()) == 4
+    assert cli.json("prune", "--older-than", "0s", "--runs", "--yes")["failed"] == []
+    assert cli.run_ids() == [living]
+    cli("cancel", "--wait", living)
+    assert f"{living}: removed" in cli("rm", "--yes", living).stdout
+
+
+def test_a_removal_that_was_killed_is_finished_by_the_next_list(cli: Cli, runs: list[str]) -> None:
+    top = cli.folder / ".paceline/runs"
+    os.rename(top / runs[0], top / f".gone-{runs[0]}-00000000")
+    assert runs[0] not in cli("list").stdout
+    assert sorted(os.listdir(top)) == sorted(runs[1:])
+
+
+def test_prune_shows_asks_and_removes(cli: Cli, runs: list[str]) -> None:
+    assert "There is nothing to remove" in cli("prune").stdout
+    dry = cli("prune", "--keep-last", "1", "--runs", "--dry-run")
+    assert runs[0] in dry.stdout
+    assert "Would remove 1 run (" in dry.stdout
+    assert "there is nobody to ask" in cli("prune", "--keep-last", "1", code=2).stderr
+    code, said = answered(cli, "n", "prune", "--keep-last", "1")
+    assert code == 1
+    assert "Remove 1 run (" in said
+    assert sorted(runs) == cli.run_ids()
+    code, said = answered(cli, "yes", "prune", "--keep-last", "1")
+    assert code == 0
+    assert "Removed 1 run (" in said
+    assert sorted(runs[1:]) == cli.run_ids()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--runs"], "which runs are to go"),
+        (["--older-than", "old"], "'old' is no duration"),
+        (["--max-size", "big"], "'big' is no size"),
+        (["--keep-last", "-1"], "-1"),
+        (["--status", "Done"], "--status 'Done' is no state"),
+    ],
+)
+def test_a_wrong_call_removes_nothing(cli: Cli, runs: list[str], words: list[str], complaint: str) -> None:
+    assert complaint in cli("prune", "--yes", *words, code=2).stderr
+    assert sorted(runs) == cli.run_ids()
+
+
+def test_list_long_has_sizes_and_tags(cli: Cli, runs: list[str]) -> None:
+    lines = [line.split() for line in cli("list", "--long").stdout.splitlines()]
+    assert lines[0][-2:] == ["DISK", "TAGS"]
+    assert {tuple(line[-2:]) for line in lines[2:]} <= {("5.8", "kB"), ("5.9", "kB"), ("6.0", "kB")}
+    sizes = {run["run_id"]: run["size_bytes"] for run in cli.json("list", "--long")}
+    assert 5000 < sizes[runs[0]] < 10_000
+    assert "size_bytes" not in cli.json("list")[0]
+    assert cli.json("show", runs[0])["size_bytes"] == sizes[runs[0]]

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from paceline.containers import kept_layers
+from paceline.data.cache import DataCache
+from paceline.environments.environment import Environment
+from paceline.environments.store import EnvironmentStore
+from paceline.errors import DataError, UserError, WorkspaceError
+from paceline.pruning import Pruned, Wish, environments, prune
+from paceline.runs import files, notes, states, store
+from paceline.runs.folder import RunFolder
+from paceline.workspace import Workspace
+from tests.helpers import make_job, make_record, make_run, write_tree
+
+DAY = 86400
+
+
+def make(
+    workspace: Path, number: int, *, days: float = 0, status: str = states.COMPLETED, size: int = 0, **values
+) -> str:
+    """The id of a run that ended so long ago, with a file of this size; its lock is free unless it lives."""
+    experiment = values.pop("experiment", "digits")
+    run_id = f"{experiment}_{1_700_000_000 + number}_0000000{number % 10}"
+    when = dt.datetime.now(dt.timezone.utc) - dt.timedelta(days=days)
+    text = when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    folder, fd = make_run(workspace / "runs", run_id, experiment=experiment, created_utc=text, **values)
+    store.change(folder, store.stored(folder), status, ended_utc=text if status in states.TERMINAL else None)
+    if status in states.TERMINAL:
+        os.close(fd)
+    else:
+        LIVING.append(fd)
+    write_tree(folder.path, {"outputs/file": b"x" * size})
+    return run_id
+
+
+LIVING: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _living_runs_end():
+    yield
+    while LIVING:
+        os.close(LIVING.pop())
+
+
+def gone(pruned: Pruned) -> list[str]:
+    return [run.name for run in pruned.runs]
+
+
+# --- runs
+
+
+def test_runs_go_by_age_and_never_one_that_lives_or_has_the_tag_keep(tmp_path):
+    old, new = make(tmp_path, 1, days=40), make(tmp_path, 2, days=20)
+    queued = make(tmp_path, 3, days=50, status=states.QUEUED)
+    kept = make(tmp_path, 4, days=60)
+    notes.set_tags(RunFolder(tmp_path / "runs" / kept).notes, {"keep": None})
+    wish = Wish(older_than_s=30 * DAY)
+
+    dry = prune(tmp_path, wish, ["runs"], dry_run=True)
+    assert gone(dry) == [old]
+    assert len(store.ids(tmp_path / "runs")) == 4
+    assert prune(tmp_path, wish, ["runs"]) == dry
+    assert sorted(store.ids(tmp_path / "runs")) == sorted([new, queued, kept])
+
+
+def test_the_last_runs_of_each_experiment_stay(tmp_path):
+    for number in range(1, 5):
+        make(tmp_path, number, days=10 - number)
+    make(tmp_path, 5, days=99, experiment="other")
+    failed = make(tmp_path, 6, days=9, status=states.FAILED)
+    wish = Wish(keep_last=2)
+    assert gone(prune(tmp_path, wish, ["runs"], dry_run=True)) == [
+        f"digits_{1_700_000_000 + number}_0000000{number}" for number in (1, 2, 3)
+    ]
+    assert gone(prune(tmp_path, Wish(keep_last=0, status=states.FAILED), ["runs"], dry_run=True)) == [failed]
+    assert gone(prune(tmp_path, Wish(experiment="other"), ["runs"], dry_run=True)) == ["other_1700000005_00000005"]
+    # All criteria have to let it.
+    assert len(gone(prune(tmp_path, Wish(keep_last=1, older_than_s=7.5 * DAY), ["runs"], dry_run=True))) == 2
+
+
+def test_the_oldest_runs_go_until_the_rest_has_the_size(tmp_path):
+    ids = [make(tmp_path, number, days=10 - number, size=1_000_000) for number in range(1, 5)]
+    living = make(tmp_path, 5, days=50, size=1_000_000, status=states.RUNNING)
+    found = prune(tmp_path, Wish(max_bytes=3_500_000), ["runs"])
+    assert gone(found) == ids[:2]
+    assert found.size_bytes > 2_000_000
+    assert sorted(store.ids(tmp_path / "runs")) == sorted([*ids[2:], living])
+
+
+def test_a_run_and_those_below_it_stay_or_go_together(tmp_path):
+    root = make(tmp_path, 1, days=40)
+    child = make(tmp_path, 2, days=40, parent_run_id=root)
+    grandchild = make(tmp_path, 3, days=1, parent_run_id=child)
+    orphan = make(tmp_path, 4, days=40, parent_run_id="digits_1_gone")
+    wish = Wish(older_than_s=30 * DAY)
+    assert gone(prune(tmp_path, wish, ["runs"], dry_run=True)) == [orphan]
+    assert gone(prune(tmp_path, Wish(older_than_s=0, keep_last=1), ["runs"], dry_run=True)) == [grandchild, child, root]
+    make(tmp_path, 5, parent_run_id=grandchild, status=states.RUNNING)
+    assert gone(prune(tmp_path, Wish(older_than_s=0), ["runs"], dry_run=True)) == [orphan]
+
+
+def test_without_a_criterion_no_run_goes(tmp_path):
+    make(tmp_path, 1, days=400)
+    assert not prune(tmp_path, Wish())
+    with pytest.raises(UserError, match="which runs are to go"):
+        prune(tmp_path, Wish(), ["runs"])
+    with pytest.raises(UserError, match="'logs' can't be pruned"):
+        prune(tmp_path, Wish(), ["logs"])
+    for values in ({"older_than_s": -1}, {"keep_last": -1}, {"max_bytes": -1}, {"status": "Done"}):
+        with pytest.raises(UserError):
+            Wish(**values)
+
+
+# --- snapshots
+
+
+def snapshot(workspace: Path, name: str, content: bytes = b"code", *, days: float = 1) -> Path:
+    path = write_tree(workspace / "snapshots" / name, {"train.py": content})
+    os.utime(path, (time.time() - days * DAY,) * 2)
+    return path
+
+
+def test_snapshots_go_that_no_run_has_but_not_one_that_was_asked_for_just_now(tmp_path):
+    linked, recorded, unused, fresh = (snapshot(tmp_path, name, name.encode() * 9) for name in ("l", "r", "u", "f"))
+    os.utime(fresh)
+    run = RunFolder(tmp_path / "runs" / make(tmp_path, 1, days=40))
+    run.snapshot.symlink_to(os.path.relpath(linked, run.path))
+    make(tmp_path, 2, status=states.QUEUED, snapshot_id="r")
+    write_tree(tmp_path / "snapshots", {".scans/a.json": b"{}", ".gone-x/a": b"", ".new-1-2/a": b""})
+
+    dry = prune(tmp_path, Wish(), ["snapshots"], dry_run=True)
+    assert [(one.name, one.size_bytes) for one in dry.snapshots] == [("u", 9)]
+    assert prune(tmp_path, Wish(), ["snapshots"]) == dry
+    left = sorted(path.name for path in (tmp_path / "snapshots").iterdir())
+    assert left == sorted([".new-1-2", ".scans", "f", "l", "r"])
+    assert not unused.exists()
+    assert recorded.exists()
+
+
+def test_the_snapshot_of_a_run_that_goes_goes_with_it_also_in_a_dry_run(tmp_path):
+    path = snapshot(tmp_path, "s")
+    make(tmp_path, 1, days=40, snapshot_id="s")
+    wish = Wish(older_than_s=30 * DAY)
+    for dry_run in (True, False):
+        found = prune(tmp_path, wish, ["runs", "snapshots"], dry_run=dry_run)
+        assert (len(found.runs), [one.name for one in found.snapshots]) == (1, ["s"])
+    assert not path.exists()
+
+
+def test_files_that_snapshots_share_count_where_the_last_of_them_goes(tmp_path):
+    for name in ("a", "b", "c"):
+        snapshot(tmp_path, name, name.encode())
+    for name in ("b", "c"):
+        os.link(tmp_path / "snapshots/a/train.py", tmp_path / f"snapshots/{name}/shared")
+        os.utime(tmp_path / "snapshots" / name, (1, 1))
+    make(tmp_path, 1, snapshot_id="c")
+    found = prune(tmp_path, Wish(), ["snapshots"])
+    assert [(one.name, one.size_bytes) for one in found.snapshots] == [("a", 0), ("b", 1)]
+
+
+def test_a_snapshot_that_is_asked_for_while_it_is_pruned_stays(tmp_path, monkeypatch):
+    path = snapshot(tmp_path, "s")
+    rename = os.rename
+
+    def asked_for_meanwhile(source, target):
+        os.utime(source)
+        rename(source, target)
+
+    monkeypatch.setattr("paceline.pruning.snapshots.os.rename", asked_for_meanwhile)
+    assert not prune(tmp_path, Wish(), ["snapshots"])
+    assert (path / "train.py").exists()
+
+
+# --- environments
+
+
+@pytest.fixture
+def layers(tmp_path, monkeypatch):
+    """Environments on images, as what has no interpreter needs no building: key -> days since it was used."""
+    ages = {"a": 40, "b": 20, "c": 1}
+    folder = tmp_path / "environments/images"
+    for key, days in ages.items():
+        write_tree(folder / key, {"layer/file": b"x" * 1000})
+        write_tree(folder, {f"{key}.json": b"", f"{key}.lock": b""})
+        os.utime(folder / f"{key}.lock", (time.time() - days * DAY,) * 2)
+
+    def read_layer(folder: Path, key: str):
+        if not (folder / f"{key}.json").exists():
+            return None
+        return kept_layers.Layer(prefix=str(folder / key / "layer"), python="python", bin_dir="bin")
+
+    monkeypatch.setattr(kept_layers, "read_layer", read_layer)
+    return folder
+
+
+def keys(found: Pruned) -> list[str]:
+    return sorted(one.name for one in found.environments)
+
+
+def test_environments_go_by_age_and_size_and_not_those_that_living_runs_need(tmp_path, layers):
+    def dry(**values) -> list[str]:
+        return keys(prune(tmp_path, Wish(**values), ["environments"], dry_run=True))
+
+    assert dry() == ["a", "b", "c"]
+    assert dry(older_than_s=30 * DAY) == ["a"]
+    assert dry(max_bytes=1500) == ["a", "b"]
+    run = RunFolder(tmp_path / "runs" / make(tmp_path, 1, status=states.RUNNING))
+    files.write_json(run.environment, {"key": "a"})
+    assert dry() == ["b", "c"]
+    assert dry(max_bytes=1500) == ["b", "c"]
+    found = prune(tmp_path, Wish(older_than_s=10 * DAY), ["environments"])
+    assert [(one.name, one.size_bytes) for one in found.environments] == [("b", 1000)]
+    assert not (layers / "b").exists()
+
+
+def test_what_a_queued_run_will_ask_for_is_needed(tmp_path, monkeypatch):
+    class Found:
+        key = "k"
+
+    monkeypatch.setattr(EnvironmentStore, "find", lambda self, environment, python: Found())
+    job = make_job(environment=Environment(pip_packages=("einops",)))
+    queued = make_record(status=states.QUEUED, job=job)
+    assert environments._needed(tmp_path, EnvironmentStore(tmp_path), [queued]) == {"k"}
+
+
+def test_only_named_kinds_go_unless_an_age_or_a_size_is_given(tmp_path, layers):
+    assert not prune(tmp_path, Wish(), dry_run=True)
+    assert keys(prune(tmp_path, Wish(older_than_s=30 * DAY), dry_run=True)) == ["a"]
+    assert not prune(tmp_path, Wish(keep_last=3), dry_run=True)
+
+
+# --- data
+
+
+def test_cached_files_go_by_age_and_size_and_not_those_in_use(tmp_path, monkeypatch):
+    cache = DataCache(tmp_path / "cache")
+    monkeypatch.setenv("PACELINE_DATA_CACHE", str(cache.folder))
+    for key, days in (("aa1", 40), ("bb2", 20), ("cc3", 1), ("dd4", 50)):
+        path = write_tree(cache.folder / "objects" / key[:2], {key: b"x" * 100}) / key
+        os.utime(path, (time.time() - days * DAY, 10**9))
+    os.link(cache.folder / "objects/dd/dd4", tmp_path / "in use")
+
+    assert prune(tmp_path, Wish(older_than_s=30 * DAY), ["data"], dry_run=True).data_bytes == 100
+    assert prune(tmp_path, Wish(max_bytes=250), ["data"], dry_run=True).data_bytes == 200
+    assert prune(tmp_path, Wish(), ["data"], dry_run=True).data_bytes == 300
+    assert prune(tmp_path, Wish(older_than_s=10 * DAY), ["data"]).data_bytes == 200
+    assert sorted(path.name for path in (cache.folder / "objects").glob("*/*")) == ["cc3", "dd4"]
+
+
+# --- by the workspace
+
+
+def test_a_workspace_is_pruned_with_durations_and_sizes_as_people_write_them(tmp_path):
+    workspace = Workspace(tmp_path)
+    old = make(tmp_path, 1, days=40)
+    make(tmp_path, 2, days=1)
+    assert gone(workspace.prune(older_than="30d", kinds=["runs"], dry_run=True)) == [old]
+    assert gone(workspace.prune(older_than=dt.timedelta(days=30), kinds=["runs"], dry_run=True)) == [old]
+    assert gone(workspace.prune(max_size="1TB", kinds=["runs"], dry_run=True)) == []
+    with pytest.raises(WorkspaceError, match="older_than: 'long' is no duration"):
+        workspace.prune(older_than="long")
+    with pytest.raises(DataError, match="'much' is no size"):
+        workspace.prune(max_size="much")
+    assert gone(workspace.prune(older_than="30d", kinds=["runs"])) == [old]
