@@ -354,6 +354,11 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
     assert list(paceline("files", "--json")[0]) == [key for key in of_files if key != "path"]
     assert list(paceline("download", status["run_id"], "--to", str(finished / "copy"), "--json")[0]) == of_files
 
+    (gone,) = paceline("rm", status["run_id"], "--dry-run", "--json")
+    assert list(gone) == first_column(section(COMMANDS, "Runs of rm"))
+    pruned = paceline("prune", "--dry-run", "--json")
+    assert list(pruned) == first_column(section(COMMANDS, "A prune"))
+
     canceled = paceline("cancel", submitted["run_id"], again["run_id"], "--wait", "--json")
     assert list(canceled[0]) == first_column(section(COMMANDS, "Runs of cancel"))
     assert list(paceline("logs", status["run_id"], "--json")) == first_column(section(COMMANDS, "A line of logs"))
@@ -372,6 +377,7 @@ def test_every_verb_answers_with_the_documented_keys(finished: Path) -> None:
         ("logs", ("logs",)),
         ("metrics", ("metrics",)),
         ("files, download", ("download",)),
+        ("rm, prune", ("rm", "prune")),
     ],
 )
 def test_every_option_is_documented(heading: str, verbs: tuple[str, ...]) -> None:
