@@ -48,6 +48,7 @@ DETAIL_KEYS = [
     "attempt_records",
     "metrics",
     "files",
+    "size_bytes",
 ]
 FAILURE_KEYS = [
     "cause",
