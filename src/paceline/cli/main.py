@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from paceline import __version__
-from paceline.cli import cancel, compute, data, env, files, logs, metrics, read, remove, run
+from paceline.cli import cancel, compute, data, env, execute, files, logs, metrics, read, remove, run
 from paceline.cli.output import end_with_the_reader
 from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
 from paceline.runs.visible import visible
@@ -34,6 +34,7 @@ metrics.add_to(app)
 files.add_to(app)
 remove.add_to(app)
 cancel.add_to(app)
+execute.add_to(app)
 env.add_to(app)
 data.add_to(app)
 compute.add_to(app)

@@ -84,6 +84,7 @@ def wrap(
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
     host: Host | None = None,
+    beside: int | None = None,
 ) -> Command:
     """The command that runs `command` in a container of its own. `command` has its PYTHONPATH already (`with_paths`).
 
@@ -92,6 +93,7 @@ def wrap(
     mounts: beside the run's own folders: data, the environment's folder.
     shell: the environment that the command would have outside; it counts for those variables alone that `command` has a
         default for. host: the command's node, where that is not this machine.
+    beside: the first rank of a container that runs: it is run in there, where the engine can do that, else in one like it.
 
     Raises:
         LauncherError: a path that can't be mounted.
@@ -111,12 +113,19 @@ def wrap(
     )
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
+    inner = (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv)
+    marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
+    if beside is not None and engine.keeps_containers:
+        name = container_name(launch, beside)
+        words = [engine.path, "exec", "--workdir", str(launch.work_dir)]
+        words += [word for variable in values for word in ("--env", variable)]
+        return replace(command, argv=(*words, name, *inner), environment=marks | dict(values), defaults={})
     argv = run_argv(
         engine,
         image,
-        (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv),
+        inner,
         run_id=launch.run_id,
-        name=f"paceline-{launch.run_id}-{launch.attempt}-{command.ranks[0]}",
+        name=container_name(launch, command.ranks[0]),
         mounts=folders,
         variables=tuple(values),
         work_dir=str(launch.work_dir),
@@ -125,8 +134,12 @@ def wrap(
         user=host.user,
     )
     # By these two a run's processes are found, and the client is one.
-    marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
     return replace(command, argv=argv, environment=marks | for_client(engine, values), defaults={})
+
+
+def container_name(launch: Launch, rank: int) -> str:
+    """Of the container that has this rank, and no lower one."""
+    return f"paceline-{launch.run_id}-{launch.attempt}-{rank}"
 
 
 def run_argv(

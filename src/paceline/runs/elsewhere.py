@@ -157,6 +157,13 @@ def _teller(folder: RunFolder) -> Teller:
     return teller
 
 
+def supervisor_is_away(folder: RunFolder) -> str | None:
+    """As `store.supervisor_is_away`, by the word of the run's target, where it has one."""
+    is_away = getattr(_teller(folder), "supervisor_is_away", None)
+    found: str | None = is_away() if is_away is not None else None
+    return found
+
+
 def engine(folder: RunFolder) -> dict[str, Any]:
     """What was written down of the run's job: "engine", "job_id" and what else the target wants to know."""
     return dict(read_json(folder.engine) or {})

@@ -126,6 +126,15 @@ class RunFolder:
         return self.path / "cancel.json"
 
     @property
+    def exec_requests(self) -> Path:
+        """A folder for each command that somebody runs beside a worker at the moment, for its owner alone."""
+        return self.path / "exec"
+
+    def exec_output(self, attempt: int, name: str) -> Path:
+        """What such a command says, while somebody reads it."""
+        return self.attempt(attempt) / f"exec_{name}.jsonl"
+
+    @property
     def closing(self) -> Path:
         """Exists while somebody ends what a killed supervisor has left: the lock is held then, but the run is over."""
         return self.path / "closing"

@@ -6,7 +6,7 @@ import builtins
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,8 @@ from paceline.runs.run_notes import HasNotes
 from paceline.runs.select import matches
 
 if TYPE_CHECKING:
+    import subprocess
+
     from paceline.runs.failure import FailureReport
 
 
@@ -364,6 +366,25 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if record.status == states.FAILED and raise_on_error:
             raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
         return self.get_details()
+
+    # --- beside it
+
+    def exec(
+        self, command: Sequence[str], rank: int = 0, input: bytes | str = b""
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a command beside the worker of a rank: on its node, in its working folder and container, with its environment
+        variables. How it ended, with what it has printed (`returncode`, `stdout`, `stderr`).
+
+        input: for its standard input. It ends with the run.
+
+        Raises:
+            UserError: no command, or no such rank.
+            RunStateError: the run does not run, or has ended before the command did.
+        """
+        from paceline.runs.execute import execute
+
+        data = input.encode() if isinstance(input, str) else input
+        return execute(self._folder, command, rank=rank, input=data)
 
     # --- ending it
 

@@ -200,6 +200,15 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     return record
 
 
+def supervisor_is_away(folder: RunFolder) -> str | None:
+    """Why this folder is not the one that the run's supervisor looks into, in words; None where it is."""
+    if not folder.engine.exists():
+        return None
+    from paceline.runs import elsewhere
+
+    return elsewhere.supervisor_is_away(folder)
+
+
 def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
     """Ask whoever looks after the run to end it. Asking twice changes nothing."""
     try:

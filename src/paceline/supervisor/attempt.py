@@ -26,6 +26,7 @@ from paceline.plan import Command, Launch
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
+from paceline.supervisor.beside_workers import BesideWorkers
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.findings import Findings, may_have_lost_a_node, report
@@ -103,6 +104,7 @@ class AttemptWatch:
         self._running = False
         written = {reference.name for reference in launch.job.inputs if reference.is_output}
         outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
+        self._beside = BesideWorkers(launch, folder, nodes, shells, self._is_there)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
@@ -121,6 +123,7 @@ class AttemptWatch:
                     stopped = self._watch()
             finally:
                 self._end_all()
+                self._beside.close()
             if failure is None and stopped is None:
                 self._wait_for_losses()
         if failure is None and stopped is None:
@@ -163,6 +166,7 @@ class AttemptWatch:
                 self._end_gracefully()
                 return reason
             self._disks.look()
+            self._beside.look()
             self._wake.sleep(_TICK_S)
 
     def _is_over(self) -> bool:
@@ -197,6 +201,7 @@ class AttemptWatch:
     def _look(self) -> None:
         for ended in self._nodes.ended():
             self._ended(ended)
+            self._beside.ended(ended)
         self._lost |= self._nodes.lost()
         attempt = self._launch.attempt
         for rank in self._places:
@@ -287,6 +292,10 @@ class AttemptWatch:
 
     def _living(self) -> list[int]:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
+
+    def _is_there(self, rank: int) -> bool:
+        """Whether a rank's worker has started and not ended."""
+        return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
     def _is_alive(self, rank: int, pid: int) -> bool:
         return self._nodes.is_alive(pid, self._places[rank].node_rank)

@@ -31,6 +31,33 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     ]
 
 
+def wrapped_beside(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
+    """A command that joins a worker: in the worker's container, where there is one."""
+    if launch.prepared[command.node_rank].container is None:
+        return command
+    from paceline.containers import Host, wrap
+
+    (rank,) = command.ranks
+    if launch.job.launcher == "mpi":
+        # One container a node, or one for all that are stand-ins on this machine, named by its first rank.
+        here = [
+            place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
+        ]
+        rank = min(here)
+    host = None
+    if launch.remote_shell:
+        container = launch.prepared[command.node_rank].container
+        host = Host.from_json(container["host"]) if container else None
+    return wrap(
+        command,
+        launch,
+        shell=shells[command.node_rank],
+        host=host,
+        beside=rank,
+        **_found(launch, command.node_rank),
+    )
+
+
 def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str | None:
     """The engine's own reason for a worker that never came to its script; None where it was not the engine."""
     prepared = launch.prepared[0]

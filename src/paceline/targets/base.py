@@ -16,6 +16,8 @@ of nodes
     disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
         each disk that these folders of the nodes are on, and of the supervisor's own. Without it a run is not warned of a
         disk that fills up.
+    put(node_rank, path, data)   write a small file on a node, for its owner alone, and the folder above it; OSError. Without it
+        `paceline exec` works only where nodes see the supervisor's folders.
     on_news     set to a function without arguments, which is then called, from any thread, whenever a command on the nodes
         has ended, so that the supervisor looks at once. Without it the supervisor looks when its sleep is over.
 """

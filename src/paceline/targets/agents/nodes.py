@@ -209,6 +209,12 @@ class AgentNodes:
         free = on_each(living, lambda link: link.disk_free(self._run_dir))
         return any(isinstance(found, int) and found < _REPORT_BYTES for found in free)
 
+    def put(self, node_rank: int, path: str, data: bytes) -> None:
+        try:
+            self._links[node_rank].put_file(path, data, 0o600)
+        except LinkError as error:
+            raise OSError(errno.EHOSTUNREACH, str(error)) from error
+
     def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
         found = disks_here([str(self._folder.path)] if self._folder else [])
         living = [link for link in self._living() if not link.is_stuck]

@@ -135,6 +135,14 @@ class RayTarget:
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
         return elsewhere.Look(state=elsewhere.RUNNING) if more_comes and found.state == elsewhere.GONE else found
 
+    def supervisor_is_away(self) -> str | None:
+        if self.settings.is_shared:
+            return None
+        return (
+            "its supervisor is on the Ray cluster, which shares no folder with this machine, so commands can't be passed on "
+            "to it. Leave out the compute target's datastore where both see one folder."
+        )
+
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         from paceline.carried.home import is_over
 

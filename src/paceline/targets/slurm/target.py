@@ -284,6 +284,14 @@ class SlurmTarget:
         done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])
         return "ReservationName=" in done.stdout
 
+    def supervisor_is_away(self) -> str | None:
+        if self.settings.login is None:
+            return None
+        return (
+            f"its supervisor is behind the login host {self.settings.login!r}, where commands can't be passed on to. "
+            f"Log in there and use Slurm's own: srun --overlap --jobid=JOB --pty COMMAND (`paceline show` has the job)."
+        )
+
     def _login(self) -> Login:
         from paceline.targets.slurm.login import Login
 

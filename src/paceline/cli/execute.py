@@ -1,0 +1,116 @@
+"""exec: a command beside a worker of a run that runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import complete_run_id, folder_of
+from paceline.runs.execute import Beside
+
+_CHUNK = 1 << 15
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("exec")(execute)
+
+
+def execute(
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run that runs.", autocompletion=complete_run_id)],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Beside this worker.")] = 0,
+    no_terminal: Annotated[
+        bool, typer.Option("--no-terminal", help="Pipes, also where there is a terminal here.")
+    ] = False,
+) -> int:
+    """Run a command on a worker's node, in its working folder and container, with its environment variables.
+
+    It has a terminal if there is one here, and its exit code is passed on. It ends with the run, or when this is ended.
+    """
+    folder = folder_of(run_id)
+    terminal = None
+    if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
+        terminal = _size()
+    fd: int | None = None
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        fd = sys.stdin.fileno()
+    resized: list[int] = []
+    with (
+        Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
+        _raw(fd if terminal else None),
+        _ending_on_signals(),
+    ):
+        if terminal:
+            signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
+        if fd is None:
+            beside.end_input()
+        while beside.exit_code is None:
+            fd = _pass_on(beside, fd)
+            if resized:
+                resized.clear()
+                beside.resize(*_size())
+            for name, data in beside.heard():
+                out = sys.stdout.buffer if name == "out" else sys.stderr.buffer
+                out.write(data)
+                out.flush()
+    return beside.exit_code
+
+
+def _pass_on(beside: Beside, fd: int | None) -> int | None:
+    """Pass on what was typed, if anything was; where it comes from, None once that has ended."""
+    if fd is None or not select.select([fd], [], [], 0)[0]:
+        return fd
+    try:
+        data = os.read(fd, _CHUNK)
+    except OSError:
+        data = b""
+    if data:
+        beside.write(data)
+        return fd
+    beside.end_input()
+    return None
+
+
+def _size() -> tuple[int, int]:
+    found = shutil.get_terminal_size()
+    return found.lines, found.columns
+
+
+@contextlib.contextmanager
+def _raw(fd: int | None) -> Iterator[None]:
+    """A terminal that hands every key on, Ctrl-C too."""
+    if fd is None:
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(fd)
+    try:
+        tty.setraw(fd)
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _ending_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end this as Ctrl-C does, so that the command is told."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

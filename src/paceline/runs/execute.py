@@ -1,0 +1,188 @@
+"""Run a command beside a worker of a run that runs: the asking program's side (`paceline.supervisor.beside_workers`).
+
+    with Beside(folder, ["nvidia-smi"], rank=1) as beside:
+        while beside.exit_code is None:
+            for name, data in beside.heard():        # ("out", b"...") or ("err", b"...")
+                ...
+
+Both sides write files in the run's folder and look for the other's: that works wherever workers and their records do,
+with no port to open and nothing that another user could reach.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+from paceline.errors import RunStateError, UserError
+from paceline.runs import states, store
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+
+_ALIVE_S = 1.0
+_LOOK_S = 0.02
+#: How often to see whether the run still runs.
+_RECORD_S = 1.0
+#: How often the other side is told how much was read.
+_READ_BYTES = 1 << 20
+_CHUNK = 1 << 15
+
+
+class Beside:
+    """A command beside one rank's worker. terminal: rows and columns of one to give it; None for pipes.
+
+    Raises:
+        UserError: no command, or no such rank.
+        RunStateError: the run does not run, or its folder is not its supervisor's.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        argv: Sequence[str],
+        *,
+        rank: int = 0,
+        terminal: tuple[int, int] | None = None,
+        term: str | None = None,
+    ) -> None:
+        self._folder = folder
+        self._argv = [os.fspath(word) for word in argv]
+        _check(folder, store.read(folder), self._argv, rank)
+        self.exit_code: int | None = None
+        self._count = 0
+        self._alive_at = self._record_at = 0.0
+        self._said_alive = 0
+        self._output: IO[bytes] | None = None
+        self._rest = b""
+        self._read = self._told_read = 0
+        name = secrets.token_hex(6)
+        hidden, self._path = folder.exec_requests / f".{name}", folder.exec_requests / name
+        folder.exec_requests.mkdir(mode=0o700, exist_ok=True)
+        hidden.mkdir(mode=0o700)
+        write_json(hidden / "request.json", {"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
+        os.rename(hidden, self._path)
+
+    def __enter__(self) -> Beside:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the command, if it has not ended. Harmless the second time."""
+        if self._output is not None:
+            self._output.close()
+        # By this the other side knows as well.
+        shutil.rmtree(self._path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._folder.exec_requests.rmdir()  # unless others have theirs in it
+
+    def write(self, data: bytes) -> None:
+        """Pass on to its standard input."""
+        for begin in range(0, len(data), _CHUNK):
+            self._tell({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
+
+    def end_input(self) -> None:
+        """Let its standard input have ended."""
+        self._tell({"end": True})
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Let its terminal have this size."""
+        self._tell({"size": [rows, columns]})
+
+    def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
+        """What it has said since the last call, in order, after a wait where there is nothing yet. ("out" or "err", bytes)
+
+        Raises:
+            RunStateError: it could not be started, or the run has ended, and the command with it.
+        """
+        self._stay_alive()
+        found = self._new()
+        if not found and self.exit_code is None:
+            self._check_run()
+            time.sleep(wait_s)
+            found = self._new()
+        return found
+
+    def _new(self) -> list[tuple[str, bytes]]:
+        if self._output is None and not self._open():
+            return []
+        assert self._output is not None
+        data = self._output.read(1 << 20) or b""
+        self._read += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        found = []
+        for told in map(json.loads, lines):
+            if "exit" in told:
+                self.exit_code = int(told["exit"])
+            found += [(name, base64.b64decode(told[name])) for name in ("out", "err") if name in told]
+        if self._read - self._told_read > _READ_BYTES:
+            self._told_read = self._read
+            self._tell({"read": self._read})
+        return found
+
+    def _open(self) -> bool:
+        answer = read_json(self._path / "answer.json")
+        if answer is None:
+            return False
+        if error := answer.get("error"):
+            raise RunStateError(f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {error}.")
+        with contextlib.suppress(FileNotFoundError):
+            self._output = open(self._folder.path / str(answer["output"]), "rb", buffering=0)  # noqa: SIM115
+        return self._output is not None
+
+    def _tell(self, told: dict[str, Any]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is over
+            write_json(self._path / f"in_{self._count}.json", told)
+            self._count += 1
+
+    def _stay_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._alive_at > _ALIVE_S:
+            self._alive_at, self._said_alive = now, self._said_alive + 1
+            with contextlib.suppress(FileNotFoundError):
+                (self._path / "alive").write_text(str(self._said_alive))
+
+    def _check_run(self) -> None:
+        now = time.monotonic()
+        if now - self._record_at < _RECORD_S:
+            return
+        self._record_at = now
+        record = store.read(self._folder)
+        if record.is_terminal or not self._path.exists():
+            raise RunStateError(f"run {record.run_id} is {record.status}: the command was ended with its workers.")
+
+
+def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
+    """How a command ended that was run beside a worker to its end, and what it has printed."""
+    said: dict[str, list[bytes]] = {"out": [], "err": []}
+    with Beside(folder, argv, rank=rank) as beside:
+        beside.write(input)
+        beside.end_input()
+        while beside.exit_code is None:
+            for name, data in beside.heard():
+                said[name].append(data)
+    return subprocess.CompletedProcess(list(argv), beside.exit_code, b"".join(said["out"]), b"".join(said["err"]))
+
+
+def _check(folder: RunFolder, record: RunRecord, argv: Sequence[str], rank: int) -> None:
+    if not argv or not argv[0]:
+        raise UserError("name a command to run, such as: paceline exec RUN --rank 1 -- nvidia-smi")
+    size = record.job.world_size if record.job else 0
+    if not 0 <= rank < max(size, 1):
+        raise UserError(f"rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    if record.status != states.RUNNING:
+        raise RunStateError(
+            f"run {record.run_id} is {record.status}: a command can be run beside a worker while it is Running."
+        )
+    if (why := store.supervisor_is_away(folder)) is not None:
+        raise RunStateError(f"run {record.run_id}: {why}")

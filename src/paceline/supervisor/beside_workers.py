@@ -1,0 +1,184 @@
+"""Commands that people run beside a worker while it runs (`paceline exec`): asked for by files in the run's folder.
+
+    exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole
+    exec/<id>/in_<n>.json    what the asking program passes on
+    exec/<id>/alive          changes as long as the asking program is there
+    exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
+    attempts/<k>/exec_<id>.jsonl   its output, on its way back as logs are
+
+On the node `paceline.agent.execute` serves it, as a process of the node's like any other: it is gone when the run is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.launchers import environment
+from paceline.launchers.processes import ProcessesLauncher
+from paceline.plan import Command, Launch
+from paceline.runs.files import read_json, write_json
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.driver_log import say
+from paceline.supervisor.in_containers import wrapped_beside
+from paceline.targets import Ended, Nodes
+
+#: How long the asking program may be silent. It says every second that it is there.
+_SILENCE_S = 15.0
+#: How long it has, once the command has ended, to read the last of the output and to remove what is left.
+_READ_S = 10.0
+_LOOK_S = 0.05
+
+
+@dataclass
+class _Beside:
+    """One that runs. sent: how much of what comes was given to a node that does not see this folder."""
+
+    id: str
+    rank: int
+    node_rank: int
+    pid: int
+    output: Path
+    heard: float
+    alive: bytes = b""
+    sent: int = 0
+    ended: float | None = None
+
+
+class BesideWorkers:
+    """Those of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is there."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        nodes: Nodes,
+        shells: Sequence[Any],
+        is_running: Callable[[int], bool],
+    ) -> None:
+        self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
+        self._is_running = is_running
+        self._is_apart = launch.run_dir != folder.path
+        self._running: dict[str, _Beside] = {}
+        self._refused: set[str] = set()
+        self._next = 0.0
+
+    def look(self) -> None:
+        """Start what is asked for, pass on what has come, and end what nobody waits for."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _LOOK_S
+        for name in self._asked():
+            if name not in self._running and name not in self._refused:
+                self._begin(name)
+        for one in list(self._running.values()):
+            self._look_after(one)
+
+    def ended(self, ended: Ended) -> None:
+        """A command of the nodes' has ended: perhaps one of these."""
+        for one in self._running.values():
+            if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
+                one.ended = time.monotonic()
+
+    def close(self) -> None:
+        """The attempt is over: no file is left of them. The processes went with the nodes' others."""
+        for one in self._running.values():
+            one.output.unlink(missing_ok=True)
+        self._running.clear()
+        shutil.rmtree(self._folder.exec_requests, ignore_errors=True)
+
+    def _asked(self) -> list[str]:
+        try:
+            return sorted(name for name in os.listdir(self._folder.exec_requests) if not name.startswith("."))
+        except OSError:
+            return []
+
+    def _begin(self, name: str) -> None:
+        folder = self._folder.exec_requests / name
+        try:
+            if os.stat(folder).st_uid != os.geteuid():
+                raise PermissionError(f"{folder} belongs to another user")
+            self._start(name, read_json(folder / "request.json") or {})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self._refused.add(name)
+            with contextlib.suppress(OSError):
+                write_json(folder / "answer.json", {"error": str(error)})
+
+    def _start(self, name: str, request: dict[str, Any]) -> None:
+        rank, argv = int(request["rank"]), [str(word) for word in request["argv"]]
+        if not self._is_running(rank):
+            raise ValueError(f"rank {rank} has ended, or not started yet")
+        place = self._launch.places[rank]
+        channel = f"{self._launch.run_dir}/exec/{name}"
+        there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
+        if self._is_apart:
+            self._put(place.node_rank, f"{channel}/request.json", self._folder.exec_requests / name / "request.json")
+        command = self._command(place.rank, channel, there)
+        started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
+        output = self._folder.exec_output(self._launch.attempt, name)
+        self._running[name] = _Beside(
+            id=name, rank=rank, node_rank=place.node_rank, pid=started.pid, output=output, heard=time.monotonic()
+        )
+        say(f"beside rank {rank}: {argv[0]!r} was started (paceline exec)")
+        write_json(
+            self._folder.exec_requests / name / "answer.json", {"output": str(output.relative_to(self._folder.path))}
+        )
+
+    def _command(self, rank: int, channel: str, output: Path) -> Command:
+        """What serves it, in the environment of that rank's worker."""
+        launch = self._launch
+        place = launch.places[rank]
+        as_worker = next(one for one in ProcessesLauncher().commands(launch) if one.ranks == (rank,))
+        program = f"{launch.library_dir}/paceline/agent/execute.py"
+        command = replace(
+            environment.with_paths(as_worker, launch, self._shells[place.node_rank]),
+            argv=(launch.prepared[place.node_rank].python, "-I", "-S", program, channel, str(output)),
+            log=launch.run_dir / "logs" / "driver.log",
+        )
+        return wrapped_beside(command, launch, self._shells)
+
+    def _look_after(self, one: _Beside) -> None:
+        folder, now = self._folder.exec_requests / one.id, time.monotonic()
+        if one.ended is not None:
+            if not folder.exists() or now - one.ended > _READ_S:
+                one.output.unlink(missing_ok=True)
+                shutil.rmtree(folder, ignore_errors=True)
+                del self._running[one.id]
+            return
+        with contextlib.suppress(OSError):
+            alive = (folder / "alive").read_bytes()
+            if alive != one.alive:
+                one.alive, one.heard = alive, now
+        if not folder.exists() or now - one.heard > _SILENCE_S:
+            self._hang_up(one)
+        elif self._is_apart:
+            while (path := folder / f"in_{one.sent}.json").exists():
+                self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/{path.name}", path)
+                one.sent += 1
+
+    def _hang_up(self, one: _Beside) -> None:
+        """Nobody waits for it any more. In a container the signal reaches the engine's client alone: it is told, too."""
+        one.ended = time.monotonic()
+        self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)
+        gone = self._folder.exec_requests / one.id / f"in_{one.sent}.json"
+        with contextlib.suppress(OSError):
+            if self._is_apart:
+                gone.parent.mkdir(parents=True, exist_ok=True)
+                write_json(gone, {"gone": True})
+                self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/{gone.name}", gone)
+            else:
+                shutil.rmtree(gone.parent, ignore_errors=True)
+
+    def _put(self, node_rank: int, path: str, source: Path) -> None:
+        put: Callable[[int, str, bytes], None] | None = getattr(self._nodes, "put", None)
+        if put is None:
+            raise ValueError("this compute target can't pass on what is typed to its nodes")
+        put(node_rank, path, source.read_bytes())
