@@ -16,6 +16,7 @@ from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.record import user_name
 from paceline.targets import configured
+from tests.engines.beside import WAITS, check_exec
 from tests.engines.conftest import use_mpirun
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
@@ -128,6 +129,10 @@ def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypat
     )
     assert [seen(run, rank)["sum"] for rank in range(4)] == [6, 6, 6, 6]
     assert len({seen(run, rank)["host"] for rank in range(4)}) == 2
+
+
+def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -> None:
+    check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
 def test_a_canceled_run_has_its_grace_and_the_next_one_waits_and_says_for_what(cluster: RayLab, lab: Lab) -> None:

@@ -22,6 +22,7 @@ from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
+from tests.engines.beside import WAITS, check_exec
 from tests.engines.conftest import require_engine
 from tests.engines.lab import (
     KEEP,
@@ -147,6 +148,10 @@ def test_a_script_runs_as_it_does_here(slurm: SlurmLab, lab: Lab, backend: str, 
         assert not ours, "a framework would take them for its own place"
     assert exit_codes(there) == exit_codes(here)
     wait_until(lambda: slurm.states()[job_id(there)] == "COMPLETED", "the job has ended well")
+
+
+def test_a_command_runs_beside_a_worker_on_its_node(slurm: SlurmLab, lab: Lab):
+    check_exec(submit(lab, WAITS, **TWO, environment_variables={"MINE": "abc"}))
 
 
 def test_a_script_that_fails_does_so_with_its_own_exit_code(slurm: SlurmLab, lab: Lab):

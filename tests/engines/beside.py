@@ -1,0 +1,97 @@
+"""What `paceline exec` does on every target: checks of a run of two workers, for each target's own tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import paceline as pl
+from paceline.errors import RunStateError, UserError
+from paceline.runs import states
+from paceline.runs.execute import Beside
+from tests.engines.lab import wait_for_end
+from tests.helpers import wait_until
+
+#: Two workers that wait to be told to stop, by a file that a command beside them makes.
+WAITS = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("outputs/stop_" + os.environ["RANK"]):
+    time.sleep(0.05)
+"""
+STOP = ["sh", "-c", "touch outputs/stop_$RANK"]
+WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
+
+
+def check_exec(run: pl.Run) -> None:
+    """Run commands beside both workers of a run of `WAITS` with MINE=abc in its environment, and end it."""
+    # An engine takes its time to give nodes.
+    wait_until(lambda: run.get_status() == states.RUNNING, "the run is Running", 120)
+    show = (
+        "import json, os, sys; print(json.dumps([os.environ['RANK'], os.environ['MINE'], os.getcwd(), sys.argv[1:]]))"
+    )
+    folders = set()
+    for rank in range(2):
+        done = run.exec([sys.executable, "-c", show, *WORDS], rank=rank)
+        assert (done.returncode, done.stderr) == (0, b""), done
+        found = json.loads(done.stdout)
+        assert found[:2] == [str(rank), "abc"]
+        assert found[3] == WORDS
+        folders.add(found[2])
+        host = run.exec(["hostname"], rank=rank).stdout.decode().strip()
+        node = run.record().attempts[-1].nodes[rank] if len(run.record().attempts[-1].nodes) > 1 else host
+        assert node in (host, "local"), "it is on that worker's node"
+    assert {os.path.basename(folder) for folder in folders} == {"work"}
+    # Its input, both outputs, its exit code.
+    data = os.urandom(200_000)
+    done = run.exec(["sh", "-c", "cat; echo wrong >&2; exit 7"], rank=1, input=data)
+    assert (done.returncode, done.stderr) == (7, b"wrong\n")
+    assert done.stdout == data
+    assert run.exec(["sh", "-c", "kill -9 $$"]).returncode == 137
+    done = run.exec(["no-such-program"])
+    assert (done.returncode, done.stderr) == (127, b"paceline exec: 'no-such-program': No such file or directory\n")
+    _check_command_line(run)
+    # Whoever goes without a word leaves nothing running, and the run's end ends what is left.
+    mark = f"6{os.getpid()}"
+    with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
+        wait_until(beside.heard, "it says something")
+        wait_until(lambda: _count(run, f"sleep {mark}") == 1, "it runs")
+    wait_until(lambda: _count(run, f"sleep {mark}") == 0, "nothing is left of it")
+    with Beside(run.folder, ["sleep", mark], rank=0) as beside:
+        assert run.exec(STOP, rank=0).returncode == 0
+        with contextlib.suppress(RunStateError):  # it may end with the run
+            run.exec(STOP, rank=1)
+        with pytest.raises(RunStateError, match=f"run {run.id} is (Completed|Finalizing): the command was ended"):
+            _hear_all(beside)
+    assert wait_for_end(run) == states.COMPLETED
+    with pytest.raises(RunStateError, match="is Completed: a command can be run beside a worker while it is Running"):
+        run.exec(["true"])
+    # Nothing of it is in the run's record.
+    left = [str(path) for path in run.folder.path.rglob("*") if "exec" in path.name]
+    assert left == []
+
+
+def _hear_all(beside: Beside) -> None:
+    while beside.exit_code is None:
+        beside.heard()
+
+
+def _check_command_line(run: pl.Run) -> None:
+    command = [sys.executable, "-m", "paceline", "exec", run.id, "--rank", "1", "--", "sh", "-c", "echo $RANK; exit 5"]
+    environment = {**os.environ, "PACELINE_WORKSPACE": str(run.folder.path.parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (5, "1\n", "")
+    with pytest.raises(UserError, match=r"rank 2: run \S+ has ranks 0 to 1"):
+        run.exec(["true"], rank=2)
+
+
+def _count(run: pl.Run, command: str) -> int:
+    """How many such processes there are on rank 1's node."""
+    script = "import glob\nfor name in glob.glob('/proc/[0-9]*/cmdline'):\n try: print(open(name).read().replace('\\0', ' '))\n"
+    done = run.exec([sys.executable, "-c", script + " except OSError: pass\n"], rank=1)
+    return sum(line.strip() == command for line in done.stdout.decode(errors="replace").splitlines())
