@@ -46,7 +46,8 @@ class Channel:
 
     def __init__(self, folder: str, output: str) -> None:
         self._folder = folder
-        self._output: IO[bytes] = open(output, "ab", buffering=0)  # noqa: SIM115 - as long as this process
+        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
         self._lock = threading.Lock()
         self._next = 0
         self._written = self._read = 0

@@ -121,9 +121,11 @@ class BesideWorkers:
         there = RunFolder(self._launch.run_dir).exec_output(self._launch.attempt, name)
         if self._is_apart:
             self._put(place.node_rank, f"{channel}/request.json", self._folder.exec_requests / name / "request.json")
+        output = self._folder.exec_output(self._launch.attempt, name)
+        # For its owner alone, before anything is said.
+        os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         command = self._command(place.rank, channel, there)
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
-        output = self._folder.exec_output(self._launch.attempt, name)
         self._running[name] = _Beside(
             id=name, rank=rank, node_rank=place.node_rank, pid=started.pid, output=output, heard=time.monotonic()
         )
