@@ -12,14 +12,13 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = (
-    "errors locks gaps processes library job plan runs environments data carried containers launchers targets"
-)
+UP_TO_TARGETS = "errors secret_values locks gaps processes library job plan runs environments data carried containers launchers targets"
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
     "errors": "",
     "durations": "",
+    "secret_values": "errors",
     "processes": "",
     "library": "",
     "locks": "",
@@ -34,12 +33,13 @@ MAY_IMPORT = {
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors torch_private collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
-    "job": "errors gaps environments.environment data.reference",
+    "job": "errors gaps secret_values environments.environment data.reference",
+    "entry": "errors job",
     "plan": "errors job",
     "runs": "errors locks gaps processes job plan data.reference containers",
     "snapshot": "errors runs.files",
     "environments": "errors locks runs.files",
-    "data": "errors locks runs.files",
+    "data": "errors locks secret_values runs.files",
     # What of a job's environment and data lies on the submitting machine alone.
     "carried": "errors locks job runs environments data",
     "containers": "errors locks processes job plan",
@@ -53,14 +53,14 @@ MAY_IMPORT = {
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": "errors locks gaps processes library job plan runs launchers targets containers agent.disks"
     " environments.built environments.store data.cache",
-    "submit": f"{UP_TO_TARGETS} supervisor snapshot",
-    "estimator": f"{UP_TO_TARGETS} durations sizes supervisor snapshot submit",
+    "submit": f"{UP_TO_TARGETS} entry supervisor snapshot",
+    "estimator": f"{UP_TO_TARGETS} durations sizes entry supervisor snapshot submit",
     # Knows of all that lies in a workspace, and starts nothing.
     "pruning": "errors runs environments data containers",
-    "workspace": f"{UP_TO_TARGETS} durations sizes supervisor snapshot submit estimator pruning",
+    "workspace": f"{UP_TO_TARGETS} durations sizes entry supervisor snapshot submit estimator pruning",
     # What the author of a target runs; nothing imports it.
-    "testing": f"{UP_TO_TARGETS} supervisor snapshot submit estimator workspace",
-    "cli": f"{UP_TO_TARGETS} durations supervisor snapshot submit estimator workspace pruning",
+    "testing": f"{UP_TO_TARGETS} entry supervisor snapshot submit estimator workspace",
+    "cli": f"{UP_TO_TARGETS} durations entry supervisor snapshot submit estimator workspace pruning",
     "__main__": "cli",
 }
 
@@ -72,7 +72,8 @@ THIRD_PARTY = {
     "rich": "cli",
     "tomli": "workspace environments",
     **dict.fromkeys(("uv", "packaging", "rattler"), "environments"),
-    "yaml": "environments compat",
+    "yaml": "environments compat cli",
+    "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
     **dict.fromkeys(("torch", "numpy"), "data torch_private collectives compat parallel"),
     "mpi4py": "collectives compat",

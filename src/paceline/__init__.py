@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.parallel.api import parallelize
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
+    from paceline.secret_values import secret
     from paceline.workspace import Experiment, Run, Workspace
 
 __version__ = "0.1.0"
@@ -70,6 +71,7 @@ _HOMES = {
     "paceline.parallel.api": ("parallelize",),
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
+    "paceline.secret_values": ("secret",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -108,6 +110,7 @@ __all__ = [
     "WorkspaceError",
     "__version__",
     "parallelize",
+    "secret",
 ]
 
 

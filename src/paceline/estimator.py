@@ -21,6 +21,7 @@ from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.gaps import DEFAULT_LIMIT
 from paceline.job import DEFAULT_GRACE_S, Job
+from paceline.secret_values import Secret
 from paceline.sizes import size_bytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class _Script:
     """What every estimator has: a script, its arguments, its environment and its limits.
 
     source_directory: folder that is copied at submission, uncommitted edits included.
-    entry_script: Python file in it to run.
+    entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!.
+    entry_module: a module to run instead, as `python -m` does in source_directory.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
     compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
@@ -45,7 +47,8 @@ class _Script:
     user_managed: the interpreter is used as it is, and no packages may be named.
     environment_definition: an `Environment`, in place of packages, `python`, image and user_managed.
     custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm, such as "2g"; None shares the host's.
-    environment_variables: set for every worker, above everything else.
+    environment_variables: set for every worker, above everything else. `secret("NAME")` as a value is read at submission and
+        recorded nowhere.
     inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params count too.
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit. Seconds, a timedelta, or a text
         such as "1h30m" or Slurm's "1-12:00:00"; so too grace_period_seconds.
@@ -62,6 +65,7 @@ class _Script:
     source_directory: str | os.PathLike[str] | None = "."
     _: KW_ONLY
     entry_script: str | None = None
+    entry_module: str | None = None
     script_params: Mapping[str, Any] | None = None
     compute_target: str | Configured | None = None
     use_gpu: bool = False
@@ -76,7 +80,7 @@ class _Script:
     environment_definition: Environment | None = None
     custom_docker_image: str | None = None
     shm_size: str | None = None
-    environment_variables: Mapping[str, str] | None = None
+    environment_variables: Mapping[str, str | Secret] | None = None
     inputs: Sequence[Any] | None = None
     max_run_duration_seconds: float | str | dt.timedelta | None = None
     python: str | None = None
@@ -124,6 +128,7 @@ class _Script:
             variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
             "entry_script": self.entry_script or "",
+            "entry_module": self.entry_module,
             "arguments": arguments(self.script_params),
             "framework": self.framework,
             "compute_target": _name_of(self.compute_target),

@@ -11,13 +11,14 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.gaps import DEFAULT_LIMIT, LEAST_LIMIT
+from paceline.secret_values import Secret, check_place, shown
 
 #: Written into each job; a reader refuses a newer one.
 JOB_VERSION = 2
@@ -62,7 +63,9 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 class Job:
     """What to run, with which environment, on how many nodes and processes.
 
-    entry_script: path of a Python file, relative to the source directory, with forward slashes.
+    entry_script: path of a Python file or of another program, relative to the source directory, with forward slashes. Python
+        files end in .py; another program is a binary, or a script that begins with #!, and its file is executable.
+    entry_module: a module to run in place of a script, as `python -m` does in the source directory.
     arguments: the script's own, in order.
     framework: "pytorch", "tensorflow", "sklearn" or None.
     distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
@@ -71,7 +74,9 @@ class Job:
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
         node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
     environment: the script's interpreter and what it has installed.
-    environment_variables: for every worker; nothing that Paceline sets replaces one of these.
+    environment_variables: for every worker; nothing that Paceline sets replaces one of these. A `secret(...)` among them
+        becomes one of `secrets`.
+    secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and recorded nowhere.
     inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
@@ -83,7 +88,8 @@ class Job:
         JobError: a value is wrong; the message names it, the rule and what to write instead.
     """
 
-    entry_script: str
+    entry_script: str = ""
+    entry_module: str | None = None
     arguments: tuple[str, ...] = ()
     framework: str | None = None
     compute_target: str = "local"
@@ -96,6 +102,7 @@ class Job:
     gpu_visibility: str = "worker"
     environment: Environment = field(default_factory=Environment)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[DataReference, ...] = ()
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
@@ -104,15 +111,15 @@ class Job:
     log_limit: int = DEFAULT_LIMIT
 
     def __post_init__(self) -> None:
-        _check_entry_script(self.entry_script)
+        _check_entry(self.entry_script, self.entry_module)
         _check_strings("arguments", self.arguments)
         _check_count("node_count", self.node_count, 1)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
+        _take_secrets(self)
         _check_variables(self.environment_variables)
-        # A copy: the job must not change with the caller's dict.
-        object.__setattr__(self, "environment_variables", dict(self.environment_variables))
+        _check_secrets(self)
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
@@ -143,6 +150,16 @@ class Job:
         return self.node_count * self.process_count_per_node
 
     @property
+    def entry_words(self) -> tuple[str, ...]:
+        """What runs, as a command line has it: ("train.py",) or ("-m", "package.train")."""
+        return ("-m", self.entry_module) if self.entry_module else (self.entry_script,)
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the script's interpreter runs it; another program runs by itself."""
+        return self.entry_module is not None or self.entry_script.endswith(".py")
+
+    @property
     def launcher(self) -> str:
         """The name of the launcher that starts the workers: "single", "processes" or "mpi"."""
         return BACKENDS[self.distributed_backend] if self.distributed_backend else "single"
@@ -152,6 +169,16 @@ class Job:
         """Whether workers are to find `TF_CONFIG`."""
         return self.distributed_backend in ("ps", "tensorflow")
 
+    def with_values(self, values: Mapping[str, str]) -> Job:
+        """The job as its workers get it: with the values of its secrets among its variables. Never to be written."""
+        if not self.secrets:
+            return self
+        return replace(self, environment_variables={**self.environment_variables, **values}, secrets={})
+
+    def shown(self) -> dict[str, Any]:
+        """`to_json` for people's eyes: values of variables that look like secrets are hidden."""
+        return {**self.to_json(), "environment_variables": shown(self.environment_variables)}
+
     def to_json(self) -> dict[str, Any]:
         """This job as plain JSON values, with its version."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -159,6 +186,7 @@ class Job:
             "arguments": list(self.arguments),
             "environment": self.environment.to_json(),
             "environment_variables": dict(self.environment_variables),
+            "secrets": dict(self.secrets),
             "inputs": [reference.to_json() for reference in self.inputs],
         }
         return {"version": JOB_VERSION, **values}
@@ -186,12 +214,20 @@ class Job:
         if isinstance(values.get("environment"), dict):
             values["environment"] = Environment.from_json(values["environment"])
         values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
-        return cls(**{"entry_script": "", **values})
+        return cls(**values)
 
 
-def _check_entry_script(entry_script: object) -> None:
+def _check_entry(entry_script: object, module: object) -> None:
+    if module is not None:
+        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+            raise JobError(f"entry_module={module!r} is no module's name. Write it as for python -m: package.train.")
+        if entry_script:
+            raise JobError(f"entry_script={entry_script!r} and entry_module={module!r}: only one can run. Remove one.")
+        return
     if not isinstance(entry_script, str) or not entry_script:
-        raise JobError("entry_script is missing. Name the Python file to run, relative to source_directory.")
+        raise JobError(
+            "entry_script is missing. Name the Python file or program to run, relative to source_directory, or an entry_module."
+        )
     if "\0" in entry_script:
         raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
     if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
@@ -199,8 +235,6 @@ def _check_entry_script(entry_script: object) -> None:
             f"entry_script={entry_script!r} lies outside source_directory. "
             "Give a path relative to source_directory, or a source_directory that holds the script."
         )
-    if not entry_script.endswith(".py"):
-        raise JobError(f"entry_script={entry_script!r} is not a Python file. Name a file that ends in .py.")
 
 
 def _check_strings(name: str, values: object) -> None:
@@ -224,7 +258,7 @@ def _check_inputs(job: Job) -> None:
     for reference in job.inputs:
         _check_path_on_compute(job, reference)
         for prefix in PATH_VARIABLES:
-            if prefix + reference.name in job.environment_variables:
+            if prefix + reference.name in (*job.environment_variables, *job.secrets):
                 raise JobError(
                     f"environment_variables sets {prefix}{reference.name}, by which the script finds the input "
                     f"{reference.name!r}. Remove one of them."
@@ -311,6 +345,34 @@ def _check_backend(job: Job) -> None:
         raise JobError(
             "distributed_backend='nccl' without use_gpu=True: NCCL runs on GPUs alone. Set use_gpu=True, or choose 'gloo'."
         )
+
+
+def _take_secrets(job: Job) -> None:
+    """Put secrets that stand among the variables where they belong. Copies: the job must not change with the caller's dicts."""
+    given: dict[str, Any] = {"environment_variables": job.environment_variables, "secrets": job.secrets}
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            # Of wrong secrets nothing is shown: it may be the secrets themselves.
+            raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
+    variables: dict[str, Any] = dict(job.environment_variables)
+    secrets = dict(job.secrets)
+    for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
+        place = variables.pop(name).place
+        if secrets.setdefault(name, place) != place:
+            raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
+    object.__setattr__(job, "environment_variables", variables)
+    object.__setattr__(job, "secrets", secrets)
+
+
+def _check_secrets(job: Job) -> None:
+    _check_variables(dict.fromkeys(job.secrets, ""))
+    for name, place in job.secrets.items():
+        if name in job.environment_variables:
+            raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
+        if name.startswith(("SLURM_", "SRUN_")):
+            # Slurm's srun takes such variables for its own options, so that values would have to stand on a command line.
+            raise JobError(f"secrets sets {name}, a name that Slurm reads itself. Give the value another name.")
+        check_place(place)
 
 
 def _check_variables(variables: object) -> None:

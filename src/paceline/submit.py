@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.util
+import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 from paceline import snapshot
 from paceline.data.reference import DataReference
+from paceline.entry import entry_file
 from paceline.environments.environment import Environment
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
 from paceline.job import Job
@@ -25,7 +27,10 @@ from paceline.runs import notes, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.secret_values import looks_secret
 from paceline.targets import Target, configured
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +51,13 @@ def submit(
     tags: Mapping[str, object] | None = None,
     parent_run_id: str | None = None,
     progress: snapshot.Progress | None = None,
+    display_name: str | None = None,
+    values: Mapping[str, str] | None = None,
+    leave_out: Sequence[Path] = (),
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
+
+    values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -55,6 +65,8 @@ def submit(
     """
     check_experiment_name(experiment)
     runs_dir, run_id = workspace_dir / "runs", new_run_id(experiment)
+    secrets = values_of(job, values or {})
+    warn_of_secrets(job)
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
     load_early = getattr(target, "load_supervisor", None)
@@ -62,7 +74,7 @@ def submit(
         load_early(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
     try:
         _check(job, workspace_dir, described, target)
-        taken = _snapshot(job, source, workspace_dir, progress)
+        taken = _snapshot(job, source, workspace_dir, progress, leave_out)
     except BaseException:
         if load_early is not None:
             target.release(runs_dir / run_id)
@@ -80,7 +92,7 @@ def submit(
         job=job,
         owner=store.owner(),
     )
-    lock_fd = store.create(runs_dir, record)
+    lock_fd = store.create(runs_dir, record, secrets)
     folder = RunFolder(runs_dir / run_id)
     try:
         if described.kind != configured.LOCAL:
@@ -88,6 +100,8 @@ def submit(
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if tags:
             notes.set_tags(folder.notes, tags)
+        if display_name:
+            notes.set_name(folder.notes, "display_name", display_name)
         target.enqueue(job, folder.path)
         target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
     except (OSError, PacelineError) as error:
@@ -138,7 +152,48 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         _check_datastores(reference, workspace_dir)
 
 
-def _snapshot(job: Job, source: Source, workspace_dir: Path, progress: snapshot.Progress | None) -> snapshot.Snapshot:
+def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
+    """The values of the job's secrets: those given, else what lies at their places.
+
+    Raises:
+        JobError: some are nowhere to be had; all of them are named.
+    """
+    if not job.secrets:
+        return {}
+    from paceline.data.credentials import read_place
+
+    values, missing = {name: given[name] for name in job.secrets if name in given}, []
+    for name in job.secrets:
+        if name not in values:
+            try:
+                values[name] = read_place(job.secrets[name])
+            except DataError as error:
+                missing.append(f"{name}: {error}")
+    if missing:
+        raise JobError(
+            f"{'the values of secrets are' if len(missing) > 1 else 'the value of a secret is'} missing; nothing was started. "
+            + " ".join(missing)
+        )
+    if bad := [name for name, value in values.items() if "\0" in value]:
+        raise JobError(f"the value of the secret {bad[0]} has a NUL character: no environment can carry one.")
+    return values
+
+
+def warn_of_secrets(job: Job) -> None:
+    """Say which of the variables that the run's record will hold look like secrets."""
+    for name, value in job.environment_variables.items():
+        if looks_secret(name, value):
+            _log.warning(
+                "%s looks like a secret, and its value is written down in the run's record (run.json). To hand it over "
+                "unrecorded: `--env %s`, which takes the value from your shell, or `--env-file FILE`; "
+                "paceline.secret(%r) in Python.",
+                *(name,) * 3,
+            )
+
+
+def _snapshot(
+    job: Job, source: Source, workspace_dir: Path, progress: snapshot.Progress | None, leave_out: Sequence[Path] = ()
+) -> snapshot.Snapshot:
     snapshots_dir = workspace_dir / "snapshots"
     if source.snapshot_id is not None:
         path = snapshots_dir / source.snapshot_id
@@ -151,26 +206,14 @@ def _snapshot(job: Job, source: Source, workspace_dir: Path, progress: snapshot.
         return snapshot.Snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
-    script = os.path.normpath(job.entry_script).replace(os.sep, "/")
-    if source.directory.is_dir() and not (source.directory / script).is_file():
+    script = entry_file(job, source.directory)
+    taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
+    if script is not None and script not in taken.files:
         raise JobError(
-            f"entry_script {job.entry_script!r} is not in {str(source.directory)!r}{_scripts_there(source.directory)}"
-        )
-    taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress)
-    if script not in taken.files:
-        raise JobError(
-            f"entry_script {job.entry_script!r} is left out of the snapshot by .amlignore or .gitignore in "
+            f"entry_script {script!r} is left out of the snapshot by .amlignore or .gitignore in "
             f"{str(source.directory)!r}, or lies in a folder that never is in one (outputs, .git). Let the script in."
         )
     return taken
-
-
-def _scripts_there(directory: Path) -> str:
-    try:
-        names = sorted(path.name for path in directory.glob("*.py"))[:8]
-    except OSError:
-        names = []
-    return f", which has {', '.join(names)}." if names else ", which has no Python file. Check source_directory."
 
 
 def _check_conda(environment: Environment) -> None:

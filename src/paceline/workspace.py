@@ -245,12 +245,14 @@ class Experiment:
         source_directory: str | os.PathLike[str] | None = None,
         parent_run_id: str | None = None,
         progress: Progress | None = None,
+        display_name: str | None = None,
         **overrides: Any,
     ) -> Run:
         """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
 
         tags: set on the run. overrides: an estimator's script_params or inputs, for this run alone.
-        progress: called with (bytes done, bytes in all) while the source is hashed.
+        progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
+            beside its id, for people.
 
         Raises:
             UserError: a wrong value, a source that can't be copied, a target that can't hold the job. Nothing has
@@ -278,6 +280,7 @@ class Experiment:
             tags=tags,
             parent_run_id=parent_run_id,
             progress=progress,
+            display_name=display_name,
         )
         return Run(self, folder.run_id)
 

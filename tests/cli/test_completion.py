@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -58,3 +59,35 @@ def test_bash_itself_completes_with_the_script_that_is_printed(gallery: Gallery)
 
     assert done.stdout == f"{gallery.good}\n"
     assert "complete -o default -F _paceline_completion paceline" in script
+
+
+def test_values_of_options_are_offered(gallery: Gallery) -> None:
+    def offered(words: str) -> list[str]:
+        return completed(gallery, f"paceline {words}", len(words.split()) + words.endswith(" "))
+
+    for verb in ("run", "submit"):
+        assert offered(f"{verb} --compute l") == ["local"]
+        assert offered(f"{verb} --backend ") == ["mpi", "gloo", "nccl", "ps", "tensorflow"]
+        assert offered(f"{verb} --env PAT") == ["PATH"]
+        assert offered(f"{verb} -e g") == ["good"]
+    assert offered("list -e ") == ["bad", "good"]
+    assert offered("list --status F") == ["Finalizing", "Failed"]
+    assert offered("list --status comp") == ["completed"]
+    assert offered("list --tag ") == ["a=1", "bare"]
+    assert offered("compute doctor ") == ["local"]
+    assert offered("data ls d") == ["default"]
+    assert offered("run --environment ") == []
+
+
+def test_completion_loads_no_library_beyond_the_command_lines(cli: Cli) -> None:
+    code = """if True:
+        import sys, paceline.cli.main
+        before = set(sys.modules)
+        from paceline.cli import completing as c
+        for offer in (c.run_ids, c.experiments, c.targets, c.backends, c.tags, c.environments, c.datastores, c.run_states):
+            offer("")
+        loaded = {name.partition(".")[0] for name in set(sys.modules) - before}
+        print(*sorted(loaded - {"paceline", *sys.stdlib_module_names}))
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=cli.folder, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.cli.asked import Asked
+from paceline.cli.description import Asked
 from paceline.cli.dry_run import print_plan
 from paceline.targets.local import LocalTarget
 from tests.cli.conftest import Cli
@@ -246,6 +246,7 @@ def test_a_dry_run_shows_what_an_engine_would_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(LocalTarget, "script", lambda self, job: f"#!/bin/sh\nrun {job.entry_script}\n", raising=False)
+    (tmp_path / "train.py").touch()
     asked = Asked(job=make_job(), directory=tmp_path, experiment="e", tags={})
     print_plan(asked, as_json=False)
     assert "\nGiven to local:\n\n#!/bin/sh\nrun train.py\n\nOn node 0," in capsys.readouterr().out

@@ -12,8 +12,51 @@ WRONG = {
         "there is no script 'none.py' here ({folder}). Give the path of a Python file.",
     ),
     "a folder": (["run", "src"], "'src' is a folder. Name the Python file in it that is to run."),
-    "no Python file": (["run", "src/data.txt"], "is not a Python file. Name a file that ends in .py."),
-    "no script at all": (["run"], "Missing argument"),
+    "no Python file and no program": (
+        ["run", "src/data.txt"],
+        "'data.txt' is no Python file (.py), no script that begins with #!, and no binary. Name one of them",
+    ),
+    "a program that is not executable": (
+        ["run", "src/run.sh"],
+        "entry_script 'run.sh' is not executable. Make it so: chmod +x {folder}/src/run.sh",
+    ),
+    "a module that is not there": (
+        ["run", "-m", "sub.b", "--source", "src"],
+        "entry_module 'sub.b' is not in '{folder}/src', which has 'sub'. Did you mean sub.a?",
+    ),
+    "a package that is no program": (
+        ["run", "-m", "sub", "--source", "src"],
+        "entry_module 'sub' is a package without a __main__.py.",
+    ),
+    "a module's path": (["run", "-m", "src/train.py"], "entry_module='src/train.py' is no module's name."),
+    "no script at all": (["run"], "name what to run: a script (paceline run train.py), a module (paceline run -m"),
+    "torchrun's processes": (
+        ["run", "--nproc_per_node", "2", "src/train.py"],
+        "No such option: --nproc_per_node, which is torchrun's. Here: -j 2, or -j 2x2 for as many on each of two nodes.",
+    ),
+    "torchrun's nodes and processes": (
+        ["submit", "--nnodes=3", "--nproc-per-node=4", "src/train.py"],
+        "No such option: --nnodes, which is torchrun's. Here: -j 3x4.",
+    ),
+    "mpirun's processes": (
+        ["run", "-np", "4", "src/train.py"],
+        "No such option: -np, which is mpirun's. Here: -j 4 --backend mpi.",
+    ),
+    "accelerate's processes": (["run", "--num_processes", "2", "src/train.py"], "which is accelerate's. Here: -j 2,"),
+    "mpirun's hosts": (["run", "--hostfile", "h", "src/train.py"], "hosts belong to a compute target: paceline"),
+    "another program's verb": (["ps"], "No such command 'ps'. That is `paceline list`. See `paceline --help`."),
+    "a verb that is misspelled": (["statsu"], "No such command 'statsu'. Did you mean 'status'?"),
+    "another program's verb in a group": (["compute", "ls"], "No such command 'ls'. That is `list`."),
+    "a file of variables that is not there": (["run", "src/train.py", "--env-file", "n.env"], "can't be read: No such"),
+    "a file of variables that are none": (
+        ["run", "src/train.py", "--env-file", "src/data.env"],
+        "--env-file '{folder}/src/data.env', line 2: this is no NAME=VALUE.",
+    ),
+    "a job as YAML without a dry run": (["run", "src/train.py", "--yaml"], "--yaml belongs to --dry-run"),
+    "a job file with an unknown key": (
+        ["run", "src/job.yaml"],
+        "'{folder}/src/job.yaml', line 2: unknown key 'node_cuont'. Did you mean node_count? Known are experiment, ",
+    ),
     "-j of half": (["run", "src/train.py", "-j", "2x"], "-j '2x' is not NxM. Write 2x4 for two nodes of four"),
     "-j of nothing": (["run", "src/train.py", "-j", "0"], "-j '0' is not NxM."),
     "-j below nothing": (["run", "src/train.py", "-j", "-1"], "-j '-1' is not NxM."),
@@ -35,7 +78,11 @@ WRONG = {
         ["run", "src/train.py", "--epochs", "5"],
         "The script's own arguments go behind `--`: paceline run train.py -- --epochs 5. See `paceline run --help`.",
     ),
-    "a variable without a value": (["run", "src/train.py", "--env", "A"], "--env 'A' is not NAME=VALUE."),
+    "a variable without a value": (
+        ["run", "src/train.py", "--env", "A"],
+        "the value of a secret is missing; nothing was started. A: it is to be found at 'env:A', but the environment has no "
+        "variable 'A'.",
+    ),
     "a variable that the launcher sets": (
         ["run", "src/train.py", "--env", "RANK=1"],
         "environment_variables sets RANK",
@@ -111,6 +158,9 @@ def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
     cli.script("")
     cli.script("", "src/sub/a.py")
     cli.script("", "src/data.txt")
+    cli.script("#!/bin/sh", "src/run.sh")
+    cli.script("A=1\nhunter 2\n", "src/data.env")
+    cli.script("entry_script: train.py\nnode_cuont: 2\n", "src/job.yaml")
     done = cli(*words, code=2)
 
     assert done.stdout == ""

@@ -56,14 +56,14 @@ def take_record(folder: RunFolder, data: bytes) -> None:
     waits = told is not None and bool(read_json(folder.left))
     # A canceled run stores nothing.
     if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
-        write_whole(folder.record, data.decode())
+        write_whole(folder.record, data.decode(), mode=store.record_mode(record))
         if record["status"] in states.TERMINAL:
             folder.home.unlink(missing_ok=True)
         return
     # Of its changes of state, too, the last is still to come.
     events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
     write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
-    write_json(folder.home, {**told, "end": record}, sync=True)
+    write_json(folder.home, {**told, "end": record}, sync=True, mode=store.record_mode(record))
     store.write(folder, _finalizing(record))
 
 

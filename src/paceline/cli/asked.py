@@ -1,35 +1,52 @@
-"""What `run` and `submit` are asked on the command line, and the job that it comes to."""
+"""The options of `run` and `submit`, and what was given of them as a description (`paceline.cli.description`)."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.data_words import data_words
+from paceline.cli import completing
+from paceline.cli.data_words import absolute_word
 from paceline.cli.durations import duration_option
-from paceline.environments.described import described
-from paceline.environments.environment import Environment
 from paceline.errors import JobError
-from paceline.estimator import interpreter
-from paceline.estimator import log_limit as limit_of_logs
-from paceline.job import BACKENDS, Job
-from paceline.workspace import Workspace
+from paceline.job import BACKENDS
 
-Script = Annotated[Path, typer.Argument(help="Python script to run.", show_default=False)]
+Script = Annotated[
+    Path | None,
+    typer.Argument(help="Python script or any program to run, or a job file (.yaml).", show_default=False),
+]
+Module = Annotated[
+    str | None,
+    typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does, in place of a script."),
+]
 Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments, behind `--`.")]
 Nodes = Annotated[
-    str, typer.Option("-j", "--nodes", metavar="NxM", help="N nodes of M processes each; M alone is 1xM.")
+    str | None,
+    typer.Option("-j", "--nodes", metavar="NxM", help="N nodes of M processes each; M alone is 1xM. Default: 1x1."),
 ]
 Backend = Annotated[
-    str | None, typer.Option("--backend", metavar="NAME", help=f"How processes find each other: {', '.join(BACKENDS)}.")
+    str | None,
+    typer.Option(
+        "--backend",
+        metavar="NAME",
+        help=f"How processes find each other: {', '.join(BACKENDS)}.",
+        autocompletion=completing.backends,
+    ),
 ]
 ExperimentName = Annotated[
-    str | None, typer.Option("-e", "--experiment", metavar="NAME", help="Default: the name of the source folder.")
+    str | None,
+    typer.Option(
+        "-e",
+        "--experiment",
+        metavar="NAME",
+        help="Default: the name of the source folder.",
+        autocompletion=completing.experiments,
+    ),
 ]
 SourceFolder = Annotated[
     Path | None,
@@ -37,12 +54,37 @@ SourceFolder = Annotated[
         "--source", metavar="FOLDER", help="Folder to copy; default: the script's. The script runs in a copy of it."
     ),
 ]
-Compute = Annotated[str, typer.Option("--compute", metavar="TARGET", help="Compute target.")]
-Gpu = Annotated[bool, typer.Option("--gpu", help="One GPU for each process.")]
-Variables = Annotated[
-    list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Variable for the workers; may be repeated.")
+DisplayName = Annotated[
+    str | None, typer.Option("--name", metavar="TEXT", help="A name of the run's own beside its id, for people.")
 ]
-Tags = Annotated[list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.")]
+Compute = Annotated[
+    str | None,
+    typer.Option(
+        "--compute", metavar="TARGET", help="Compute target; default: local.", autocompletion=completing.targets
+    ),
+]
+Gpu = Annotated[bool | None, typer.Option("--gpu/--no-gpu", help="One GPU for each process.", show_default=False)]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env",
+        metavar="NAME[=VALUE]",
+        help="Variable for the workers; may be repeated. NAME alone takes the value from your shell and records it nowhere.",
+        autocompletion=completing.variables,
+    ),
+]
+EnvFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--env-file",
+        metavar="FILE",
+        help="File of NAME=VALUE lines (dotenv) whose values are recorded nowhere; may be repeated.",
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.", autocompletion=completing.tags),
+]
 Python = Annotated[
     str | None,
     typer.Option(
@@ -67,10 +109,21 @@ Channels = Annotated[
     typer.Option("--channel", metavar="CHANNEL", help="Conda channel, first has priority; default: conda-forge."),
 ]
 Isolated = Annotated[
-    bool, typer.Option("--isolated", help="Only the packages named, not those that the interpreter has as well.")
+    bool | None,
+    typer.Option(
+        "--isolated/--layered",
+        help="Only the packages named, or beside those that the interpreter has. Default: layered.",
+        show_default=False,
+    ),
 ]
 Registered = Annotated[
-    str | None, typer.Option("--environment", metavar="NAME", help="Registered environment, see `paceline env list`.")
+    str | None,
+    typer.Option(
+        "--environment",
+        metavar="NAME",
+        help="Registered environment, see `paceline env list`.",
+        autocompletion=completing.environments,
+    ),
 ]
 Image = Annotated[
     str | None, typer.Option("--image", metavar="IMAGE", help="Run the workers in a container of this image.")
@@ -79,8 +132,13 @@ ShmSize = Annotated[
     str | None, typer.Option("--shm-size", metavar="SIZE", help="Of the container's /dev/shm; default: the host's.")
 ]
 GpuVisibility = Annotated[
-    str,
-    typer.Option("--gpu-visibility", metavar="worker|node", help="A process sees its own GPU, or all of its node's."),
+    str | None,
+    typer.Option(
+        "--gpu-visibility",
+        metavar="worker|node",
+        help="A process sees its own GPU, or all of its node's. Default: worker.",
+        autocompletion=completing.gpu_visibilities,
+    ),
 ]
 Inputs = Annotated[
     list[str] | None,
@@ -104,132 +162,72 @@ Limit = Annotated[
     float | None, duration_option("--max-duration", help="End the run as failed after so long, such as 90s or 1h30m.")
 ]
 Grace = Annotated[
-    float, duration_option("--grace", help="Between SIGTERM and SIGKILL when a run is ended; default: 30s.")
+    float | None, duration_option("--grace", help="Between SIGTERM and SIGKILL when a run is ended; default: 30s.")
 ]
 Restarts = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--max-restarts", metavar="N", help="Start over so often after a lost node or worker, preemption, a taken port."
     ),
 ]
 RestartOnException = Annotated[
-    bool, typer.Option("--restart-on-exception", help="Start over after the script's own exceptions as well.")
+    bool | None,
+    typer.Option(
+        "--restart-on-exception/--no-restart-on-exception",
+        help="Start over after the script's own exceptions as well.",
+        show_default=False,
+    ),
 ]
 LogLimit = Annotated[
-    str, typer.Option("--log-limit", metavar="SIZE", help="Kept of each worker's log, such as 500MB; 0 for all of it.")
+    str | None,
+    typer.Option("--log-limit", metavar="SIZE", help="Kept of each worker's log, such as 500MB; 0 for all of it."),
 ]
 ParameterServers = Annotated[
-    int, typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers.")
+    int | None,
+    typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers."),
 ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A job, the folder of its source, its experiment's name and its tags."""
-
-    job: Job
-    directory: Path
-    experiment: str
-    tags: dict[str, Any]
-
-
-def asked(
-    *,
-    script: Path,
-    arguments: list[str] | None,
-    nodes: str,
-    backend: str | None,
-    experiment: str | None,
-    source: Path | None,
-    compute: str,
-    gpu: bool,
-    env: list[str] | None,
-    tag: list[str] | None,
-    gpu_visibility: str,
-    python: str | None,
-    pip: list[str] | None,
-    requirements: list[str] | None,
-    conda: list[str] | None,
-    conda_file: str | None,
-    channel: list[str] | None,
-    isolated: bool,
-    environment: str | None,
-    image: str | None,
-    shm_size: str | None,
-    inputs: list[str] | None,
-    outputs: list[str] | None,
-    max_duration: float | None,
-    grace: float,
-    max_restarts: int,
-    restart_on_exception: bool,
-    log_limit: str,
-    ps: int,
-) -> Asked:
-    """What the words come to.
+def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
+    """The job file that was named, if one was, and all else that was given, as a description. given: option -> value, None
+    where it was left out. Paths are absolute in a description, for it may be written down.
 
     Raises:
         JobError: one of them is wrong.
     """
-    directory, entry_script = _entry(script, source)
-    node_count, process_count = _nodes(nodes)
-    counts: dict[str, Any] = {"node_count": node_count, "process_count_per_node": process_count}
-    if backend is None and node_count * process_count > 1:
-        raise JobError(
-            f"-j {nodes} makes {node_count * process_count} processes. Say how they find each other: "
-            "--backend mpi, gloo, nccl or tensorflow."
-        )
-    if backend == "ps" and not 0 < ps < node_count * process_count:
-        raise JobError(
-            f"--backend ps with -j {nodes} and --ps {ps}: of the {node_count * process_count} processes, --ps says how many are "
-            "parameter servers; at least one has to be, and one a worker."
-        )
-    if backend == "ps":
-        workers = node_count * process_count - ps
-        counts = {"node_count": node_count, "worker_count": workers, "parameter_server_count": ps}
-    elif ps:
-        raise JobError(f"--ps {ps} belongs to --backend ps.")
-    if isolated and not (pip or requirements or conda or conda_file):
-        raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")
-    wanted = described(
-        definition=Environment.get(Workspace.from_config(create=False), environment) if environment else None,
-        source_directory=directory,
-        python=interpreter(python) if image is None else python,
-        layered=not isolated,
-        user_managed=False,
-        pip_packages=pip,
-        pip_requirements_file=one_file(requirements),
-        conda_packages=conda,
-        conda_channels=channel,
-        conda_dependencies_file=conda_file,
-        docker_image=image,
-        shm_size=shm_size,
-    )
-    if restart_on_exception and max_restarts == 0:
-        raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
-    variables = _pairs("--env", env, needs_value=True)
-    job = Job(
-        entry_script=entry_script,
-        arguments=tuple(arguments or ()),
-        compute_target=compute,
-        distributed_backend=backend,
-        use_gpu=gpu,
-        gpu_visibility=gpu_visibility,
-        environment=wanted,
-        environment_variables={**wanted.environment_variables, **variables},
-        inputs=data_words(inputs, outputs),
-        max_run_duration_seconds=max_duration,
-        grace_period_seconds=grace,
-        max_restarts=max_restarts,
-        restart_on_exception=restart_on_exception,
-        log_limit=limit_of_logs(log_limit),
-        **counts,
-    )
-    return Asked(
-        job=job,
-        directory=directory,
-        experiment=_experiment_name(experiment, directory),
-        tags=_pairs("--tag", tag, needs_value=False),
-    )
+    file, found = _entry(given["script"], given["source"], given["module"], given["arguments"] or [])
+    if given["nodes"] is not None:
+        found["node_count"], found["process_count_per_node"] = _nodes(given["nodes"])
+    found |= _environment(given["env"])
+    plain = {
+        "experiment": given["experiment"],
+        "display_name": given["name"],
+        "distributed_backend": given["backend"],
+        "compute_target": given["compute"],
+        "use_gpu": given["gpu"],
+        "gpu_visibility": given["gpu_visibility"],
+        "parameter_server_count": given["ps"],
+        "environment_definition": given["environment"],
+        "python": given["python"],
+        "pip_packages": given["pip"],
+        "pip_requirements_file": one_file(given["requirements"]),
+        "conda_packages": given["conda"],
+        "conda_dependencies_file": given["conda_file"],
+        "conda_channels": given["channel"],
+        "layered": None if given["isolated"] is None else not given["isolated"],
+        "custom_docker_image": given["image"],
+        "shm_size": given["shm_size"],
+        "env_file": [os.path.abspath(os.path.expanduser(path)) for path in given["env_file"] or ()],
+        "tags": pairs("--tag", given["tag"], needs_value=False),
+        "inputs": [absolute_word("--input", word) for word in given["inputs"] or ()],
+        "outputs": given["outputs"],
+        "max_run_duration_seconds": given["max_duration"],
+        "grace_period_seconds": given["grace"],
+        "max_restarts": given["max_restarts"],
+        "restart_on_exception": given["restart_on_exception"],
+        "log_limit": given["log_limit"],
+    }
+    return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 
 def one_file(requirements: list[str] | None) -> str | None:
@@ -246,18 +244,65 @@ def one_file(requirements: list[str] | None) -> str | None:
     return requirements[0] if requirements else None
 
 
-def _entry(script: Path, source: Path | None) -> tuple[Path, str]:
-    """The source folder and the script's path in it."""
+def pairs(option: str, given: list[str] | None, *, needs_value: bool) -> dict[str, Any]:
+    """`KEY=VALUE` words as a dict; a bare KEY has None.
+
+    Raises:
+        JobError: a word without a key, or without a value where one is needed.
+    """
+    found: dict[str, Any] = {}
+    for word in given or ():
+        key, equals, value = word.partition("=")
+        if not key or (needs_value and not equals):
+            raise JobError(f"{option} {word!r} is not {'NAME=VALUE' if needs_value else 'KEY or KEY=VALUE'}.")
+        found[key] = value if equals else None
+    return found
+
+
+def _entry(
+    script: Path | None, source: Path | None, module: str | None, arguments: list[str]
+) -> tuple[Path | None, dict[str, Any]]:
+    """The job file; else the source folder, and the script's path or the module in it."""
+    found: dict[str, Any] = {}
+    if source is not None:
+        found["source_directory"] = str(source.absolute())
+    if module is not None:
+        # What stands behind `--` is the module's own, for there is no script.
+        arguments = [*([str(script)] if script is not None else []), *arguments]
+        found = {"source_directory": str(Path.cwd()), **found, "entry_module": module}
+    if arguments:
+        found["arguments"] = arguments
+    if module is not None:
+        return None, found
+    if script is None:
+        raise JobError(
+            "name what to run: a script (paceline run train.py), a module (paceline run -m package.train) or a job file "
+            "(paceline run job.yaml)."
+        )
     if script.is_dir():
         raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
     if not script.is_file():
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
+    if script.suffix in (".yaml", ".yml"):
+        return script.absolute(), found
     if source is None:
-        return script.absolute().parent, script.name
+        return None, {"source_directory": str(script.absolute().parent), "entry_script": script.name, **found}
     try:
-        return source.absolute(), os.path.relpath(script.absolute(), source.absolute())
+        return None, {**found, "entry_script": os.path.relpath(script.absolute(), source.absolute())}
     except ValueError as error:
         raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.") from error
+
+
+def _environment(given: list[str] | None) -> dict[str, Any]:
+    """`--env NAME=VALUE` is written down, `--env NAME` is not."""
+    variables: dict[str, str] = {}
+    secrets: dict[str, str] = {}
+    for name, value in pairs("--env", given, needs_value=False).items():
+        if value is None:
+            secrets[name] = f"env:{name}"
+        else:
+            variables[name] = value
+    return {key: value for key, value in (("environment_variables", variables), ("secrets", secrets)) if value}
 
 
 def _nodes(text: str) -> tuple[int, int]:
@@ -267,21 +312,3 @@ def _nodes(text: str) -> tuple[int, int]:
             f"-j {text!r} is not NxM. Write 2x4 for two nodes of four processes each, or 4 for one node of four."
         )
     return int(match[1] or 1), int(match[2])
-
-
-def _pairs(option: str, words: list[str] | None, *, needs_value: bool) -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for word in words or ():
-        key, equals, value = word.partition("=")
-        if not key or (needs_value and not equals):
-            raise JobError(f"{option} {word!r} is not {'NAME=VALUE' if needs_value else 'KEY or KEY=VALUE'}.")
-        pairs[key] = value if equals else None
-    return pairs
-
-
-def _experiment_name(name: str | None, directory: Path) -> str:
-    """The name given, or one made of the source folder's."""
-    if name is not None:
-        return name
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", directory.name).strip("-_")[:100]
-    return plain or "default"

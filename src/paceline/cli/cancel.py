@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import complete_run_id, folder_of, print_json
+from paceline.cli import completing
+from paceline.cli.common import folder_of, print_json
 from paceline.cli.summary import summary
 from paceline.runs import store
 from paceline.runs.record import user_name
@@ -20,7 +21,7 @@ def add_to(app: typer.Typer) -> None:
 
 def cancel(
     run_ids: Annotated[
-        list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=complete_run_id)
+        list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids)
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Return only when they have ended.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
+from paceline.cli import completing
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
@@ -21,6 +22,8 @@ from paceline.workspace import Workspace
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
+
+complete_run_id = completing.run_ids
 
 
 def folder_of(run_id: str | None) -> RunFolder:
@@ -38,18 +41,6 @@ def folder_of(run_id: str | None) -> RunFolder:
             f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`."
         )
     return RunFolder(runs_dir / ids[0])
-
-
-def complete_run_id(incomplete: str) -> list[str]:
-    """The ids that begin so, newest first: what a shell offers."""
-    try:
-        return [
-            run_id
-            for run_id in store.ids(Workspace.from_config(create=False).runs_dir)
-            if run_id.startswith(incomplete)
-        ][:100]
-    except Exception:
-        return []  # a shell's completion must never print a traceback
 
 
 def print_json(value: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.common import print_fields, print_json, print_table, warn
 from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
@@ -25,16 +26,7 @@ Timeout = Annotated[float, duration_option("--timeout", least=0.1, help="Wait so
 _RUNS_SHOWN = 3
 
 
-def complete_target(incomplete: str) -> list[str]:
-    """The targets that begin so: what a shell offers."""
-    try:
-        known = configured.names(Workspace.from_config(create=False).path)
-        return [name for name in known if name.startswith(incomplete)]
-    except Exception:
-        return []  # a shell's completion must never print a traceback
-
-
-Name = Annotated[str, typer.Argument(help="The compute target.", autocompletion=complete_target)]
+Name = Annotated[str, typer.Argument(help="The compute target.", autocompletion=completing.targets)]
 
 
 def add_to(app: typer.Typer) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.common import coloured, has_colour, print_json
 from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
@@ -24,7 +25,9 @@ _CLEAR_LINE = "\r\x1b[K"
 
 
 def doctor(
-    name: Annotated[str, typer.Argument(help="The compute target; `local` is this machine.")],
+    name: Annotated[
+        str, typer.Argument(help="The compute target; `local` is this machine.", autocompletion=completing.targets)
+    ],
     nodes: Annotated[int | None, typer.Option("--nodes", min=1, metavar="N", help="Examine so many nodes.")] = None,
     python: Annotated[
         str | None, typer.Option("--python", metavar="PATH", help="Interpreter that scripts will run in.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
 from paceline.errors import DataError
 from paceline.runs.visible import visible
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there; else they stay.")]
-Place = Annotated[str, typer.Argument(metavar="STORE[:PATH]", help="A datastore, or a folder, file or pattern of it.")]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE[:PATH]",
+        help="A datastore, or a folder, file or pattern of it.",
+        autocompletion=completing.datastores,
+    ),
+]
 
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
@@ -99,7 +107,9 @@ def add(
     return 0
 
 
-def remove(name: Annotated[str, typer.Argument(help="The datastore.")]) -> int:
+def remove(
+    name: Annotated[str, typer.Argument(help="The datastore.", autocompletion=completing.datastores)],
+) -> int:
     """Forget a datastore. Its files stay where they are."""
     from paceline.data.datastore import Datastore
 

@@ -21,6 +21,19 @@ def data_words(inputs: list[str] | None, outputs: list[str] | None) -> tuple[Dat
     return tuple([_input(word) for word in inputs or ()] + [_output(word) for word in outputs or ()])
 
 
+def absolute_word(option: str, word: str, base: Path | None = None) -> str:
+    """The word with an absolute path where it names a file or folder of this machine. base: what relative ones start from.
+
+    Raises:
+        JobError: it is not NAME=PLACE.
+    """
+    name, path, _ = _split(option, word)
+    whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
+    if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
+        return word
+    return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"
+
+
 def _input(word: str) -> DataReference:
     name, path, options = _split("--input", word)
     reference = DataReference(name=name, sources=(_source(path),))

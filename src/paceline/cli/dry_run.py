@@ -6,31 +6,47 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from paceline.cli.asked import Asked
+from paceline.cli import job_file
 from paceline.cli.common import print_json
+from paceline.cli.description import Asked, whole
+from paceline.entry import entry_file
 from paceline.job import Job
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch, Prepared
 from paceline.runs.visible import visible
-from paceline.submit import check
+from paceline.secret_values import HIDDEN, shown
+from paceline.submit import check, values_of, warn_of_secrets
 from paceline.targets import Target, find_target
 from paceline.workspace import Workspace
+
+
+def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
+    """The job as a file that `paceline run` takes, for this machine: its paths are absolute."""
+    entry_file(asked.job, asked.directory)
+    check(asked.job, Workspace.from_config(create=False).path)
+    warn_of_secrets(asked.job)
+    print(job_file.text(whole(description)), end="")
+    return 0
 
 
 def print_plan(asked: Asked, *, as_json: bool) -> int:
     """The resolved job, the commands that would start its workers, and what these would find in their environment."""
     job = asked.job
     workspace = Workspace.from_config(create=False)
+    entry_file(job, asked.directory)
+    values_of(job, asked.values)
+    warn_of_secrets(job)
     check(job, workspace.path)
     target = find_target(job.compute_target, workspace.path)
     granted = target.preview(job)
     script = _script(target, job)
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
-        job=job,
+        job=job.with_values(dict.fromkeys(job.secrets, HIDDEN)),
         run_id="<run id>",
         experiment=asked.experiment,
         workspace_name="<workspace>",
@@ -50,14 +66,14 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     if as_json:
         print_json(
             {
-                "job": job.to_json(),
+                "job": job.shown(),
                 "source_directory": str(asked.directory),
                 "commands": [
                     {
                         "node_rank": command.node_rank,
                         "ranks": list(command.ranks),
                         "argv": list(command.argv),
-                        "environment": {**command.defaults, **command.environment},
+                        "environment": shown({**command.defaults, **command.environment}),
                     }
                     for command in commands
                 ],
@@ -66,7 +82,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
         )
         return 0
     print(f"Source: {asked.directory}\nJob:")
-    for name, value in job.to_json().items():
+    for name, value in job.shown().items():
         print(f"  {name}: {value!r}")
     if script is not None:
         print(f"\nGiven to {job.compute_target}:\n\n{visible(script.rstrip(), lines=True)}")
@@ -77,7 +93,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             f"\nOn node {command.node_rank}, for rank {', '.join(map(str, command.ranks))}:\n"
             f"  {visible(shlex.join(command.argv), lines=True)}"
         )
-        for name, value in sorted({**command.defaults, **command.environment}.items()):
+        for name, value in sorted(shown({**command.defaults, **command.environment}).items()):
             print(f"    {name}={visible(shlex.quote(value), lines=True)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0

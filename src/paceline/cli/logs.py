@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from paceline import durations
-from paceline.cli.common import complete_run_id, folder_of
+from paceline.cli import completing
+from paceline.cli.common import folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
 from paceline.cli.view import RunView
 from paceline.errors import UserError
@@ -27,7 +28,7 @@ from paceline.runs.record import RunRecord
 
 RunId = Annotated[
     str | None,
-    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
+    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
 ]
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

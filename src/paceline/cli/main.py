@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,11 +106,21 @@ def _usage_error(error: Exception) -> int | None:
     if text:
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "paceline"
-        hint = ""
-        if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit")):
-            hint = " The script's own arguments go behind `--`: paceline run train.py -- --epochs 5."
-        _say(f"{text}{hint} See `{command} --help`.")
+        _say(f"{_explained(error, text, context, command)} See `{command} --help`.")
     return code if type(error).__name__ == "Exit" else EXIT_WRONG_CALL
+
+
+def _explained(error: Exception, text: str, context: Any, command: str) -> str:
+    """The parser's words, and for those who come from another launcher what to write instead."""
+    from paceline.cli.hints import option_message, verb_hint
+
+    if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit")):
+        return option_message(getattr(error, "option_name", ""), text, sys.argv[1:])
+    if (unknown := re.match(r"No such command '(.+?)'\.", text)) and context is not None:
+        # In place of the parser's own suggestions.
+        hint = verb_hint(unknown[1], context.command.list_commands(context), in_group=context.parent is not None)
+        return f"{unknown[0]} {hint}".rstrip()
+    return text
 
 
 def _say(text: str) -> None:

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.common import (
     age,
     coloured,
-    complete_run_id,
     folder_of,
     has_colour,
     print_fields,
@@ -37,7 +37,7 @@ from paceline.workspace import Workspace
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 RunId = Annotated[
     str | None,
-    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
+    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
 ]
 
 _SHOWN = 25
@@ -60,7 +60,8 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
         return 0
     word = "in" if found["status"] in states.TERMINAL else "for"
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
-    print(f"{found['run_id']}  {_coloured_state(found['status'])}{took}")
+    name = f" ({found['display_name']})" if found["display_name"] != found["run_id"] else ""
+    print(f"{found['run_id']}{name}  {_coloured_state(found['status'])}{took}")
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))
     if found["failure"]:
@@ -71,10 +72,19 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
 
 
 def list_runs(
-    experiment: Annotated[str | None, typer.Option("-e", "--experiment", help="Of this experiment.")] = None,
-    status: Annotated[str | None, typer.Option("--status", help="In this state, such as Running.")] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option("-e", "--experiment", help="Of this experiment.", autocompletion=completing.experiments),
+    ] = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", help="In this state, such as Running.", autocompletion=completing.run_states),
+    ] = None,
     tag: Annotated[
-        list[str] | None, typer.Option("--tag", metavar="KEY[=VALUE]", help="With this tag; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--tag", metavar="KEY[=VALUE]", help="With this tag; may be repeated.", autocompletion=completing.tags
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
     everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
@@ -146,7 +156,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Parent", record.parent_run_id or ""),
         ("Size", _size(record)),
         ("Target", record.target or ""),
-        ("Command", shlex.join([record.job.entry_script, *record.job.arguments]) if record.job else ""),
+        ("Command", shlex.join([*record.job.entry_words, *record.job.arguments]) if record.job else ""),
         ("Environment", environment_text(record.job, found["environment"])),
         ("Data", data_texts(found["data"])),
         ("Source", record.source_directory or ""),

@@ -12,14 +12,16 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.asked import (
     Arguments,
-    Asked,
     Backend,
     Channels,
     Compute,
     Conda,
     CondaFile,
+    DisplayName,
+    EnvFiles,
     ExperimentName,
     Gpu,
     GpuVisibility,
@@ -29,6 +31,7 @@ from paceline.cli.asked import (
     Isolated,
     Limit,
     LogLimit,
+    Module,
     Nodes,
     Outputs,
     ParameterServers,
@@ -43,25 +46,28 @@ from paceline.cli.asked import (
     SourceFolder,
     Tags,
     Variables,
-    asked,
+    words,
 )
-from paceline.cli.common import complete_run_id, folder_of, print_json
+from paceline.cli.common import folder_of, print_json
+from paceline.cli.description import Asked, asked, combined
+from paceline.cli.env_file import read_env_files
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
 from paceline.environments.environment import Environment
-from paceline.errors import RunStateError
-from paceline.job import DEFAULT_GRACE_S, Job
+from paceline.errors import JobError, RunStateError
+from paceline.job import Job
 from paceline.runs import store
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
-from paceline.workspace import Experiment, Workspace
+from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job, its commands and environment; start nothing.")]
+AsYaml = Annotated[bool, typer.Option("--yaml", help="With --dry-run: print the job as a file for `paceline run`.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the script's output, and errors.")]
 Detach = Annotated[bool, typer.Option("-d", "--detach", help="Return at once.")]
-RunId = Annotated[str, typer.Argument(help="Run, or the beginning of its id.", autocompletion=complete_run_id)]
+RunId = Annotated[str, typer.Argument(help="Run, or the beginning of its id.", autocompletion=completing.run_ids)]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,16 +86,19 @@ def _verb(*, follow: bool) -> Callable[..., int]:
     """`run`, or `submit`: the same words, followed to the end or not."""
 
     def verb(
-        script: Script,
+        script: Script = None,
         arguments: Arguments = None,
-        nodes: Nodes = "1x1",
+        module: Module = None,
+        nodes: Nodes = None,
         backend: Backend = None,
         experiment: ExperimentName = None,
+        name: DisplayName = None,
         source: SourceFolder = None,
-        compute: Compute = "local",
-        gpu: Gpu = False,
-        gpu_visibility: GpuVisibility = "worker",
+        compute: Compute = None,
+        gpu: Gpu = None,
+        gpu_visibility: GpuVisibility = None,
         env: Variables = None,
+        env_file: EnvFiles = None,
         tag: Tags = None,
         python: Python = None,
         pip: Pip = None,
@@ -97,58 +106,39 @@ def _verb(*, follow: bool) -> Callable[..., int]:
         conda: Conda = None,
         conda_file: CondaFile = None,
         channel: Channels = None,
-        isolated: Isolated = False,
+        isolated: Isolated = None,
         environment: Registered = None,
         image: Image = None,
         shm_size: ShmSize = None,
         inputs: Inputs = None,
         outputs: Outputs = None,
         max_duration: Limit = None,
-        grace: Grace = DEFAULT_GRACE_S,
-        max_restarts: Restarts = 0,
-        restart_on_exception: RestartOnException = False,
-        log_limit: LogLimit = "2GB",
-        ps: ParameterServers = 0,
+        grace: Grace = None,
+        max_restarts: Restarts = None,
+        restart_on_exception: RestartOnException = None,
+        log_limit: LogLimit = None,
+        ps: ParameterServers = None,
         as_json: Json = False,
         dry_run: DryRun = False,
+        as_yaml: AsYaml = False,
         quiet: Quiet = False,
     ) -> int:
-        words = asked(
-            script=script,
-            arguments=arguments,
-            nodes=nodes,
-            backend=backend,
-            experiment=experiment,
-            source=source,
-            compute=compute,
-            gpu=gpu,
-            gpu_visibility=gpu_visibility,
-            env=env,
-            tag=tag,
-            python=python,
-            pip=pip,
-            requirements=requirements,
-            conda=conda,
-            conda_file=conda_file,
-            channel=channel,
-            isolated=isolated,
-            environment=environment,
-            image=image,
-            shm_size=shm_size,
-            inputs=inputs,
-            outputs=outputs,
-            max_duration=max_duration,
-            grace=grace,
-            max_restarts=max_restarts,
-            restart_on_exception=restart_on_exception,
-            log_limit=log_limit,
-            ps=ps,
-        )
-        if dry_run:
-            from paceline.cli.dry_run import print_plan
+        # First of all, so that these are the options and nothing else.
+        file, description = words(locals())
+        if as_yaml and not dry_run:
+            raise JobError(
+                "--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes."
+            )
+        if file is not None:
+            from paceline.cli import job_file
 
-            return print_plan(words, as_json=as_json)
-        folder = _submit(words)
+            description = combined(job_file.read(file), description)
+        wanted = asked(description)
+        if dry_run:
+            from paceline.cli.dry_run import print_file, print_plan
+
+            return print_file(wanted, description) if as_yaml else print_plan(wanted, as_json=as_json)
+        folder = _submit(wanted)
         if follow:
             return _follow(folder, as_json=as_json, quiet=quiet)
         _print_submitted(folder, as_json)
@@ -157,11 +147,22 @@ def _verb(*, follow: bool) -> Callable[..., int]:
     return verb
 
 
-def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Quiet = False) -> int:
-    """Submit a run's job again, with the source and the exact versions of the packages as they were then."""
+def rerun(
+    run_id: RunId,
+    name: DisplayName = None,
+    env_file: EnvFiles = None,
+    detach: Detach = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> int:
+    """Submit a run's job again, with the source and the exact versions of the packages as they were then.
+
+    Values that were not recorded are taken anew: from your shell, or the file that --env-file names.
+    """
     from paceline.submit import Source
     from paceline.submit import submit as submit_job
 
+    values, _ = read_env_files([Path(path) for path in env_file or ()])
     old = store.read(folder_of(run_id))
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
@@ -172,6 +173,8 @@ def rerun(run_id: RunId, detach: Detach = False, as_json: Json = False, quiet: Q
         workspace.path,
         old.experiment,
         tags={"rerun_of": old.run_id},
+        display_name=name,
+        values=values,
     )
     if detach:
         _print_submitted(folder, as_json)
@@ -187,12 +190,24 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
     return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
-def _submit(words: Asked) -> RunFolder:
-    experiment = Experiment(Workspace.from_config(), words.experiment)
+def _submit(wanted: Asked) -> RunFolder:
+    from paceline.submit import Source
+    from paceline.submit import submit as submit_job
+
     progress = _HashingProgress()
-    submitted = experiment.submit(words.job, tags=words.tags, source_directory=words.directory, progress=progress)
+    folder = submit_job(
+        wanted.job,
+        Source(directory=wanted.directory.absolute()),
+        Workspace.from_config().path,
+        wanted.experiment,
+        tags=wanted.tags,
+        progress=progress,
+        display_name=wanted.display_name,
+        values=wanted.values,
+        leave_out=wanted.leave_out,
+    )
     progress.clear()
-    return submitted.folder
+    return folder
 
 
 class _HashingProgress:
@@ -266,7 +281,7 @@ def _headline(record: RunRecord) -> str:
         nodes = f"{job.node_count} node{'s' * (job.node_count > 1)}"
         shape = f"{nodes} x {job.process_count_per_node} process{'es' * (job.process_count_per_node > 1)}"
     backend = f", {job.distributed_backend}" if job.distributed_backend else ""
-    return f"Run {record.run_id}: {job.entry_script} on {record.target}, {shape}{backend}"
+    return f"Run {record.run_id}: {' '.join(job.entry_words)} on {record.target}, {shape}{backend}"
 
 
 def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:

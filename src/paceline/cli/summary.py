@@ -53,7 +53,7 @@ def details(folder: RunFolder) -> dict[str, Any]:
         "source_directory": record.source_directory,
         "snapshot_id": record.snapshot_id,
         "git": dict(record.git),
-        "job": record.job.to_json() if record.job else None,
+        "job": record.job.shown() if record.job else None,
         "environment": read_json(folder.environment),
         "data": read_json(folder.data) or {},
         "attempt_records": [attempt.to_json() for attempt in record.attempts],

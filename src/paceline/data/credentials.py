@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, quote_plus
 
 from paceline.errors import DataError
-
-PLACES = "'env:VARIABLE', 'keyring:service/user' or 'file:PATH' (mode 600, '#field' for one field of a JSON file)"
+from paceline.secret_values import KINDS, PLACES
 
 # Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
 _SECRET_NAME = re.compile(
@@ -97,7 +96,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
         raise DataError(f"credentials of {where}: give a dictionary of option -> place, each {PLACES}.")
     for option, place in credentials.items():
         kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
-        if kind not in ("env", "keyring", "file") or not rest or (kind == "keyring" and "/" not in rest):
+        if kind not in KINDS or not rest or (kind == "keyring" and "/" not in rest):
             raise DataError(
                 f"credential {option!r} of {where}: what was given is no place, and is not shown here in case it is the "
                 f"secret itself. Secrets are never registered; give {PLACES}."
@@ -157,10 +156,22 @@ def _is_secret(name: str) -> bool:
     return name.lower() not in _HARMLESS and _SECRET_NAME.search(name) is not None
 
 
+def read_place(place: str) -> str:
+    """What lies at a place that is one.
+
+    Raises:
+        DataError: nothing, or a file that others may read.
+    """
+    return _read_at(place, f"it is to be found at {place!r}, but")
+
+
 def _read(option: str, place: str, where: str) -> str:
     check_credentials({option: place}, where)
+    return _read_at(place, f"credential {option!r} of {where} is to be found at {place!r}, but")
+
+
+def _read_at(place: str, said: str) -> str:
     kind, _, rest = place.partition(":")
-    said = f"credential {option!r} of {where} is to be found at {place!r}, but"
     value = {"env": _from_environment, "keyring": _from_keyring, "file": _from_file}[kind](rest, said)
     if not value:
         raise DataError(f"{said} there is nothing in it. Put the value there.")

@@ -78,7 +78,7 @@ def of_run(launch: Launch) -> dict[str, str]:
         "AZUREML_ARM_PROJECT_NAME": launch.experiment,
         "AZUREML_OUTPUT_DIRECTORY": str(launch.run_dir / "outputs"),
         "AZUREML_SOURCE_DIRECTORY": str(launch.work_dir),
-        "AZUREML_ENTRY_SCRIPT": job.entry_script,
+        "AZUREML_ENTRY_SCRIPT": job.entry_script or str(job.entry_module),
         "PACELINE_RUN_ID": launch.run_id,
         "PACELINE_RUN_DIR": str(launch.run_dir),
         "PACELINE_OUTPUT_DIR": str(launch.run_dir / "outputs"),
@@ -177,8 +177,9 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
         launch.prepared[node_rank].python,
         str(main),
         *options,
+        *(("--kind", "module") if launch.job.entry_module else () if launch.job.is_python else ("--kind", "program")),
         "--",
-        launch.job.entry_script,
+        launch.job.entry_module or launch.job.entry_script,
         *launch.job.arguments,
     )
 

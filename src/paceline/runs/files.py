@@ -14,15 +14,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+#: Of files that are nobody else's business.
+PRIVATE = 0o600
 
-def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
+
+def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace `path` by `text` so that a reader sees the old or the new, never a part.
 
-    sync: also survive a power cut.
+    sync: also survive a power cut. mode: of the file, less the umask.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
     try:
-        with open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
+        # A new file of a random name, from its beginning with the mode that it is to have.
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             if sync:
                 file.flush()
@@ -34,9 +39,9 @@ def write_whole(path: Path, text: str, *, sync: bool = False) -> None:
         raise
 
 
-def write_json(path: Path, value: Any, *, sync: bool = False) -> None:
+def write_json(path: Path, value: Any, *, sync: bool = False, mode: int = 0o666) -> None:
     # Not indented: Python's indenting encoder takes ten times as long, and runs wait for it at each change of state.
-    write_whole(path, json.dumps(value) + "\n", sync=sync)
+    write_whole(path, json.dumps(value) + "\n", sync=sync, mode=mode)
 
 
 def copy_whole(source: Path, target: Path, came: Callable[[int, int], None] | None = None) -> None:

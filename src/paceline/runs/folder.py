@@ -116,6 +116,11 @@ class RunFolder:
         return self.path / "events.jsonl"
 
     @property
+    def secrets(self) -> Path:
+        """Variable -> value of the job's secrets, mode 0600: for the run's supervisor alone, gone once the run has ended."""
+        return self.path / "secrets.json"
+
+    @property
     def notes(self) -> Path:
         """Tags, properties and names: one JSON line per change, appended by anybody."""
         return self.path / "notes.jsonl"

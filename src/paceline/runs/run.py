@@ -250,7 +250,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             "properties": properties,
             "inputDatasets": self._data("inputs"),
             "outputDatasets": self._data("outputs"),
-            "runDefinition": record.job.to_json() if record.job else {},
+            "runDefinition": record.job.shown() if record.job else {},
             "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self._folder.logs.glob("*.log"))},
             "submittedBy": record.submitted_by,
         }

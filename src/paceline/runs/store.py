@@ -14,7 +14,7 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,17 @@ from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
-from paceline.runs.files import append_line, read_json, write_json
+from paceline.runs.files import PRIVATE, append_line, read_json, write_json
 from paceline.runs.folder import RunFolder, age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 
 _BALLAST_BYTES = 1 << 16
 
 
-def create(runs_dir: Path, record: RunRecord) -> int:
+def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None = None) -> int:
     """Make the folder of a new run and write its first record; the open file that holds its lock.
 
+    secrets: the values of its job's secrets.
     The folder appears under its own name only once it is complete, so no reader meets half a run.
 
     Raises:
@@ -45,7 +46,7 @@ def create(runs_dir: Path, record: RunRecord) -> int:
         hidden.path.mkdir()
         fd = -1
         try:
-            fd = _fill(hidden, record)
+            fd = _fill(hidden, record, secrets or {})
             os.rename(hidden.path, folder.path)
         except BaseException:
             if fd >= 0:
@@ -60,11 +61,13 @@ def create(runs_dir: Path, record: RunRecord) -> int:
     return fd
 
 
-def _fill(folder: RunFolder, record: RunRecord) -> int:
+def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str]) -> int:
     for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints):
         part.mkdir()
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
-    write_json(folder.record, record.to_json())
+    if secrets:
+        write_json(folder.secrets, dict(secrets), mode=PRIVATE)
+    _write(folder, record)
     append_line(folder.events, {"time_utc": record.created_utc, "status": record.status})
     fd = locks.take(folder.lock)
     assert fd is not None, "nobody else knows of this file"
@@ -83,7 +86,7 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     A state on the way there is not worth the run: readers keep seeing the one before.
     """
     try:
-        write_json(folder.record, record.to_json(), sync=record.is_terminal)
+        _write(folder, record, sync=record.is_terminal)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -91,7 +94,18 @@ def write(folder: RunFolder, record: RunRecord) -> None:
             if not folder.ballast.exists():
                 raise
             folder.ballast.unlink()
-            write_json(folder.record, record.to_json())
+            _write(folder, record)
+
+
+def _write(folder: RunFolder, record: RunRecord, *, sync: bool = False) -> None:
+    data = record.to_json()
+    write_json(folder.record, data, sync=sync, mode=record_mode(data))
+
+
+def record_mode(record: Mapping[str, Any]) -> int:
+    """The mode of a record's file: what a job's recorded variables hold is for its user alone."""
+    job = record.get("job") or {}
+    return PRIVATE if job.get("environment_variables") or job.get("secrets") else 0o666
 
 
 def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) -> RunRecord:
@@ -108,6 +122,9 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
         event["message"] = record.failure.message
     with contextlib.suppress(OSError):
         append_line(folder.events, event)
+    if record.is_terminal:
+        # First: were this process killed in between, whoever sets the run right would come here again.
+        folder.secrets.unlink(missing_ok=True)
     write(folder, record)
     if record.is_terminal:
         with contextlib.suppress(OSError):

@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -68,20 +69,21 @@ def stamp_of(found: os.stat_result) -> Stamp:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_mode
 
 
-def scan(source: Path, cache_file: Path, leave_out: Path) -> Tree:
+def scan(source: Path, cache_file: Path, leave_out: Path, files_out: Sequence[Path] = ()) -> Tree:
     """The tree below `source`.
 
     cache_file: what the last scan of this tree left. leave_out: the workspace, which may lie inside the tree.
+    files_out: files that are not part of it, under whatever name.
 
     Raises:
         SnapshotError: over the limits, a link out of the tree, something that is neither file, folder nor link, or a
             file that can't be read.
     """
-    return _Scan(source, read_json(cache_file) or {}, leave_out).run()
+    return _Scan(source, read_json(cache_file) or {}, leave_out, files_out).run()
 
 
 class _Scan:
-    def __init__(self, source: Path, cache: dict[str, Any], leave_out: Path) -> None:
+    def __init__(self, source: Path, cache: dict[str, Any], leave_out: Path, files_out: Sequence[Path]) -> None:
         self._tree = Tree(source=source, scanned_ns=time.time_ns(), last_id=cache.get("id"))
         self._ignore = Ignore(source)
         self._known: dict[str, list[Any]] = cache.get("files", {})
@@ -89,6 +91,7 @@ class _Scan:
         self._known_ignore = cache.get("ignore")
         self._trusted_ns = cache.get("scanned_ns", 0) - _CLOCK_TICK_NS
         self._leave_out = os.path.realpath(leave_out)
+        self._files_out = frozenset(os.path.realpath(path) for path in files_out)
         self._root = os.path.realpath(source)
 
     def run(self) -> Tree:
@@ -97,7 +100,7 @@ class _Scan:
         self._walk("", trust=trust)
         self._tree.ignore_key = self._ignore.key()
         if trust and self._tree.ignore_key != self._known_ignore:
-            return _Scan(self._tree.source, {}, Path(self._leave_out)).run()
+            return _Scan(self._tree.source, {}, Path(self._leave_out), [*map(Path, self._files_out)]).run()
         _check_limits(self._tree)
         return self._tree
 
@@ -123,6 +126,8 @@ class _Scan:
             if name in ALWAYS or (not directory and name in AT_THE_TOP):
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
+            if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
+                continue
             decided = trust and (path in self._known_directories if is_directory else path in known)
             if not decided and self._ignore.ignores(path, is_directory=is_directory):
                 continue

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -39,10 +39,16 @@ class Snapshot:
     files: frozenset[str]
 
 
-def take(source: Path, snapshots_dir: Path, workspace_dir: Path, progress: Progress | None = None) -> Snapshot:
+def take(
+    source: Path,
+    snapshots_dir: Path,
+    workspace_dir: Path,
+    progress: Progress | None = None,
+    leave_out: Sequence[Path] = (),
+) -> Snapshot:
     """The snapshot of `source` as it is now, uncommitted edits included; copied only if there is none like it.
 
-    snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read.
+    snapshots_dir: `<workspace>/snapshots`. progress: called as bytes are read. leave_out: files that are not part of it.
 
     Raises:
         SnapshotError: not a folder, over the limits, a link out of the tree, an unreadable file, one that keeps
@@ -53,7 +59,7 @@ def take(source: Path, snapshots_dir: Path, workspace_dir: Path, progress: Progr
     cache_dir = snapshots_dir / ".scans"
     cache_file = cache_dir / f"{hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:32]}.json"
     for attempt in range(_TRIES):
-        tree = scan(source, cache_file, workspace_dir)
+        tree = scan(source, cache_file, workspace_dir, leave_out)
         unchanged = len(tree.hashes) == len(tree.files)
         try:
             meter = _Meter(tree, progress)

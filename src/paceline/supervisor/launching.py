@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from paceline.errors import JobError
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch
 from paceline.runs import states
@@ -56,8 +57,13 @@ def _launch(run: Supervision, number: int) -> Launch:
     assert run.nodes is not None
     assert run.seen is not None
     workspace = run.folder.path.parent.parent
+    if missing := sorted(set(run.job.secrets) - set(run.secrets)):
+        raise JobError(
+            f"the values of {', '.join(missing)} are not in the run's folder any more, where submission has put them "
+            f"({run.folder.secrets.name}). Submit the run again: paceline rerun {run.record.run_id}."
+        )
     return Launch(
-        job=run.job,
+        job=run.job.with_values(run.secrets),
         run_id=run.record.run_id,
         experiment=run.record.experiment,
         workspace_name=workspace.parent.name if workspace.name == ".paceline" else workspace.name,

@@ -6,11 +6,13 @@ import contextlib
 import dataclasses
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.job import Job
 from paceline.plan import Launch, Prepared
 from paceline.runs import elsewhere, states, store
+from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.supervisor.attempt import Outcome
@@ -32,6 +34,8 @@ class Supervision:
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"
         self.job: Job = self.record.job
+        #: The values of the job's secrets.
+        self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
         self.target: Target | None = None
         self.nodes: Nodes | None = None
         self.seen: Seen | None = None

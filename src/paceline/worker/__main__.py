@@ -1,11 +1,11 @@
 """Run the user's script as `python script.py` would, and say how it ended.
 
-    python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] -- script.py [argument ...]
+    python .../paceline/worker/__main__.py [--mpi | --srun] [--set NAME=VALUE ...] [--kind KIND] -- script.py [argument ...]
 
 --mpi: mpirun started this process: it takes its rank from Open MPI's variables, sends its output to its own log and
     waits, in a process of its own, for the script's end. --srun: so did srun, which has one command line for all workers:
     what follows `--for FIRST-LAST --on NODE` is for these ranks, which are on that node (`paceline.worker.srun`).
---set: a variable for the script.
+--set: a variable for the script. --kind: "module" for `python -m script`, "program" for what is not Python's to run.
 Every word may have a `=` in front, by which mpirun does not take it for one of its own.
 
 Kept to the modules that Python has loaded anyway: every import here is time before the user's first line.
@@ -26,6 +26,9 @@ def main(argv: "list[str]") -> None:
         argv = [word[1:] for word in argv]
     end = argv.index("--")
     options, command = argv[:end], argv[end + 1 :]
+    kind = options[-1] if options[-2:-1] == ["--kind"] else "script"
+    if kind != "script":
+        del options[-2:]
     launcher = options.pop(0) if options and options[0] in ("--mpi", "--srun") else None
     if launcher == "--srun":
         from paceline.worker import srun
@@ -50,7 +53,10 @@ def main(argv: "list[str]") -> None:
         _keep_store_to_its_network()
     _offer_names()
     report.started()
-    script.run(command[0], [_with_paths(word) for word in command[1:]])
+    arguments = [_with_paths(word) for word in command[1:]]
+    if kind == "program":
+        script.become(command[0], arguments)
+    script.run(command[0], arguments, is_module=kind == "module")
 
 
 def _offer_mpi_to_torch() -> None:

@@ -1,4 +1,4 @@
-"""Run a file as the main module, as the interpreter itself would."""
+"""Run a file or a module as the main module, as the interpreter itself would, or become another program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 import sys
 import time
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
 from typing import NoReturn
 
 from paceline.worker import report
@@ -15,19 +15,14 @@ from paceline.worker import report
 _GLOO_S = 0.05
 
 
-def run(path: str, arguments: list[str]) -> None:
-    """Run `path` as `__main__`. An exception is written down, shown without Paceline's frames, and ends the process
-    with the code that Python would end it with."""
-    absolute, worker = os.path.abspath(path), os.getpid()
-    sys.argv = [path, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
-    main = _main_module(absolute)
+def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
+    """Run `path` as `__main__`: a file, or with is_module the module of this name, as `python -m` does. An exception is
+    written down, shown without Paceline's frames, and ends the process with the code that Python would end it with."""
+    worker = os.getpid()
     # The module of our own entry point must outlive the script: its globals are ours.
     sys.modules["__paceline_main__"] = sys.modules["__main__"]
-    sys.modules["__main__"] = main
     try:
-        with io.open_code(absolute) as file:
-            code = compile(file.read(), absolute, "exec", dont_inherit=True)
+        main, code = _module(path, arguments) if is_module else _file(path, arguments)
         exec(code, main.__dict__)
         _end_well(worker)
     except SystemExit as error:
@@ -48,6 +43,56 @@ def _end_well(worker: int) -> None:
 
         alone.note()
     _let_gloo_finish()
+
+
+def become(path: str, arguments: list[str]) -> NoReturn:
+    """Turn this process into the program `path`: its exit code and its signals are the worker's."""
+    program = os.path.abspath(path)
+    try:
+        os.execv(program, [program, *arguments])
+    except OSError as error:
+        with open(program, "rb") as file:
+            first = file.readline(200)
+        by = f" by {first[2:].strip().decode(errors='replace')}" if first.startswith(b"#!") else ""
+        print(f"{path} can't be run{by}: {error.strerror}.", file=sys.stderr, flush=True)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # a shell's codes for the same
+
+
+def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
+    """The main module for a file, in its place, and the file's code."""
+    absolute = os.path.abspath(path)
+    sys.argv = [path, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    sys.modules["__main__"] = main = _main_module(absolute)
+    with io.open_code(absolute) as file:
+        return main, compile(file.read(), absolute, "exec", dont_inherit=True)
+
+
+def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
+    """The main module for `python -m name`, in its place, and the module's code; of a package, its `__main__`.
+
+    https://docs.python.org/3/using/cmdline.html#cmdoption-m: the working directory is first on the path, and sys.argv[0] is
+    the module's file.
+    """
+    from importlib.util import find_spec
+
+    sys.argv = ["-m", *arguments]
+    sys.path.insert(0, os.getcwd())
+    spec = find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{name}.__main__")
+        if spec is None:
+            raise ImportError(f"{name} is a package without a __main__ module, and can't be run by -m", name=name)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
+    if code is None:
+        raise ImportError(f"{name} has no code that -m could run", name=name)
+    sys.argv[0] = str(spec.origin)
+    main = _main_module(str(spec.origin))
+    main.__dict__.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader, __cached__=spec.cached)
+    sys.modules["__main__"] = main
+    return main, code
 
 
 def _let_gloo_finish() -> None:

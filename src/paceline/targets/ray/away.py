@@ -20,12 +20,12 @@ from pathlib import Path
 from paceline.data.filesystem import Store
 from paceline.errors import PacelineError
 from paceline.runs import states
-from paceline.runs.files import read_json
+from paceline.runs.files import PRIVATE, read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
 from paceline.targets.ray.journal import Recorder, end_part
-from paceline.targets.ray.travel import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack
+from paceline.targets.ray.travel import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
 
 _TICK_S = 0.1
 _PART_S = 1.0
@@ -56,6 +56,8 @@ def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
     unpack(_got(store, f"{run_prefix(ticket.run_id)}/start.tar.gz"), top)
     folder.path.parent.mkdir()
     (top / "run").rename(folder.path)
+    if ticket.key is not None:
+        write_json(folder.secrets, unsealed(store, ticket.run_id, ticket.key), mode=PRIVATE)
     if ticket.snapshot_id is not None:
         snapshot = top / "snapshots" / ticket.snapshot_id
         snapshot.mkdir(parents=True)

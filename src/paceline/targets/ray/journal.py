@@ -36,7 +36,18 @@ _LENGTH = struct.Struct(">I")
 _CHUNK_BYTES = 4 << 20
 #: Of one machine alone, or sent by other means.
 _OWN = frozenset(
-    {"lock", "ballast", "snapshot", "closing", "gone", "engine.json", "target.json", "cancel.json", "home.json"}
+    {
+        "lock",
+        "ballast",
+        "snapshot",
+        "closing",
+        "gone",
+        "engine.json",
+        "target.json",
+        "cancel.json",
+        "home.json",
+        "secrets.json",
+    }
 )
 _RECORD, _NOTES = "run.json", "notes.jsonl"
 _GROWING = (".log", ".jsonl", ".txt")

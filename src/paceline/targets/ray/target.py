@@ -85,7 +85,7 @@ class RayTarget:
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
-        told = {
+        told: dict[str, Any] = {
             **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
             # Ray puts no job back into a queue: a signal to it is somebody's stop.
             **{"sigterm": "cancel", "by": _BY_RAY},
@@ -98,6 +98,7 @@ class RayTarget:
         else:
             from paceline.targets.ray.travel import send_run
 
+            told["has_secrets"] = folder.secrets.exists()
             script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
         job = (read_json(folder.record) or {}).get("job") or {}
         grace_s = float(job.get("grace_period_seconds") or 0.0)
@@ -132,6 +133,11 @@ class RayTarget:
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
             return elsewhere.Look(state=elsewhere.RUNNING)  # the supervisor's own word is newer
         found = self._told(job)
+        if found.state == elsewhere.GONE and told.get("has_secrets"):
+            from paceline.targets.ray.travel import remove_sealed
+
+            remove_sealed(self.settings, folder)
+            write_json(folder.engine, {**told, "has_secrets": False})
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
         return elsewhere.Look(state=elsewhere.RUNNING) if more_comes and found.state == elsewhere.GONE else found
 

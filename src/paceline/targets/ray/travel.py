@@ -3,6 +3,7 @@
     <datastore>/paceline/snapshots/<id>.tar.gz       the source, once for all runs that use it
     <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names, likewise
     <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
+    <datastore>/paceline/runs/<run id>/sealed        the values of its secrets, encrypted by a key that is in the job's ticket
     <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`journal`), replayed here and then removed
 
 Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import io
 import json
 import os
+import secrets
 import tarfile
 import tempfile
 import time
@@ -33,6 +36,7 @@ from paceline.data.store_record import StoreRecord
 from paceline.data.upload import put_files
 from paceline.errors import TargetError
 from paceline.runs import states
+from paceline.runs import store as run_store
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import journal
@@ -42,7 +46,7 @@ from paceline.targets.ray.library import send_library
 from paceline.targets.ray.settings import RaySettings
 
 #: Of the submitting machine alone, or sent by other means.
-_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json"})
+_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json"})
 _LOOK_S = 1.0
 #: Nobody looks again at a run that has ended, so what is left of it between here and there has to go at once.
 _END_S = 2.0
@@ -50,7 +54,10 @@ _END_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ticket:
-    """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too."""
+    """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too.
+
+    key: opens the run's sealed secrets, in hexadecimal; None where it has none.
+    """
 
     run_id: str
     snapshot_id: str | None
@@ -59,6 +66,7 @@ class Ticket:
     name: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
+    key: str | None = None
 
     @property
     def record(self) -> StoreRecord:
@@ -109,6 +117,7 @@ def send_run(
                 archive.add(os.path.realpath(folder.snapshot), arcname=".")
             files.append((snapshot_name(snapshot_id), packed))
         put_files(store, "", files)
+        key = _seal(store, folder)
     package = send_library(client, library_dir)
     ticket = Ticket(
         run_id=folder.run_id,
@@ -118,9 +127,58 @@ def send_run(
         name=record.name,
         options=dict(record.options),
         credentials=dict(record.credentials) if record.credentials else None,
+        key=key,
     )
     script = travel_entrypoint(folder.run_id, settings.python, ticket.word(), processes.SUPERVISOR_VARIABLE)
     return script, {"working_dir": package}
+
+
+def _seal(store: Store, folder: RunFolder) -> str | None:
+    """Put the values of the run's secrets into the store, encrypted; the key in hexadecimal, None where there are none.
+
+    The datastore may be read by others than the user, and so may Ray's list of jobs, in which the ticket stands: neither of
+    them alone tells a value.
+    """
+    values = read_json(folder.secrets)
+    if not values:
+        return None
+    key = secrets.token_bytes(32)
+    put(store, sealed_name(folder.run_id), crossed(json.dumps(values).encode(), key))
+    folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
+    return key.hex()
+
+
+def sealed_name(run_id: str) -> str:
+    return f"{run_prefix(run_id)}/sealed"
+
+
+def crossed(data: bytes, key: bytes) -> bytes:
+    """`data` encrypted, or decrypted, by a key that is used once: XOR with SHAKE256(key) as keystream (FIPS 202, an
+    extendable-output function)."""
+    stream = hashlib.shake_256(b"paceline secrets" + key).digest(len(data))
+    return bytes(byte ^ other for byte, other in zip(data, stream, strict=True))
+
+
+def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
+    """The values that `_seal` has put into the store, which has them no longer then.
+
+    Raises:
+        TargetError: they are not there.
+    """
+    data = get(store, sealed_name(run_id))
+    if data is None:
+        raise TargetError(
+            f"{store.title} has no {sealed_name(run_id)!r}, the values of the run's secrets. Submit it again."
+        )
+    values: dict[str, str] = json.loads(crossed(data, bytes.fromhex(key)))
+    remove(store, sealed_name(run_id))
+    return values
+
+
+def remove_sealed(settings: RaySettings, folder: RunFolder) -> None:
+    """Remove the secrets of a run that never fetched them."""
+    with Store(_store_record(settings, folder.path.parent.parent)) as store, contextlib.suppress(FileNotFoundError):
+        remove(store, sealed_name(folder.run_id))
 
 
 def _store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
@@ -220,7 +278,7 @@ def _name_canceler(folder: RunFolder) -> None:
     """On the cluster a cancel is a signal; who asked for it is known here."""
     record, request = read_json(folder.record) or {}, read_json(folder.cancel_request) or {}
     if record.get("status") == states.CANCELED and request.get("by") and record.get("canceled_by") != request["by"]:
-        write_json(folder.record, {**record, "canceled_by": request["by"]})
+        write_json(folder.record, {**record, "canceled_by": request["by"]}, mode=run_store.record_mode(record))
 
 
 # A store's objects

@@ -9,6 +9,7 @@ Standard library of Python 3.6 and later, for that is what login hosts have. Not
     push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/: what is there is left as it is
     pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
     put     {"path", "text"}: a small file
+    remove  {"path"}: a file, which need not be there
 """
 
 import json
@@ -33,7 +34,7 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         if request["op"] == "have":
             answer = have(request, stdin, stdout)
         else:
-            {"push": push, "pull": pull, "put": put}[request["op"]](request, stdin, stdout)
+            {"push": push, "pull": pull, "put": put, "remove": remove}[request["op"]](request, stdin, stdout)
         frame(stdout, dict(answer or {}, end=True))
     except (OSError, tarfile.TarError, EOFError) as error:
         frame(stdout, {"error": str(error)})
@@ -95,7 +96,7 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
     for name in names:
         if not name.endswith(".held"):
             send(top, name, known.get(name), stdout)
-    frame(stdout, {"file": "run.json", "how": "whole", "mode": 0o644}, record)
+    frame(stdout, {"file": "run.json", "how": "whole", "mode": 0o644}, record)  # (its mode is the taker's to choose)
 
 
 def send(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
@@ -127,6 +128,13 @@ def send(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> N
                 start += len(data)
     except OSError:
         return  # it has gone meanwhile
+
+
+def remove(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    try:
+        os.unlink(request["path"])
+    except FileNotFoundError:
+        pass
 
 
 def put(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:

@@ -39,7 +39,10 @@ from paceline.targets.slurm.settings import Settings
 #: How old a mirrored folder may be.
 _FRESH_S = 1.0
 #: What of a run's folder the cluster is given.
-_SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast")
+_SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
+
+#: What a run's folder has of its own on each side.
+_NEVER_TAKEN = ("engine.json", "lock", "cancel.json", "home.json", "secrets.json")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +101,7 @@ class Login:
                 _add_run(archive, folder, snapshot.name, taken)
 
         self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
+        folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
         return there
 
     def pull(self, folder: RunFolder, run_dir: str) -> None:
@@ -119,6 +123,10 @@ class Login:
     def put(self, path: str, value: object) -> None:
         """Write a small JSON file there."""
         self._ask({"op": "put", "path": path, "text": json.dumps(value) + "\n"})
+
+    def remove(self, path: str) -> None:
+        """Remove a file there, if there is one."""
+        self._ask({"op": "remove", "path": path})
 
     def _ask(
         self,
@@ -228,7 +236,7 @@ class _Taker:
 
     def _path(self, name: str) -> Path:
         parts = name.split("/")
-        if name.startswith("/") or ".." in parts or parts[0] in ("engine.json", "lock", "cancel.json", "home.json"):
+        if name.startswith("/") or ".." in parts or parts[0] in _NEVER_TAKEN:
             raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
         return self._folder.path / name
 

@@ -116,9 +116,10 @@ class SlurmTarget:
         folder = RunFolder(run_dir)
         user, run_dir_there, library_there = self._user(), str(run_dir.absolute()), str(library_dir.absolute())
         if self.settings.login is not None:
+            has_secrets = folder.secrets.exists()
             there = self._login().push(folder, library_dir)
             user, run_dir_there, library_there = there.user, there.run_dir, there.library_dir
-            self._note(folder, user=user, run_dir=run_dir_there)
+            self._note(folder, user=user, run_dir=run_dir_there, has_secrets=has_secrets)
         script = self.script(
             self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
         )
@@ -152,6 +153,8 @@ class SlurmTarget:
             self._login().pull(folder, str(noted["run_dir"]))
             if settle(folder):
                 return Look(state=RUNNING)
+        if job is None or has_ended(job):
+            self._remove_secrets(folder, noted)
         if job is None:
             return Look(
                 state=GONE,
@@ -163,6 +166,12 @@ class SlurmTarget:
             return Look(state=RUNNING)
         python = self.settings.python or ("python3" if self.settings.login else sys.executable)
         return look_of(job, python=python, run_dir=str(noted.get("run_dir") or folder.path))
+
+    def _remove_secrets(self, folder: RunFolder, noted: Mapping[str, Any]) -> None:
+        """Behind the login host, of a run whose job is gone; a supervisor that came to the run's end has done it there."""
+        if self.settings.login is not None and noted.get("has_secrets"):
+            self._login().remove(f"{noted['run_dir']}/{folder.secrets.name}")
+            self._note(folder, has_secrets=False)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Tell Slurm. A job that runs is left to its supervisor, which reads `cancel.json` and gives workers their grace."""

@@ -1,0 +1,92 @@
+"""What a shell is offered for a word that is not whole yet. A key is pressed meanwhile: files' names are read, little else,
+and no library is loaded for it. Whatever goes wrong, nothing is offered: a traceback in a prompt helps nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import wraps
+from itertools import islice
+
+from paceline.job import BACKENDS, GPU_VISIBILITIES
+from paceline.runs import notes, states, store
+from paceline.runs.folder import RunFolder
+from paceline.targets import configured
+from paceline.workspace import Workspace
+
+_MOST = 100
+
+
+def _quietly(offered: Callable[[Workspace], Iterable[str]]) -> Callable[[str], list[str]]:
+    @wraps(offered)
+    def complete(incomplete: str) -> list[str]:
+        try:
+            words = offered(Workspace.from_config(create=False))
+            # By a dictionary: in order, and each once.
+            return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
+        except Exception:
+            return []
+
+    # typer goes by annotations: of the function itself, not of the one that it wraps.
+    del complete.__wrapped__
+    complete.__annotations__ = {"incomplete": str, "return": list[str]}
+    return complete
+
+
+@_quietly
+def run_ids(workspace: Workspace) -> Iterable[str]:
+    """Newest first."""
+    return store.ids(workspace.runs_dir)
+
+
+@_quietly
+def experiments(workspace: Workspace) -> Iterable[str]:
+    """Those that have a run, the latest used first: an id begins with its experiment's name."""
+    return (run_id.rsplit("_", 2)[0] for run_id in store.ids(workspace.runs_dir) if run_id.count("_") > 1)
+
+
+@_quietly
+def targets(workspace: Workspace) -> Iterable[str]:
+    return configured.names(workspace.path)
+
+
+@_quietly
+def backends(workspace: Workspace) -> Iterable[str]:
+    return BACKENDS
+
+
+@_quietly
+def gpu_visibilities(workspace: Workspace) -> Iterable[str]:
+    return GPU_VISIBILITIES
+
+
+@_quietly
+def tags(workspace: Workspace) -> Iterable[str]:
+    """Of the latest runs: keys, and `key=value` for those that have one."""
+    for run_id in store.ids(workspace.runs_dir)[:_MOST]:
+        for key, value in notes.read(RunFolder(workspace.runs_dir / run_id).notes).tags.items():
+            yield key if value is None else f"{key}={value}"
+
+
+@_quietly
+def environments(workspace: Workspace) -> Iterable[str]:
+    return workspace.environments
+
+
+@_quietly
+def datastores(workspace: Workspace) -> Iterable[str]:
+    folder = workspace.path / "datastores"
+    names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
+    return dict.fromkeys(["default", *names])
+
+
+@_quietly
+def variables(workspace: Workspace) -> Iterable[str]:
+    """Of the shell: `--env NAME` takes one's value."""
+    return sorted(os.environ)
+
+
+def run_states(incomplete: str) -> list[str]:
+    """In small letters for who begins so: `--status` takes any."""
+    known = [state.lower() for state in states.ALL] if incomplete[:1].islower() else states.ALL
+    return [state for state in known if state.startswith(incomplete)]

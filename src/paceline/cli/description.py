@@ -1,0 +1,176 @@
+"""A job as people describe it: names of an estimator's parameters, and values as a job file has them.
+
+    command line ── asked.words ──┐
+                                  ├── combined ── asked ── job, source, experiment, ...
+    job.yaml ── job_file.read ────┘       └────── job_file.text ── job.yaml
+
+A description holds what was said alone; what was not has its default only in the job. Paths in it are absolute.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.data_words import data_words
+from paceline.cli.env_file import read_env_files
+from paceline.environments.described import described
+from paceline.environments.environment import Environment
+from paceline.errors import JobError
+from paceline.estimator import interpreter, log_limit
+from paceline.job import Job
+from paceline.workspace import Workspace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A job, the folder of its source, its experiment's name, its tags and display name.
+
+    values: of secrets that were given in files. leave_out: those files, which no snapshot is to hold.
+    """
+
+    job: Job
+    directory: Path
+    experiment: str
+    tags: dict[str, Any]
+    display_name: str | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+    leave_out: tuple[Path, ...] = ()
+
+
+def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two descriptions as one: what `above` says counts; variables and tags are taken together, name by name."""
+    found = {**below, **above}
+    for key in ("environment_variables", "secrets", "tags"):
+        if key in below and key in above:
+            found[key] = {**below[key], **above[key]}
+    # A name has a value or a place, whichever was said above.
+    for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
+        if key in above and other in below:
+            found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
+    for key, others in (
+        ("entry_module", ("entry_script",)),
+        ("entry_script", ("entry_module",)),
+        ("process_count_per_node", ("worker_count",)),
+    ):
+        if key in above:
+            for other in others:
+                if other not in above:
+                    found.pop(other, None)
+    return found
+
+
+def whole(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with absolute paths for files that are looked for in several places."""
+    found = dict(description)
+    for key in ("pip_requirements_file", "conda_dependencies_file"):
+        if key in found:
+            beside = os.path.join(found.get("source_directory", "."), found[key])
+            found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
+    if os.sep in found.get("python", ""):
+        found["python"] = os.path.abspath(os.path.expanduser(found["python"]))
+    return found
+
+
+def asked(description: Mapping[str, Any]) -> Asked:
+    """What the description comes to.
+
+    Raises:
+        JobError: something in it is wrong.
+    """
+    said = dict(description)
+    directory = Path(said.get("source_directory") or Path.cwd())
+    backend = said.get("distributed_backend")
+    environment = _environment(said, directory)
+    if said.get("restart_on_exception") and not said.get("max_restarts"):
+        raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
+    files = tuple(map(Path, said.get("env_file") or ()))
+    values, from_shell = read_env_files(files)
+    recorded, named = said.get("environment_variables", {}), said.get("secrets", {})
+    # One that is written down, or has a place of its own, is not taken from a file.
+    in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
+    secrets = {**{name: f"env:{name}" for name in in_files}, **named}
+    variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
+    given: dict[str, Any] = {
+        name: said[name]
+        for name in (
+            *("entry_script", "entry_module", "compute_target", "use_gpu", "gpu_visibility", "max_restarts"),
+            *("max_run_duration_seconds", "grace_period_seconds", "restart_on_exception"),
+        )
+        if name in said
+    }
+    if "log_limit" in said:
+        given["log_limit"] = log_limit(said["log_limit"])
+    job = Job(
+        **{"entry_script": "", **given},
+        **_counts(said, backend),
+        arguments=tuple(said.get("arguments") or ()),
+        distributed_backend=backend,
+        environment=environment,
+        environment_variables={**variables, **recorded},
+        secrets=secrets,
+        inputs=data_words(said.get("inputs"), said.get("outputs")),
+    )
+    return Asked(
+        job=job,
+        directory=directory,
+        experiment=said.get("experiment") or _experiment_name(directory),
+        tags=dict(said.get("tags") or {}),
+        display_name=said.get("display_name"),
+        values={name: value for name, value in values.items() if name in in_files},
+        leave_out=files,
+    )
+
+
+def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
+    nodes, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
+    servers = said.get("parameter_server_count", 0)
+    words = f"-j {processes}" if nodes == 1 else f"-j {nodes}x{processes}"
+    if backend is None and nodes * processes > 1:
+        raise JobError(
+            f"{words} makes {nodes * processes} processes. Say how they find each other: "
+            "--backend mpi, gloo, nccl or tensorflow."
+        )
+    if "worker_count" in said:
+        return {"node_count": nodes, "worker_count": said["worker_count"], "parameter_server_count": servers}
+    if backend == "ps" and not 0 < servers < nodes * processes:
+        raise JobError(
+            f"--backend ps with {words} and --ps {servers}: of the {nodes * processes} processes, --ps says how many are "
+            "parameter servers; at least one has to be, and one a worker."
+        )
+    if backend == "ps":
+        return {"node_count": nodes, "worker_count": nodes * processes - servers, "parameter_server_count": servers}
+    if servers:
+        raise JobError(f"--ps {servers} belongs to --backend ps.")
+    return {"node_count": nodes, "process_count_per_node": processes}
+
+
+def _environment(said: Mapping[str, Any], directory: Path) -> Environment:
+    packages = ("pip_packages", "pip_requirements_file", "conda_packages", "conda_dependencies_file")
+    if said.get("layered") is False and not any(said.get(name) for name in packages):
+        raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")
+    name, image, python = (said.get(key) for key in ("environment_definition", "custom_docker_image", "python"))
+    return described(
+        definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
+        source_directory=directory,
+        python=interpreter(python) if image is None else python,
+        layered=said.get("layered", True),
+        user_managed=False,
+        pip_packages=said.get("pip_packages"),
+        pip_requirements_file=said.get("pip_requirements_file"),
+        conda_packages=said.get("conda_packages"),
+        conda_channels=said.get("conda_channels"),
+        conda_dependencies_file=said.get("conda_dependencies_file"),
+        docker_image=image,
+        shm_size=said.get("shm_size"),
+    )
+
+
+def _experiment_name(directory: Path) -> str:
+    """One that is made of the source folder's name."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
+    return plain or "default"

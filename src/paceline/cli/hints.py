@@ -1,0 +1,128 @@
+"""For those who come from another launcher: what its options and verbs are called here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+#: Options of other programs, with `_` for `-`, -> whose they are and what to write instead. {n} is the value given.
+_PROCESSES = "-j {n}, or -j 2x{n} for as many on each of two nodes"
+_NODES = "-j {n}x4 for {n} nodes of 4 processes each"
+_HOSTS = "hosts belong to a compute target: paceline compute add lab --kind ssh --host HOST, then --compute lab"
+_FOUND = "workers find each other by themselves: leave it out"
+_SLURM = "what Slurm is asked for belongs to its compute target: paceline compute add NAME --kind slurm --help"
+_OPTIONS = {
+    "nproc_per_node": ("torchrun", _PROCESSES),
+    "nnodes": ("torchrun", _NODES),
+    **dict.fromkeys(("node_rank", "master_addr", "master_port", "standalone"), ("torchrun", _FOUND)),
+    **dict.fromkeys(("rdzv_backend", "rdzv_endpoint", "rdzv_id", "rdzv_conf", "local_addr"), ("torchrun", _FOUND)),
+    "no_python": ("torchrun", "a program that is not Python is run as it is: leave it out"),
+    "log_dir": ("torchrun", "logs are kept in the run: paceline logs RUN --rank N"),
+    "num_processes": ("accelerate", _PROCESSES),
+    "num_machines": ("accelerate", _NODES),
+    **dict.fromkeys(("machine_rank", "main_process_ip", "main_process_port"), ("accelerate", _FOUND)),
+    "multi_gpu": ("accelerate", "one process a GPU is -j N --backend nccl --gpu"),
+    "multi_cpu": ("accelerate", "several processes without GPUs are -j N --backend gloo, or mpi"),
+    "gpu_ids": ("accelerate", "--gpu gives each process a GPU of its own; PACELINE_GPUS says which there are"),
+    "mixed_precision": ("accelerate", "--env ACCELERATE_MIXED_PRECISION={n} tells the script's Accelerator"),
+    "num_cpu_threads_per_process": ("accelerate", "--env OMP_NUM_THREADS={n}"),
+    "np": ("mpirun", "-j {n} --backend mpi"),
+    "n": ("mpirun", "-j {n} --backend mpi"),
+    **dict.fromkeys(("hostfile", "machinefile", "host", "hosts", "H"), ("mpirun", _HOSTS)),
+    "x": ("mpirun", "--env NAME=VALUE, or --env NAME for the value of your shell"),
+    **dict.fromkeys(
+        ("bind_to", "map_by", "oversubscribe", "allow_run_as_root"), ("mpirun", "that is seen to: leave it out")
+    ),
+    "mca": ("mpirun", "--env OMPI_MCA_<name>=<value> sets a parameter of Open MPI"),
+    "gloo": ("horovodrun", "--backend gloo"),
+    "mpi": ("horovodrun", "--backend mpi"),
+    "network_interface": (
+        "horovodrun",
+        "the interface belongs to a compute target: paceline compute doctor NAME names it",
+    ),
+    **dict.fromkeys(
+        ("min_np", "max_np"), ("horovodrun", "the number of processes stays as it is; --max-restarts N starts over")
+    ),
+    "num_gpus": ("deepspeed", "one process a GPU is -j {n} --backend nccl --gpu"),
+    "num_nodes": ("deepspeed", _NODES),
+    "ntasks": ("srun", _PROCESSES),
+    "ntasks_per_node": ("srun", _PROCESSES),
+    **dict.fromkeys(("partition", "account", "qos", "gres", "mem", "constraint", "reservation"), ("sbatch", _SLURM)),
+    **dict.fromkeys(
+        ("gpus", "gpus_per_node", "gpus_per_task"), ("sbatch", "--gpu gives each process a GPU of its own")
+    ),
+    "time": ("sbatch", "--max-duration {n}"),
+    "display_name": ("an estimator", "--name"),
+    "config": ("other programs", "a job file is the first word: paceline run job.yaml"),
+    "workdir": ("other programs", "--source FOLDER is the folder that is copied and run in"),
+    "detach": ("docker", "`paceline submit` returns at once"),
+    "d": ("docker", "`paceline submit` returns at once"),
+    "v": ("docker", "data is named with --input NAME=PATH"),
+    "volume": ("docker", "data is named with --input NAME=PATH"),
+}
+#: Verbs of other programs -> what does that here.
+_VERBS = {
+    **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
+    **dict.fromkeys(("stop", "kill", "abort", "terminate", "scancel", "end"), "paceline cancel RUN"),
+    **dict.fromkeys(("rm", "delete", "remove", "del"), "paceline rm RUN"),
+    **dict.fromkeys(("launch", "start", "train", "torchrun", "mpirun", "srun", "execute"), "paceline run SCRIPT"),
+    **dict.fromkeys(("sbatch", "queue_up"), "paceline submit SCRIPT"),
+    **dict.fromkeys(("tail", "attach", "follow", "watch"), "paceline logs -f RUN"),
+    **dict.fromkeys(("describe", "inspect", "info", "get"), "paceline show RUN"),
+    **dict.fromkeys(("retry", "restart", "resume"), "paceline rerun RUN"),
+    **dict.fromkeys(("targets", "clusters", "nodes", "sinfo"), "paceline compute list"),
+    **dict.fromkeys(("ssh", "shell", "attach_shell"), "paceline exec RUN --rank 0 -- COMMAND"),
+    **dict.fromkeys(("cp", "pull", "fetch"), "paceline download RUN"),
+    **dict.fromkeys(("gc", "clean", "cleanup"), "paceline prune"),
+    **dict.fromkeys(("envs", "environments"), "paceline env list"),
+    **dict.fromkeys(("datastores", "datasets"), "paceline data list"),
+}
+_OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.py -- --epochs 5."
+
+
+def option_message(option: str, text: str, argv: Sequence[str]) -> str:
+    """What to say of an option that `run` and `submit` do not have. option: as the parser names it, and its text; argv: the
+    whole command line. Of a cluster of short ones (`-np 4`) the parser names a part alone.
+    """
+    words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
+    found = next((word for word in words if word.split("=")[0] == option), None)
+    if found is None and not option.startswith("--"):
+        # Letters that stand together: -np.
+        clusters = [word for word in words if word.startswith("-") and option[-1:] in word.split("=")[0][1:]]
+        found = next((word for word in clusters if not word.startswith("--")), None)
+    name, _, value = (found or option).partition("=")
+    key = name.lstrip("-").replace("-", "_")
+    if key not in _OPTIONS:
+        return f"{text} {_OWN_ARGUMENTS}"
+    if not value and found is not None:
+        following = words[words.index(found) + 1 :]
+        value = following[0] if following and not following[0].startswith("-") else ""
+    whose, meaning = _OPTIONS[key]
+    shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
+    return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
+
+
+def _shape(words: Sequence[str]) -> str | None:
+    """`-j NxM` for a command line that says both, as torchrun's does."""
+    given = {}
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        following = words[number + 1] if number + 1 < len(words) else ""
+        given[name.lstrip("-").replace("-", "_")] = value or following
+    nodes, processes = given.get("nnodes", ""), given.get("nproc_per_node", "")
+    return f"-j {nodes}x{processes}" if nodes.isdigit() and processes.isdigit() else None
+
+
+def verb_hint(verb: str, known: Iterable[str], *, in_group: bool) -> str:
+    """A sentence on a verb that is not there: what does that here, or the verbs that are spelled like it; "" for neither.
+
+    in_group: it was looked for among the verbs of `compute` or the like.
+    """
+    known = [*known]
+    text = _VERBS.get(verb.lower().replace("-", "_"))
+    if in_group:
+        text = {"ls": "list", "rm": "remove", "delete": "remove", "check": "doctor", "info": "show"}.get(verb, "")
+    if text and (text if in_group else text.split()[1]) in known:
+        return f"That is `{text}`."
+    close = difflib.get_close_matches(verb, known, n=2)
+    return f"Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -1,0 +1,208 @@
+"""A job as a file: `paceline run job.yaml`, and `--dry-run --yaml`, which writes one.
+
+Every value is taken as it is written, whatever YAML would make of it: `3.10` is a version and `no` a word. What a key takes
+decides: `node_count` a number, `use_gpu` true or false, a duration what `--max-duration` takes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline import durations
+from paceline.cli.data_words import absolute_word
+from paceline.errors import JobError
+from paceline.estimator import arguments
+
+if TYPE_CHECKING:
+    from yaml import Node
+
+_COUNT, _FLAG, _SECONDS, _TEXT, _PATH, _TEXTS, _PATHS, _PAIRS = (
+    "a number",
+    "true or false",
+    "a duration",
+    "a word",
+    "a path",
+    "a list",
+    "a list of paths",
+    "a mapping",
+)
+#: key -> what it takes, in the order in which they are written.
+KEYS = {
+    "experiment": _TEXT,
+    "display_name": _TEXT,
+    "entry_script": _TEXT,
+    "entry_module": _TEXT,
+    "arguments": _TEXTS,
+    "script_params": _PAIRS,
+    "source_directory": _PATH,
+    "compute_target": _TEXT,
+    "node_count": _COUNT,
+    "process_count_per_node": _COUNT,
+    "worker_count": _COUNT,
+    "parameter_server_count": _COUNT,
+    "distributed_backend": _TEXT,
+    "use_gpu": _FLAG,
+    "gpu_visibility": _TEXT,
+    "environment_variables": _PAIRS,
+    "secrets": _PAIRS,
+    "env_file": _PATHS,
+    "inputs": _TEXTS,
+    "outputs": _TEXTS,
+    "python": _PATH,
+    "pip_packages": _TEXTS,
+    "pip_requirements_file": _PATH,
+    "conda_packages": _TEXTS,
+    "conda_channels": _TEXTS,
+    "conda_dependencies_file": _PATH,
+    "layered": _FLAG,
+    "environment_definition": _TEXT,
+    "custom_docker_image": _TEXT,
+    "shm_size": _TEXT,
+    "max_run_duration_seconds": _SECONDS,
+    "grace_period_seconds": _SECONDS,
+    "max_restarts": _COUNT,
+    "restart_on_exception": _FLAG,
+    "log_limit": _TEXT,
+    "tags": _PAIRS,
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The description (`paceline.cli.description`) in a job file. Relative paths start from the file's folder, which is the
+    source folder too unless the file names another.
+
+    Raises:
+        JobError: no YAML, an unknown key, or a value that its key does not take; file, line and key are named.
+    """
+    import yaml
+
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except OSError as error:
+        raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(node, yaml.MappingNode):
+        raise JobError(f"{str(path)!r} is no job: write keys and values, such as `entry_script: train.py`.")
+    found = _Reader(path).job(node)
+    found.setdefault("source_directory", str(path.parent))
+    if "script_params" in found:
+        if "arguments" in found:
+            raise JobError(f"{str(path)!r} has arguments and script_params. Write one of them.")
+        params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
+        found["arguments"] = list(arguments(params))
+    return found
+
+
+def text(description: Mapping[str, Any]) -> str:
+    """The description as a job file that `read` takes. Secrets stay places."""
+    import yaml
+
+    said = {key: description[key] for key in KEYS if key in description}
+    return str(yaml.safe_dump(said, sort_keys=False, allow_unicode=True, width=1000))
+
+
+class _Reader:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._kinds: dict[str, Callable[[str, Node], Any]] = {
+            _COUNT: self._count,
+            _FLAG: self._flag,
+            _SECONDS: self._seconds,
+            _TEXT: self._text,
+            _PATH: lambda key, node: self._absolute(key, self._text(key, node)),
+            _TEXTS: self._texts,
+            _PATHS: lambda key, node: [self._absolute(key, one) for one in self._texts(key, node)],
+            _PAIRS: self._pairs,
+        }
+
+    def job(self, node: Node) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key_node, value in node.value:
+            key = str(key_node.value)
+            if key not in KEYS:
+                close = difflib.get_close_matches(key, KEYS, n=1)
+                hint = f" Did you mean {close[0]}?" if close else ""
+                raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(KEYS)}.")
+            if key in found:
+                raise self._error(key_node, f"{key} is there twice.")
+            if self._is_null(value):
+                continue  # as if it were left out
+            found[key] = self._kinds[KEYS[key]](key, value)
+        return found
+
+    def _text(self, key: str, node: Node) -> str:
+        if not isinstance(node.value, str) or self._is_null(node):
+            raise self._error(node, f"{key} takes {KEYS[key]} here.")
+        return node.value
+
+    def _count(self, key: str, node: Node) -> int:
+        word = self._text(key, node)
+        if not (word.isascii() and word.isdigit()):
+            raise self._error(node, f"{key}: {word!r} is no number.")
+        return int(word)
+
+    def _flag(self, key: str, node: Node) -> bool:
+        word = self._text(key, node)
+        if word.lower() not in ("true", "false"):
+            raise self._error(node, f"{key}: {word!r} is neither true nor false.")
+        return word.lower() == "true"
+
+    def _seconds(self, key: str, node: Node) -> float:
+        try:
+            return durations.seconds(self._text(key, node))
+        except ValueError as error:
+            raise self._error(node, f"{key}: {error}") from None
+
+    def _texts(self, key: str, node: Node) -> list[str]:
+        if isinstance(node.value, str):
+            if KEYS[key] == _PATHS:
+                return [self._text(key, node)]
+            raise self._error(node, f"{key} takes a list. Begin each with `- `.")
+        found = [self._text(key, one) for one in node.value if not isinstance(one, tuple)]
+        if len(found) < len(node.value):
+            raise self._error(node, f"{key} takes a list. Begin each with `- `.")
+        if key == "inputs":
+            return [absolute_word(f"{key}:", word, self._path.parent) for word in found]
+        return found
+
+    def _pairs(self, key: str, node: Node) -> dict[str, Any]:
+        if key == "secrets" and (names := self._names(node)):
+            return {name: f"env:{name}" for name in names}
+        if isinstance(node.value, str) or not all(isinstance(one, tuple) for one in node.value):
+            raise self._error(node, f"{key} takes names and values, a line each, such as `NAME: value`.")
+        found: dict[str, Any] = {}
+        for name_node, value in node.value:
+            name = self._text(key, name_node)
+            if name in found:
+                raise self._error(name_node, f"{key} has {name} twice.")
+            if self._is_null(value) and key == "environment_variables":
+                raise self._error(value, f'{key}: {name} has no value. Write "" for an empty one.')
+            found[name] = None if self._is_null(value) else self._text(key, value)
+            if key == "secrets" and found[name] is None:
+                found[name] = f"env:{name}"
+        return found
+
+    @staticmethod
+    def _names(node: Node) -> list[str]:
+        """The words of a list; none where it is something else."""
+        if isinstance(node.value, str) or not all(isinstance(getattr(one, "value", None), str) for one in node.value):
+            return []
+        return [one.value for one in node.value]
+
+    def _absolute(self, key: str, given: str) -> str:
+        expanded = os.path.expanduser(given)
+        if key == "python" and os.sep not in expanded:
+            return given  # a program on PATH
+        return os.path.normpath(os.path.join(self._path.parent, expanded))
+
+    @staticmethod
+    def _is_null(node: Node) -> bool:
+        return bool(node.tag == "tag:yaml.org,2002:null")
+
+    def _error(self, node: Node, what: str) -> JobError:
+        return JobError(f"{str(self._path)!r}, line {node.start_mark.line + 1}: {what}")

@@ -1,0 +1,105 @@
+"""What `run` can run beside a Python script: a module, and any other program."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.engines.conftest import require_engine
+from tests.engines.lab import SYSTEM, WHEEL, find_mpirun
+
+BACKENDS = [(None, "1"), ("gloo", "2"), ("mpi", "2")]
+
+
+def need(backend: str | None) -> list[str]:
+    if backend == "mpi":
+        require_engine("Open MPI", find_mpirun(WHEEL) or find_mpirun(SYSTEM))
+    return ["--backend", backend] if backend else []
+
+
+@pytest.mark.parametrize(("backend", "processes"), BACKENDS)
+def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processes: str) -> None:
+    text = """
+        import os, sys
+        import pickle
+        from .part import twice
+        class Own: pass
+        assert pickle.loads(pickle.dumps(Own)) is Own
+        assert __name__ == "__main__" and __package__ == "pkg" and __spec__.name == "pkg.train"
+        assert sys.argv[0] == __file__ and sys.path[0] == os.getcwd()
+        print(os.environ["RANK"], twice(2), *sys.argv[1:])
+        sys.exit(sys.argv[1:] == ["fail"] and 7)
+    """
+    cli.script(text, "pkg/train.py")
+    cli.script("def twice(n): return 2 * n", "pkg/part.py")
+    cli.script("raise KeyError('lost')", "other/__main__.py")
+    words = ["run", "-q", "-j", processes, *need(backend)]
+    done = cli(*words, "-m", "pkg.train", "--", "--a", "b")
+
+    lines = sorted(line.partition("] ")[2] or line for line in done.stdout.splitlines())
+    assert lines == [f"{rank} 4 --a b" for rank in range(int(processes))]
+    failed = cli(*words, "-m", "pkg.train", "--", "fail", code=7)
+    assert "left with exit code 7" in failed.stderr
+    failed = cli(*words, "-m", "other", code=1)
+    assert "KeyError: 'lost'" in failed.stderr
+    assert "importlib" not in failed.stderr
+    ids = cli.run_ids()
+    assert "-m pkg.train --a b" in cli("show", ids[0]).stdout
+
+
+def test_a_module_that_is_installed_runs_and_one_that_is_nowhere_says_so(cli: Cli) -> None:
+    assert cli("run", "-q", "-m", "platform").stdout.startswith("Linux")
+    failed = cli("run", "-q", "-m", "nowhere.at_all", code=1)
+    assert "ModuleNotFoundError: No module named 'nowhere'" in failed.stderr
+
+
+@pytest.mark.parametrize(("backend", "processes"), BACKENDS)
+def test_a_program_runs_with_its_rank_and_its_end_is_reported(cli: Cli, backend: str | None, processes: str) -> None:
+    text = """\
+        #!/bin/sh
+        echo "rank $RANK of $WORLD_SIZE: $1"
+        test "$2" = kill && kill -9 $$
+        echo "last words" >&2
+        exit ${2:-0}
+    """
+    script = cli.script(text, "src/train.sh")
+    (cli.folder / script).chmod(0o755)
+    words = ["run", "-q", script, "-j", processes, *need(backend), "--"]
+    done = cli(*words, "a 'b'")
+
+    said = [f"rank {rank} of {processes}: a 'b'" for rank in range(int(processes))]
+    lines = [re.sub(r"^\[rank \d\] ", "", line) for line in done.stdout.splitlines()]
+    assert sorted(line for line in lines if line.startswith("rank")) == said
+    failed = cli(*words, "x", "3", code=3).stderr
+    assert "its process ended with exit code 3 and without an exception." in failed
+    assert "    last words" in failed
+    assert "Traceback" not in failed
+    assert "killed by SIGKILL" in cli(*words, "x", "kill", code=137).stderr
+
+
+def test_a_compiled_program_and_an_interpreter_that_is_not_there(cli: Cli) -> None:
+    (cli.folder / "src").mkdir()
+    shutil.copy(str(shutil.which("echo")), cli.folder / "src" / "tool")
+    assert cli("run", "-q", "src/tool", "--", "hello").stdout == "hello\n"
+    (cli.folder / cli.script("#!/no/such/interpreter", "src/bad")).chmod(0o755)
+    failed = cli("run", "-q", "src/bad", code=127)
+    assert "    bad can't be run by /no/such/interpreter: No such file or directory." in failed.stderr
+
+
+def test_a_program_ends_by_the_signals_of_its_run(cli: Cli) -> None:
+    text = "#!/bin/sh\ntrap 'echo ended; exit 0' TERM\ntouch outputs/there\nwhile :; do sleep 0.1; done"
+    script = cli.script(text, "src/wait.sh")
+    (cli.folder / script).chmod(0o755)
+    run_id = cli("submit", script).stdout.strip()
+    there = Path(cli.run_folder(run_id)) / "outputs" / "there"
+    while not there.exists():
+        assert cli.wait(run_id, "Running") == "Running"
+    cli("cancel", "--wait", run_id)
+
+    assert cli("logs", run_id).stdout == "ended\n"
+    assert subprocess.run(["pgrep", "-f", str(there.parent)], check=False, capture_output=True).stdout == b""

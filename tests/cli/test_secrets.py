@@ -1,0 +1,190 @@
+"""Values that are handed over without being recorded: where they arrive, and where they are never to be found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import paceline as pl
+from paceline import processes
+from paceline.secret_values import looks_secret
+from tests.cli.conftest import Cli
+from tests.helpers import wait_until
+
+VALUE = "hf_t0p\"secret ${x}'é"
+TOLD = hashlib.sha256(VALUE.encode()).hexdigest()
+#: Says that it has the value without saying it, and waits until it is let go.
+SCRIPT = """
+    import hashlib, os, time
+    print(hashlib.sha256(os.environ["HF_TOKEN"].encode()).hexdigest(), flush=True)
+    while not os.path.exists(os.environ["PACELINE_RUN_DIR"] + "/go"):
+        time.sleep(0.02)
+"""
+
+
+def holders(folder: Path) -> list[str]:
+    """Files below the folder that have the value in them, as it is or as JSON has it."""
+    wanted = (VALUE.encode(), json.dumps(VALUE)[1:-1].encode(), b"t0p")
+    found = [path for path in folder.rglob("*") if path.is_file() and any(w in path.read_bytes() for w in wanted)]
+    return sorted(path.name for path in found)
+
+
+def command_lines() -> str:
+    return subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("nodes", "backend"), [("2x1", "gloo"), ("2", "mpi")])
+def test_a_secret_reaches_every_worker_and_no_record(cli: Cli, nodes: str, backend: str) -> None:
+    given = {"HF_TOKEN": VALUE}
+    words = [cli.script(SCRIPT), "--env", "HF_TOKEN", "-j", nodes, "--backend", backend]
+    dry = cli("run", "--dry-run", *words, env=given).stdout
+    dry += cli("run", "--dry-run", "--json", *words, env=given).stdout
+    run_id = cli("submit", *words, env=given).stdout.strip()
+    folder = cli.run_folder(run_id)
+    logs = [folder / "logs" / f"rank_{rank}.log" for rank in (0, 1)]
+    wait_until(
+        lambda: all(log.exists() and TOLD in log.read_text() for log in logs), "the workers have said so", timeout_s=90
+    )
+
+    assert holders(cli.folder) == ["secrets.json"]
+    assert (folder / "secrets.json").stat().st_mode & 0o777 == 0o600
+    assert (folder / "run.json").stat().st_mode & 0o777 == 0o600
+    assert "t0p" not in command_lines()
+    said = dry + cli("show", run_id).stdout + cli("show", run_id, "--json").stdout + cli("status", run_id).stdout
+    assert "t0p" not in said
+    assert "HF_TOKEN='***'" in dry
+    assert json.loads(cli("show", run_id, "--json").stdout)["job"]["secrets"] == {"HF_TOKEN": "env:HF_TOKEN"}
+
+    (folder / "go").touch()
+    assert cli.wait(run_id) == "Completed"
+    assert holders(cli.folder) == []
+
+
+def test_the_next_attempt_has_the_secret_too_and_a_run_that_was_killed_leaves_none(cli: Cli) -> None:
+    script = SCRIPT.replace(
+        "    while", "    if os.environ['PACELINE_ATTEMPT'] == '1': os.kill(os.getpid(), 9)\n    while"
+    )
+    words = ["--env", "HF_TOKEN", "--max-restarts", "1", cli.script(script)]
+    run_id = cli("submit", *words, env={"HF_TOKEN": VALUE}).stdout.strip()
+    folder = cli.run_folder(run_id)
+    second = folder / "attempts" / "2" / "rank_0.log"
+    wait_until(lambda: second.exists() and TOLD in second.read_text(), "the workers have said so", timeout_s=90)
+    for pid in processes.with_variable(processes.SUPERVISOR_VARIABLE, run_id):
+        processes.send(pid, signal.SIGKILL)
+    wait_until(lambda: cli.json("status", run_id)["status"] == "Failed", "the run is over", timeout_s=90)
+
+    assert holders(cli.folder) == []
+
+
+def test_a_file_of_variables_is_read_as_dotenv_has_it_and_is_in_no_snapshot(cli: Cli) -> None:
+    quoted = VALUE.replace("'", "\\'")
+    text = f"# comment\nexport A = 'b c' # more\nB=\"x\\ny\"\n\nHF_TOKEN='{quoted}'\nSHELL_ONE\nE=\n"
+    file = Path(cli.folder / cli.script("", "src/.env"))
+    file.write_text(text)
+    (cli.folder / "src" / "link").symlink_to(".env")
+    script = """
+        import json, os
+        names = ("A", "B", "E", "SHELL_ONE", "OTHER")
+        with open(os.environ["PACELINE_OUTPUT_DIR"] + "/seen.json", "w") as file:
+            json.dump([os.environ[name] for name in names] + [len(os.environ["HF_TOKEN"])] + sorted(os.listdir()), file)
+    """
+    words = ["--env-file", "src/.env", "--env", "OTHER=1", cli.script(script)]
+    run_id = cli("submit", *words, env={"SHELL_ONE": "of the shell"}).stdout.strip()
+    assert cli.wait(run_id) == "Completed"
+
+    seen = json.loads((cli.run_folder(run_id) / "outputs" / "seen.json").read_text())
+    assert seen == ["b c", "x\ny", "", "of the shell", "1", len(VALUE), "outputs", "train.py"]
+    assert holders(cli.folder) == [".env", "link"]
+
+
+def test_rerun_takes_the_values_anew_and_says_which_is_missing(cli: Cli) -> None:
+    script = cli.script("import os; print(os.environ['A_TOKEN'] + os.environ['B_TOKEN'])")
+    words = ["run", "-q", script, "--env", "A_TOKEN", "--env", "B_TOKEN"]
+    assert cli(*words, env={"A_TOKEN": "x1", "B_TOKEN": "y2"}).stdout == "x1y2\n"
+    (run_id,) = cli.run_ids()
+
+    refused = cli("rerun", run_id, env={"A_TOKEN": "x1"}, code=2).stderr
+    assert (
+        "the value of a secret is missing; nothing was started. B_TOKEN: it is to be found at 'env:B_TOKEN'" in refused
+    )
+    assert cli.run_ids() == [run_id]
+    assert cli("rerun", "-q", run_id, env={"A_TOKEN": "x3", "B_TOKEN": "y4"}).stdout == "x3y4\n"
+    (cli.folder / "b.env").write_text("B_TOKEN=y5")
+    again = cli("rerun", "-q", run_id, "--env-file", "b.env", "--name", "third", env={"A_TOKEN": "x3"})
+    assert again.stdout == "x3y5\n"
+    assert "(third)" in cli("list").stdout
+
+
+def test_what_looks_like_a_secret_is_warned_of_and_hidden(cli: Cli) -> None:
+    token = "ghp_" + "a1B2" * 9
+    script = cli.script("")
+    dry = cli("run", "--dry-run", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
+    done = cli("run", script, "--env", f"MINE={token}", "--env", "PLAIN=1")
+
+    for stderr in (dry.stderr, done.stderr):
+        (line,) = [line for line in stderr.splitlines() if "warning" in line]
+        assert line.startswith("paceline: warning: MINE looks like a secret, and its value is written down")
+        assert "`--env MINE`" in line
+        assert token not in line
+    (run_id,) = cli.run_ids()
+    shown = dry.stdout + cli("show", run_id, "--json").stdout
+    assert token not in shown
+    assert cli.run_folder(run_id).joinpath("run.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_estimator_names_a_secret_by_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "token.json").write_text('{"wandb": "v2"}')
+    (tmp_path / "token.json").chmod(0o600)
+    (tmp_path / "train.py").write_text("import os; print(os.environ['A'], os.environ['B'], os.environ['C'])")
+    monkeypatch.setenv("MY_TOKEN", "v1")
+    place = f"file:{tmp_path}/token.json#wandb"
+    variables = {"A": pl.secret("MY_TOKEN"), "B": pl.secret(place), "C": "3"}
+    est = pl.Estimator(tmp_path, entry_script="train.py", environment_variables=variables)
+
+    assert est.job().to_json()["secrets"] == {"A": "env:MY_TOKEN", "B": place}
+    assert pl.Job.from_json(est.job().to_json()) == est.job()
+    run = pl.Experiment(pl.Workspace(tmp_path / "ws"), "e").submit(est, display_name="with secrets")
+    run.wait_for_completion()
+    assert (run.folder.live_log(0).read_text(), run.display_name) == ("v1 v2 3\n", "with secrets")
+    assert not run.folder.secrets.exists()
+
+    monkeypatch.delenv("MY_TOKEN")
+    (tmp_path / "token.json").chmod(0o644)
+    with pytest.raises(pl.JobError, match=r"(?s)the values of secrets are missing.*A: .*'MY_TOKEN'.*B: .*mode 644"):
+        run.experiment.submit(est)
+    with pytest.raises(pl.JobError, match="not shown here"):
+        pl.secret("hf_abcdefgh01234567")
+
+
+def test_secrets_are_told_from_other_variables() -> None:
+    for name, value in {
+        "HF_TOKEN": "x1",
+        "WANDB_API_KEY": "0123abcd",
+        "AWS_SECRET_ACCESS_KEY": "a/b",
+        "DB_PASSWORD": "p",
+        "X": "hf_" + "a" * 20,
+        "Y": "AKIAIOSFODNN7EXAMPLE",
+        "Z": "sk-proj-0123456789abcdefg",
+        "DB": "postgres://me:pw@db/x",
+    }.items():
+        assert looks_secret(name, value), name
+    for name, value in {
+        "TOKENIZERS_PARALLELISM": "false",
+        "MAX_TOKENS": "128",
+        "PAD_TOKEN": "0",
+        "TOKEN_FILE": "/run/token",
+        "AWS_ACCESS_KEY_ID": "me",
+        "MASTER_ADDR": "10.0.0.1",
+        "HF_TOKEN": "",
+        "URL": "https://example.org/a",
+        "KEYBOARD": "us",
+    }.items():
+        assert not looks_secret(name, value), name
+    assert "t0p" not in repr(pl.secret("HF_TOKEN"))
+    assert os.environ.get("HF_TOKEN") is None
