@@ -431,8 +431,7 @@ def test_the_estimators_parameters_and_defaults_are_documented() -> None:
     for name, field in real.items():
         assert field.default is not MISSING
         shown = f'"{field.default}"' if isinstance(field.default, str) else repr(field.default)
-        # None is its default as a field, and refused.
-        assert written[name] == ("needed" if name == "entry_script" else shown), name
+        assert written[name] == shown, name
 
 
 def test_a_parameter_that_some_estimators_lack_is_documented_as_such() -> None:
