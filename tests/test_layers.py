@@ -12,7 +12,10 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = "errors secret_values locks gaps processes library job plan runs environments data carried containers launchers targets"
+UP_TO_TARGETS = (
+    "errors secret_values locks gaps processes library job plan runs environments data carried containers launchers"
+    " targets"
+)
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {

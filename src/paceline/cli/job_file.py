@@ -102,16 +102,16 @@ def text(description: Mapping[str, Any]) -> str:
     """The description as a job file that `read` takes. Secrets stay places."""
     import yaml
 
-    class Dumper(yaml.SafeDumper):
-        """Writes texts with line breaks of any kind, and other control characters, in double quotes, which alone keep them."""
-
-    def quoted(dumper: Dumper, value: str) -> Node:
-        style = None if value.isprintable() else '"'
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
-
-    Dumper.add_representer(str, quoted)
+    # Texts with line breaks of any kind, and other control characters, go into double quotes, which alone keep them.
+    dumper: Any = type("Dumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(
+        str,
+        lambda own, value: own.represent_scalar(
+            "tag:yaml.org,2002:str", value, style=None if value.isprintable() else '"'
+        ),
+    )
     said = {key: description[key] for key in KEYS if key in description}
-    return str(yaml.dump(said, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1000))
+    return str(yaml.dump(said, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
 class _Reader:
