@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 
 import pytest
@@ -93,3 +94,74 @@ def test_readers_do_not_take_each_other_for_the_holder(path):
     for reader in readers:
         reader.join()
     assert answers == {False}
+
+
+# --- other users
+
+
+def test_the_file_is_its_owner_s_alone_unless_the_group_may_write_beside_it(tmp_path):
+    # It was readable for everybody, which is enough to hold it: another user could keep a dead run "Running".
+    for mode, expected in ((0o755, 0o600), (0o777, 0o660), (0o2775, 0o660), (0o700, 0o600)):
+        folder = tmp_path / f"{mode:o}"
+        folder.mkdir()
+        folder.chmod(mode)
+        for name, made in (("taken", locks.take), ("locked", locks.locked), ("shared", locks.shared)):
+            previous = os.umask(0)
+            try:
+                if made is locks.take:
+                    os.close(made(folder / name))
+                else:
+                    with made(folder / name):
+                        pass
+            finally:
+                os.umask(previous)
+            assert (folder / name).stat().st_mode & 0o7777 == expected, (oct(mode), name)
+
+
+IS_HELD = """
+import os, sys
+from pathlib import Path
+from paceline import locks
+os.setgid(65534); os.setuid(65534)
+print(locks.is_held(Path(sys.argv[1])), locks.is_held(Path(sys.argv[1]), here=False))
+print(locks.take(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+def test_whoever_can_not_open_the_lock_sees_all_the_same_whether_it_is_held(tmp_path):
+    os.chmod(tmp_path, 0o755)
+    fd = os.open(tmp_path, os.O_RDONLY)  # the folders above are closed to others
+    path = tmp_path / "lock"
+    taken = locks.take(path)
+    try:
+        for held, expected in ((True, "True True\nNone\n"), (False, "False True\nNone\n")):
+            if not held:
+                os.close(taken)
+            done = subprocess.run(
+                [sys.executable, "-c", IS_HELD, f"/proc/self/fd/{fd}/lock"],
+                pass_fds=[fd],
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd="/",
+                env={"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            assert done.stdout == expected, done.stderr
+    finally:
+        os.close(fd)
+
+
+def test_a_lock_that_is_held_too_long_is_named_with_who_holds_it(path):
+    with start_python(HOLD, path) as process:
+        assert process.stdout.readline() == "True\n"
+        with pytest.raises(locks.LockHeldError) as caught, locks.locked(path, patience_s=0.05):
+            pass
+        process.kill()
+    text = str(caught.value)
+    assert text.startswith(f"process {process.pid} (")
+    assert f"has held the lock {str(path)!r} for 0.05 s" in text
+    assert "of user " in text
+    process.wait()
+    with locks.locked(path, patience_s=60):
+        assert "process" in locks.holder(path)

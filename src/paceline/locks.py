@@ -3,6 +3,10 @@
 A file lock needs no clock, no pid that another process may have got since, and no heartbeat. So a run's says who looks
 after it: the submitting program makes the lock together with the run's folder and hands the open file on to the
 supervisor, and there is no moment at which a run that somebody looks after seems deserted.
+
+Who can open a file can hold its lock, and keep others waiting for ever. So a lock's file is its owner's alone, and the
+group's where the group may write to the folder that it lies in: those can do worse there. Whoever can't open it learns from
+the kernel's list whether it is held.
 """
 
 from __future__ import annotations
@@ -10,17 +14,31 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+_POLL_S = 0.02
+
+
+class LockHeldError(OSError):
+    """Somebody holds a lock for longer than it should be; the message names the lock and who that is."""
+
 
 def take(path: Path) -> int | None:
-    """An open file that holds the lock, or None where another process holds it. Not inherited by programs started later.
+    """An open file that holds the lock, or None where another process holds it, or where it is another user's alone. Not
+    inherited by programs started later.
 
     Raises:
         OSError: the file can't be opened.
     """
-    fd = _open(path)
+    try:
+        fd = _open(path)
+    except PermissionError:
+        if not path.exists():
+            raise
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -29,10 +47,17 @@ def take(path: Path) -> int | None:
     return fd
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living process holds the lock. Readers do not disturb each other: they ask for a shared lock."""
+def is_held(path: Path, *, here: bool = True) -> bool:
+    """Whether a living process holds the lock. Readers do not disturb each other: they ask for a shared lock.
+
+    here: whether its holder would be a process of this machine. Of another user's lock, which can't be opened, the kernel
+    tells for its own processes alone: any other counts as held.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        rows = _rows()
+        return not here or rows is None or bool(_pids(path, rows))
     except OSError:
         return False
     try:
@@ -45,23 +70,29 @@ def is_held(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, on_wait: Callable[[], object] | None = None, mode: int = 0o666) -> Iterator[int]:
+def locked(
+    path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
+) -> Iterator[int]:
     """While it lasts, no other process holds the lock; the open file that holds it.
 
-    on_wait: called once where another process holds it, before waiting for that one. mode: of the file, less the umask;
-    who may read it may hold the lock.
+    on_wait: called once where another process holds it, before waiting for that one. patience_s: how long to wait for a lock
+    that is only ever held for moments; None: for ever.
 
     Raises:
+        LockHeldError: another process has held it for `patience_s`.
         OSError: the file can't be opened, or lies on a file system without locks.
     """
-    fd = _open(path, mode)
+    fd = _open(path)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if on_wait is not None:
                 on_wait()
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            if patience_s is None:
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            else:
+                _wait(fd, path, patience_s)
         yield fd
     finally:
         os.close(fd)
@@ -82,5 +113,67 @@ def shared(path: Path) -> Iterator[int]:
         os.close(fd)
 
 
-def _open(path: Path, mode: int = 0o666) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+def holder(path: Path) -> str:
+    """Who holds the lock, in words: "process 41 (python train.py) of user alice"; as far as it can be seen from here."""
+    for pid in filter(None, _pids(path, _rows() or [])):
+        try:
+            words = (
+                Path(f"/proc/{pid}/cmdline").read_bytes()[:200].replace(b"\0", b" ").decode(errors="replace").strip()
+            )
+            uid = os.stat(f"/proc/{pid}").st_uid
+        except OSError:
+            return f"process {pid}, which has ended and left it to one that it had started,"
+        shown = "".join(char if char.isprintable() else "?" for char in words)[:80]
+        return f"process {pid} ({shown or '?'}) of user {user_name(uid)}"
+    return "a process that can't be seen from here"
+
+
+def user_name(uid: int) -> str:
+    """The name of the user of this number; the number where it has none."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        is_shared = os.stat(path.parent).st_mode & stat.S_IWGRP
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660 if is_shared else 0o600)
+
+
+def _wait(fd: int, path: Path, patience_s: float) -> None:
+    end_s = time.monotonic() + patience_s
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end_s:
+                raise LockHeldError(
+                    f"{holder(path)} has held the lock {str(path)!r} for {patience_s:g} s, which is needed for moments. "
+                    "Let that process go on (a stopped one: kill -CONT), or end it."
+                ) from None
+        time.sleep(_POLL_S)
+
+
+def _rows() -> list[list[str]] | None:
+    """The kernel's list of locks; None where it gives none."""
+    try:
+        return [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    except OSError:
+        return None
+
+
+def _pids(path: Path, rows: list[list[str]]) -> list[int]:
+    """The processes that have taken the lock of this file: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait
+    have "->" in the second place."""
+    try:
+        inode = str(os.stat(path).st_ino)
+    except OSError:
+        return []
+    found = [row for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == inode]
+    return [int(row[4]) for row in found if row[4].isdigit()]

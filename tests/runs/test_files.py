@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.runs.files import append_line, json_lines, read_json, write_json, write_whole
+from paceline.runs.files import append_line, json_lines, make_own, read_json, write_json, write_whole
 from tests.helpers import run_python, start_python
 
 
@@ -144,3 +144,28 @@ def test_a_file_name_of_any_bytes_is_written_as_json(tmp_path):
     write_json(tmp_path / "a", [name])
     assert read_json(tmp_path / "a") == [name]
     assert json.loads((tmp_path / "a").read_text()) == [name]
+
+
+def test_a_folder_for_this_user_alone_is_made_or_taken(tmp_path):
+    path = tmp_path / "own"
+    make_own(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o775)
+    make_own(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_somebody_else_may_write_to_is_not_taken(tmp_path):
+    # It was taken as it was found: whoever had made it in /tmp before could read and change what lay in it.
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").touch(0o600)
+    wrong = {"open": "can be written to by everybody", "link": "is a link", "file": "is no folder"}
+    if os.geteuid() == 0:
+        (tmp_path / "theirs").mkdir()
+        os.chown(tmp_path / "theirs", 65534, 65534)
+        wrong["theirs"] = r"belongs to another user \(number 65534\)"
+    for name, what in wrong.items():
+        with pytest.raises(PermissionError, match=f"{name}' {what}.*so nothing is put there. Remove it"):
+            make_own(tmp_path / name)

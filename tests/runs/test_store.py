@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -284,7 +285,7 @@ def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monke
     if is_marked:
         store.mark_closing(folder)
     else:  # they saw the lock free a moment before
-        monkeypatch.setattr(locks, "is_held", lambda path: False)
+        monkeypatch.setattr(locks, "is_held", lambda path, here: False)
     record = store.read(folder)
     os.close(fd)
     assert (record.status, record.exit_code, record.attempts[0].cause) == (states.FAILED, 1, "supervisor")
@@ -368,7 +369,7 @@ def test_its_scratch_folder_is_removed(runs_dir, tmp_path):
 def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
 
-    def ends_meanwhile(path):
+    def ends_meanwhile(path, here):
         store.change(folder, store.stored(folder), states.COMPLETED)
         os.close(fd)
         return False
@@ -422,3 +423,58 @@ def test_a_node_s_copy_of_a_run_s_folder_is_not_a_deserted_run(runs_dir):
     folder = deserted(runs_dir)
     folder.lock.unlink()
     assert store.read(folder).status == states.RUNNING
+
+
+# --- other users
+
+
+def test_nobody_else_can_keep_a_dead_run_running(runs_dir):
+    # The lock's file could be read by everybody, which is enough to hold it.
+    folder, fd = make_run(runs_dir)
+    shared = folder.path.stat().st_mode & 0o020
+    assert folder.lock.stat().st_mode & 0o777 == (0o660 if shared else 0o600)
+    os.close(fd)
+
+
+READ = """
+import os, sys
+from pathlib import Path
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+os.setgroups([int(sys.argv[3])]); os.setgid(65534); os.setuid(65534)
+record = store.read(RunFolder(Path(sys.argv[1]) / sys.argv[2]))
+print(record.status, record.failure.cause if record.failure else None)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be two users")
+@pytest.mark.parametrize("group", [65534, 4711], ids=["stranger", "of the group"])
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_who_may_read_a_workspace_sees_the_states_of_its_runs(runs_dir, is_alive, group):
+    # A folder that a group shares: setgid, and a umask that lets the group write.
+    previous = os.umask(0o002)
+    try:
+        runs_dir.parent.mkdir()
+        os.chown(runs_dir.parent, 0, 4711)
+        runs_dir.parent.chmod(0o2775)
+        folder, fd = make_run(runs_dir, status=states.RUNNING, owner=store.owner())
+    finally:
+        os.umask(previous)
+    assert folder.lock.stat().st_mode & 0o777 == 0o660
+    assert folder.lock.stat().st_gid == 4711
+    if not is_alive:
+        os.close(fd)
+    top = os.open(runs_dir, os.O_RDONLY)  # the folders above are closed to others
+    done = subprocess.run(
+        [sys.executable, "-c", READ, f"/proc/self/fd/{top}", folder.run_id, str(group)],
+        pass_fds=[top],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(top)
+    assert done.stdout.split()[:1] == (["Running"] if is_alive else ["Failed"]), done.stderr
+    if is_alive:
+        os.close(fd)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import locks
+from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
+from paceline.targets import leases
 from paceline.targets.leases import LEASES_VARIABLE, Demand, Lease, Queue, free_ports, leases_dir
 from tests.helpers import start_python
 
@@ -320,3 +322,29 @@ def test_without_a_home_it_is_in_tmp(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     assert leases_dir() == Path(f"/tmp/paceline-{os.getuid()}/leases")
+
+
+def test_a_folder_of_another_user_s_is_not_taken_where_the_home_can_not_be_written(tmp_path, monkeypatch):
+    # It was: runs went on with tickets in a folder that anybody could write to.
+    monkeypatch.delenv(LEASES_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    own = tmp_path / "paceline-own"
+    monkeypatch.setattr(leases, "_own_folder", lambda: own)
+    assert leases_dir() == own / "leases"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    with pytest.raises(
+        TargetError, match=rf"paceline-own' can be written to by everybody.*name a folder \({LEASES_VARIABLE}"
+    ):
+        leases_dir()
+
+
+def test_whoever_holds_the_leases_for_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(leases, "_GUARD_S", 0.05)
+    queue = Queue(tmp_path, 4, ())
+    fd = locks.take(tmp_path / "guard")
+    with pytest.raises(TargetError, match=rf"leases can't be read: process {os.getpid()} \(.*has held the lock"):
+        queue.release(tmp_path)
+    os.close(fd)
+    queue.release(tmp_path)

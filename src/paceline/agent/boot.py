@@ -44,12 +44,13 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     top = os.path.expanduser(settings["folder"])
     mine = os.path.join(top, "lib", settings["digest"])
     found = None
-    for folder in (settings["shared"], mine):
-        if folder and found is None and digest(os.path.join(folder, "paceline")) == settings["digest"]:
-            found = folder
     try:
-        check_owner(top)
         os.makedirs(top, 0o700, exist_ok=True)
+        # Made first: what is there then nobody else can put there any more.
+        check_owner(top)
+        for folder in (settings["shared"], mine):
+            if folder and found is None and digest(os.path.join(folder, "paceline")) == settings["digest"]:
+                found = folder
         if found is None:
             os.makedirs(os.path.join(top, "lib"), exist_ok=True)
             say(wanted=True)
@@ -87,13 +88,14 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
 
 def check_owner(folder: str) -> None:
     """Refuse a folder that somebody else has made where everybody can, such as /tmp: it holds programs that are run."""
-    try:
-        owner = os.stat(folder).st_uid
-        parent = os.stat(os.path.dirname(os.path.abspath(folder)))
-    except FileNotFoundError:
+    found = os.lstat(folder)
+    parent = os.stat(os.path.dirname(os.path.abspath(folder)))
+    if not parent.st_mode & stat.S_IWOTH:
         return
-    if owner != os.geteuid() and parent.st_mode & stat.S_IWOTH:
-        raise PermissionError(f"{folder!r} belongs to another user (number {owner})")
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder!r} belongs to another user (number {found.st_uid})")
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{folder!r} is {'a link' if stat.S_ISLNK(found.st_mode) else 'open to everybody'}")
 
 
 def unpack(data: bytes, folder: str, wanted: str) -> None:

@@ -10,6 +10,7 @@ import select
 import shutil
 import signal
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -236,8 +237,9 @@ class Agent:
             self._guardian.sendall(os.fsencode(path) + b"\0")
             self._scratch.append(path)
             os.mkdir(path, 0o700)
-        if os.stat(path).st_uid != os.geteuid():
-            raise PermissionError(errno.EACCES, "belongs to another user", path)
+        found = os.lstat(path)
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+            raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
         # Not by its pid: hosts that share a folder may give two agents the same.
         self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
         return {"socket": self._relay.path}

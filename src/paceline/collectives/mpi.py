@@ -153,12 +153,13 @@ def _initialise() -> MPI.Intracomm:
 
 @contextlib.contextmanager
 def _no_shared_memory_alone() -> Iterator[None]:
-    """Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it."""
+    """Without a launcher Open MPI 5 has nobody who removes its file in /dev/shm at the end; nor has it any use for it, or for
+    TCP, which would listen at every address of the machine."""
     name = "OMPI_MCA_btl"
     if name in os.environ or any(key in os.environ for key in _STARTED):
         yield
         return
-    os.environ[name] = "self,tcp"
+    os.environ[name] = "self"
     try:
         yield
     finally:

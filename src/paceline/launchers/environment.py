@@ -135,6 +135,10 @@ def defaults(launch: Launch, place: Place) -> dict[str, str]:
         # torch's memory in huge pages: what moves between two processes is mapped page by page, so an all-reduce of
         # 16 MiB takes a third less time.
         values["THP_MEM_ALLOC_ENABLE"] = "1"
+        if not launch.remote_shell and launch.starter is None:
+            # On one machine ranks share memory. Open MPI's TCP would listen at every address of the machine, on a port a
+            # rank, and can't be told not to.
+            values["OMPI_MCA_btl"] = "^tcp"
     if interface := launch.nodes[place.node_rank].interface:
         # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve, and
         # which on a cluster may be that of another network.

@@ -142,6 +142,33 @@ def tree_size(path: Path | str) -> int:
     return total
 
 
+def make_own(path: Path) -> None:
+    """Make a folder for this user alone, or take the one that is there: for places where everybody may make folders.
+
+    Raises:
+        PermissionError: it is a link, or no folder, or belongs to another user, or others may write to it.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            what = "is a link, which its owner could turn elsewhere"
+        elif found.st_uid != os.geteuid():
+            what = f"belongs to another user (number {found.st_uid})"
+        elif not stat.S_ISDIR(found.st_mode):
+            what = "is no folder"
+        elif found.st_mode & 0o002:
+            what = "can be written to by everybody"
+        else:
+            if found.st_mode & 0o020:
+                os.chmod(path, 0o700)  # as umasks of 002 have left it
+            return
+        raise PermissionError(
+            f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."
+        ) from None
+
+
 def read_json(path: Path) -> Any:
     """The value in `path`; None where there is no such file or it is not whole JSON."""
     try:

@@ -13,6 +13,9 @@ from paceline import locks
 from paceline.errors import RunStateError, UserError
 from paceline.runs.files import append_line, json_lines
 
+#: Properties are written in moments.
+_PATIENCE_S = 30.0
+
 
 @dataclass
 class Notes:
@@ -61,7 +64,8 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
     """
     for key in properties:
         _check_key("property", key)
-    with locks.locked(path):
+    # Not the notes themselves: who may read those could keep this waiting.
+    with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
         there = read(path).properties
         if again := sorted(set(there) & set(properties)):
             raise RunStateError(

@@ -176,7 +176,7 @@ def read(folder: RunFolder) -> RunRecord:
         from paceline.runs import elsewhere
 
         return elsewhere.read(folder, record)
-    if not locks.is_held(folder.lock):
+    if not locks.is_held(folder.lock, here=_was_here(record)):
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
         return record if record.is_terminal else _set_right(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from paceline.job import Job
 from paceline.runs.failure import FailureReport
@@ -18,10 +19,19 @@ _KERAS = (
     "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
 )
 
+#: What Open MPI says of two processes that no transport connects; its own words are in the log.
+_UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
+_SPAWN = (
+    "On one machine the ranks have Open MPI's shared memory alone, and listen on no port. A script that starts processes by MPI "
+    "(Comm.Spawn, mpi4py.futures) needs its TCP too: environment_variables={'OMPI_MCA_btl': 'self,vader,tcp'} "
+    "(--env OMPI_MCA_btl=self,vader,tcp)."
+)
+
 
 def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> FailureReport:
     """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
-    found = [text for text in (_of_gpus(report, job), _of_keras(report), _of_source(report, job), stalled) if text]
+    hints = (_of_gpus(report, job), _of_keras(report), _of_spawning(report, job), _of_source(report, job), stalled)
+    found = [text for text in hints if text]
     return dataclasses.replace(report, message=" ".join([report.message, *found])) if found else report
 
 
@@ -37,6 +47,15 @@ def _of_keras(report: FailureReport) -> str | None:
     if "Attempt to convert a value (PerReplica:" in (report.exception or ""):
         return _KERAS
     return None
+
+
+def _of_spawning(report: FailureReport, job: Job) -> str | None:
+    """Processes that MPI starts share no memory with those that it has started before."""
+    if job.distributed_backend != "mpi" or job.compute_target != "local":
+        return None
+    if "OMPI_MCA_btl" in job.environment_variables:
+        return None
+    return _SPAWN if _UNREACHABLE.search(report.exception or "") else None
 
 
 def _of_source(report: FailureReport, job: Job) -> str | None:

@@ -22,11 +22,13 @@ from typing import Any
 from paceline import locks
 from paceline.errors import PacelineError, TargetError
 from paceline.runs import store
-from paceline.runs.files import read_json, write_json
+from paceline.runs.files import make_own, read_json, write_json
 from paceline.runs.folder import RunFolder
 
 #: Where the tickets lie, in place of the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"
+#: Whoever holds the guard does so for moments, but for the end of a killed run's processes.
+_GUARD_S = 60.0
 #: Below the range from which Linux takes ports for outgoing connections (32768 and up), above most services.
 _PORTS = range(20000, 32000)
 
@@ -50,7 +52,11 @@ class Lease:
 
 
 def leases_dir() -> Path:
-    """The folder of this machine's tickets, one for each user."""
+    """The folder of this machine's tickets, one for each user.
+
+    Raises:
+        TargetError: the user's home can't be written to, and the folder in its place is somebody else's.
+    """
     named = os.environ.get(LEASES_VARIABLE)
     if named:
         return Path(named)
@@ -63,7 +69,19 @@ def leases_dir() -> Path:
             return folder
     except OSError:
         pass
-    return Path(f"/tmp/paceline-{os.getuid()}") / "leases"
+    own = _own_folder()
+    try:
+        make_own(own)
+    except OSError as error:
+        raise TargetError(
+            f"this machine's leases can't be kept: {str(folder)!r} can't be written to, and {error} Or name a folder "
+            f"({LEASES_VARIABLE})."
+        ) from error
+    return own / "leases"
+
+
+def _own_folder() -> Path:
+    return Path(f"/tmp/paceline-{os.getuid()}")
 
 
 class Queue:
@@ -169,8 +187,11 @@ class Queue:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._tickets.mkdir(parents=True, exist_ok=True)
-        with locks.locked(self._guard, mode=0o600):
-            yield
+        try:
+            with locks.locked(self._guard, patience_s=_GUARD_S):
+                yield
+        except locks.LockHeldError as error:
+            raise TargetError(f"this machine's leases can't be read: {error}") from error
 
 
 def free_ports(count: int, taken: set[int]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from paceline import processes
 from paceline.agent.oom import oom_kills
 from paceline.plan import Command, Node
+from paceline.runs.files import make_own
 from paceline.runs.folder import RunFolder
 from paceline.targets.base import Ended, Seen, Started
 from paceline.targets.disks import disks_here
@@ -38,7 +39,7 @@ class LocalNodes:
 
     def send(self, folder: RunFolder, library_dir: Path) -> Seen:
         self._folder = folder
-        folder.scratch.mkdir(mode=0o700, exist_ok=True)
+        make_own(folder.scratch)
         return Seen(
             run_dir=folder.path,
             work_dir=folder.work,

@@ -78,8 +78,7 @@ _here = threading.local()
 @pytest.fixture(autouse=True)
 def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host has its own folder, and waiting goes fast."""
-    monkeypatch.setattr(on_node, "_TOP", str(tmp_path / "leases"))
-    monkeypatch.setattr(on_node, "leases_dir", lambda: str(tmp_path / "leases" / _here.name))
+    monkeypatch.setattr(on_node, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
     for host in (*HOSTS, FOURTH):
         # Names of files with a process's number in them, which all threads here have in common.
         _here.name = host.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from paceline.targets.ssh import on_node
 from paceline.targets.ssh.looking import answer_in, program
 
 Ask = Callable[..., dict[str, Any]]
@@ -96,38 +98,152 @@ def test_what_is_given_back_is_free(ask: Ask, agents: Any) -> None:
     assert ask("look")["tickets"] == []
 
 
+def folder_of(tmp_path: Path) -> Path:
+    """This user's tickets."""
+    (found,) = (tmp_path / "leases").glob("paceline-leases-*/*")
+    return found
+
+
 def test_a_dead_agent_holds_nothing_whatever_it_left(ask: Ask, agents: Any, tmp_path: Path) -> None:
     holder = agents()
     ask("take", **ticket("1", holder, cores=4))
     holder.kill()  # and nobody has waited for it
-    (folder,) = (tmp_path / "leases").iterdir()
+    folder = folder_of(tmp_path)
     (folder / "torn.ticket").write_text('{"key": ')
     (folder / "2.ticket.77.new").write_text("half")
     other_boot = ticket("3", agents(), boot_id="another", started="1", granted={"gpus": []})
     (folder / "3.ticket").write_text(json.dumps(other_boot))
 
     assert ask("look")["tickets"] == []
-    assert [path.name for path in folder.iterdir()] == ["guard"]
+    assert [path.name for path in folder.iterdir()] == []
 
 
 def test_another_process_of_the_same_number_is_not_the_agent(ask: Ask, agents: Any, tmp_path: Path) -> None:
     ask("take", **ticket("1", agents()))
-    (path,) = (tmp_path / "leases").glob("*/1.ticket")
+    path = folder_of(tmp_path) / "1.ticket"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "12"}))
 
     assert ask("look")["tickets"] == []
 
 
-def test_the_folder_is_for_everybody(ask: Ask, agents: Any, tmp_path: Path) -> None:
-    previous = os.umask(0o077)
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_everybody_reads_the_leases_and_nobody_else_writes_them(
+    ask: Ask, agents: Any, tmp_path: Path, umask: int
+) -> None:
+    previous = os.umask(umask)
     try:
         ask("take", **ticket("1", agents()))
     finally:
         os.umask(previous)
 
-    (folder,) = (tmp_path / "leases").iterdir()
-    assert [path.stat().st_mode & 0o7777 for path in (folder.parent, folder)] == [0o1777, 0o1777]
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+    folder = folder_of(tmp_path)
+    assert [path.stat().st_mode & 0o7777 for path in (folder.parent, folder)] == [0o755, 0o755]
+    (guard,) = (tmp_path / "leases").glob("*.guard")
+    assert {path.stat().st_mode & 0o7777 for path in (guard, *folder.iterdir())} == {0o644}
+
+
+# --- other users of the machine
+
+
+def test_what_another_user_has_put_there_is_named_and_neither_followed_nor_written(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    # It was: a link beside the guard's made a file of the victim's readable for everybody.
+    victim, top = tmp_path / "victim", tmp_path / "leases"
+    victim.write_text("mine")
+    victim.chmod(0o600)
+    top.mkdir()
+    guard = top / f"paceline-leases-{socket.gethostname()}.guard"
+    folder = top / f"paceline-leases-{os.geteuid()}"
+    for path, text in ((guard, "is a link"), (folder, "is a link")):
+        path.symlink_to(victim)
+        assert text in ask("take", **ticket("1", agents()))["error"]
+        path.unlink()
+    guard.unlink()
+    os.mkfifo(guard)
+    assert "is no plain file" in ask("take", **ticket("1", agents()))["error"]
+    guard.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "can be written to by others" in ask("take", **ticket("1", agents()))["error"]
+    if os.geteuid() == 0:
+        folder.chmod(0o755)
+        os.chown(folder, 65534, 65534)
+        assert "belongs to user nobody" in ask("take", **ticket("1", agents()))["error"]
+        os.rmdir(folder)
+        os.chown(top, 65534, 65534)
+        assert "belongs to user nobody, who could take leases away" in ask("take", **ticket("1", agents()))["error"]
+        os.chown(top, 0, 0)
+    top.chmod(0o777)
+    assert "Set its sticky bit" in ask("take", **ticket("1", agents()))["error"]
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("mine", 0o600)
+
+
+def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    agent = agents()
+    ask("take", **ticket("5", agent, cores=1))
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be two users")
+    mine = folder_of(tmp_path)
+    path = mine / "5.ticket"
+    theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
+    theirs.mkdir(parents=True)
+    written = json.loads(path.read_text())
+    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # of a process of root's
+    (theirs / "2.ticket").symlink_to(path)
+    (theirs / "5.ticket").write_text(path.read_text())  # root's file in nobody's folder
+    (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
+    for found in (theirs.parent, theirs, theirs / "1.ticket", theirs / "6.ticket"):
+        os.chown(found, 65534, 65534)
+    assert [(item["key"], item["user"]) for item in ask("look")["tickets"]] == [("5", "root")]
+
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    own = subprocess.Popen([*as_nobody, "sleep", "600"])
+    # Nobody may not pass the folders above it.
+    fd = os.open(tmp_path / "leases", os.O_RDONLY)
+    os.chmod(tmp_path / "leases", 0o1777)
+    try:
+        # As nobody's own program would: it waits in order with root's.
+        answer = subprocess.run(
+            [*as_nobody, sys.executable, "-", "take", json.dumps(ticket("1", own, cores=4))],
+            input=program(),
+            capture_output=True,
+            check=True,
+            cwd="/",
+            env={**os.environ, "PACELINE_LEASES": f"/proc/self/fd/{fd}"},
+            pass_fds=[fd],
+        )
+        found = answer_in(answer.stdout)
+        assert found is not None, answer
+        assert "holders" in found, found
+        assert [(item["run_id"], item["user"]) for item in found["holders"]] == [("run 5", "root")]
+        later = ask("take", **ticket("9", agent, cores=1))
+        assert [(item["run_id"], item["user"]) for item in later["ahead"]] == [("run 1", "nobody")]
+    finally:
+        os.close(fd)
+        own.kill()
+        own.wait()
+
+
+def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It was: "it does not answer: it is down, or the network in between is".
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    monkeypatch.setattr(on_node, "_GUARD_S", 0.1)
+    on_node.take(ticket("1", agents()))
+    (guard,) = tmp_path.glob("*.guard")
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(guard)], stdout=subprocess.PIPE) as blocker:
+        assert blocker.stdout is not None
+        blocker.stdout.readline()
+        try:
+            with pytest.raises(on_node.LeasesError) as caught:
+                on_node.look({})
+        finally:
+            blocker.kill()
+    assert f"process {blocker.pid} ({sys.executable} -c import fcntl" in str(caught.value)
+    assert on_node.look({})["tickets"][0]["key"] == "1"
 
 
 def test_a_look_says_what_there_is(ask: Ask) -> None:
@@ -139,9 +255,9 @@ def test_a_look_says_what_there_is(ask: Ask) -> None:
     assert "gpus" not in ask("look")
 
 
-def test_a_disk_without_room_is_told(ask: Ask, agents: Any, tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_told(ask: Ask, agents: Any, tmp_path: Path) -> None:
     (tmp_path / "leases").write_text("in the way")
-    assert "Not a directory" in ask("take", **ticket("1", agents()))["error"]
+    assert "is no folder" in ask("take", **ticket("1", agents()))["error"]
 
 
 def test_an_old_python_can_read_the_program() -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.data.filesystem import Store
 from paceline.errors import PacelineError
 from paceline.runs import states
-from paceline.runs.files import PRIVATE, read_json, write_json
+from paceline.runs.files import PRIVATE, make_own, read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
@@ -38,14 +38,20 @@ def main(argv: list[str]) -> int:
     # A stop of the job is a signal to all of its processes: the supervisor sees to it, and its last words are stored.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    top = Path(ticket.folder or f"/tmp/paceline-{os.getuid()}") / "away" / ticket.run_id
+    top = Path(ticket.folder or _own()) / "away" / ticket.run_id
     try:
+        if not ticket.folder:
+            make_own(Path(_own()))
         with Store(ticket.record) as store:
             folder = _fetch(store, ticket, top)
             return _see_through(store, ticket, folder, top)
-    except PacelineError as error:
+    except (PacelineError, PermissionError) as error:
         print(f"{COMPLAINT}{str(error).rstrip('.')}", flush=True)
         return 70
+
+
+def _own() -> str:
+    return f"/tmp/paceline-{os.getuid()}"
 
 
 def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:

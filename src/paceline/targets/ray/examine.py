@@ -44,13 +44,14 @@ def examined(
 
     library = Path(paceline.__file__).resolve().parents[1]
     job_id = f"paceline-doctor-{secrets.token_hex(6)}"
-    reception = Reception()
+    here = own_address(address)
+    reception = Reception(host=here)
     links: list[Link] = []
     try:
         request = {
             "bundles": bundles,
             "name": job_id,
-            "host": own_address(address),
+            "host": here,
             "port": reception.port,
             "token": reception.token,
         }

@@ -49,7 +49,9 @@ class Member:
             answer: dict[str, Any] = self.link.call(f"{on_node.__name__}:{verb}", given)
             return answer
         except OSError as error:
-            raise TargetError(f"{self.host.name}: its share of the machine can't be asked for: {error}.") from error
+            raise TargetError(
+                f"{self.host.name}: its share of the machine can't be asked for: {error.strerror or error}."
+            ) from error
 
 
 def open_member(

@@ -65,6 +65,7 @@ def test_ranks_know_their_places(tmp_path, transport):
     path = script(tmp_path, "print(json.dumps([{k: v for k, v in os.environ.items()}, os.getcwd(), sys.argv]))")
     done = run(transport, "-np", 2, "-H", "localhost:1,127.0.0.1:1", "python", path.name, "--lr", "0.1", "a b", "-np")
     assert done.returncode == 0, done.stderr
+    secrets: set[str] = set()
     for rank in range(2):
         found, folder, argv = json.loads(lines(done, rank)[0])
         assert folder == str(tmp_path)
@@ -77,7 +78,9 @@ def test_ranks_know_their_places(tmp_path, transport):
         assert found["MASTER_PORT"].isdigit()
         # Neither a worker of a run of Paceline's, nor a holder of what starts one.
         own = {name for name in found if name.startswith("PACELINE_")}
-        assert own <= {"PACELINE_LEASES", "PACELINE_MPIRUN", "PACELINE_DATA_CACHE"}
+        assert own <= {"PACELINE_LEASES", "PACELINE_MPIRUN", "PACELINE_DATA_CACHE", "PACELINE_RUN_SECRET"}
+        secrets.add(found["PACELINE_RUN_SECRET"])
+    assert [len(secret) for secret in secrets] == [64], "one for all"
 
 
 def test_ranks_have_the_user_s_environment_and_the_options_variables(tmp_path, transport, monkeypatch):

@@ -67,7 +67,9 @@ class Driver:
         self._job, self._output = job, output
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         self._is_here = start.are_here(job.slots)
-        self._ears = Ears("127.0.0.1" if self._is_here else "")
+        routes = self._routes()
+        # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere.
+        self._ears = Ears([*routes, "127.0.0.1"] if routes or self._is_here else [""])
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
@@ -104,7 +106,9 @@ class Driver:
 
     def _start(self, log: Any) -> None:
         job = self._job
-        addresses = [(name, self._ears.port) for name in self._addresses()]
+        addresses = self._ears.addresses
+        if addresses[0][0] == "":
+            addresses = [(name, addresses[0][1]) for name in self._addresses()]
         told = {"addresses": addresses, "key": self._ears.key.hex()}
         shell = job.environment
         if job.transport == "mpi":
@@ -146,15 +150,22 @@ class Driver:
         """Where the ranks' hosts may reach this process."""
         if self._is_here:
             return ["127.0.0.1"]
+        return [*self._routes(), socket.gethostname(), "127.0.0.1"]
+
+    def _routes(self) -> list[str]:
+        """This machine's addresses by which the other hosts are reached; none where that is not known of all."""
         found = []
         for host in dict.fromkeys(slot.host for slot in self._job.slots):
             if is_here(host):
                 continue
             # Nothing is sent: connecting a datagram socket only asks which way leads there.
-            with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((host, 9))
-                found.append(probe.getsockname()[0])
-        return [*dict.fromkeys(found), socket.gethostname(), "127.0.0.1"]
+            try:
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+                    probe.connect((host, 9))
+                    found.append(probe.getsockname()[0])
+            except OSError:
+                return []
+        return [address for address in dict.fromkeys(found) if address != "127.0.0.1"]
 
     def _gather(self) -> str | None:
         """Wait until every rank has come up; why not, if one hasn't."""

@@ -7,6 +7,7 @@ import queue
 import secrets
 import socket
 import threading
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
@@ -19,39 +20,41 @@ _PIECES = 1000
 
 
 class Ears:
-    """Listens while the block runs. host: the address to listen at, "" for all.
+    """Listens while the block runs. hosts: the addresses of this machine to listen at, "" for all.
 
+    addresses: where, with the ports.
     joined: (connection, hello) of each rank; events: (rank, what it has said), None at the end of its connection.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, hosts: Sequence[str]) -> None:
         self.key = secrets.token_bytes(32)
         self.joined: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
-        self._listener = socket.create_server((host, 0), backlog=1024)
-
-    @property
-    def port(self) -> int:
-        return int(self._listener.getsockname()[1])
+        self._listeners = [socket.create_server((host, 0), backlog=1024) for host in hosts]
+        self.addresses = [
+            (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
+        ]
 
     def __enter__(self) -> Ears:
-        threading.Thread(target=self._accept, daemon=True).start()
+        for listener in self._listeners:
+            threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._closed = True
-        # Closing alone would leave the thread waiting.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        for listener in self._listeners:
+            # Closing alone would leave the thread waiting.
+            with contextlib.suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                connected, _ = self._listener.accept()
+                connected, _ = listener.accept()
             except OSError:
                 return
             # A thread each: whoever connects and says nothing keeps nobody waiting.

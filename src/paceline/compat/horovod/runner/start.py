@@ -100,6 +100,9 @@ def with_mpi(
     if not are_here(slots):
         # The folder is this machine's alone.
         variables = {wire.VARIABLE: json.dumps(told)}
+    elif not tcp and not interfaces and "OMPI_MCA_btl" not in shell:
+        # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
+        variables["OMPI_MCA_btl"] = "^tcp"
     if os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return Started(

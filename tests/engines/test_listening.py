@@ -1,0 +1,126 @@
+"""What the processes of a run on one machine listen on: nothing that another machine could reach."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import ipaddress
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline import processes
+from tests.engines.conftest import require_engine
+from tests.engines.lab import Lab
+from tests.helpers import wait_until
+
+_LISTEN = "0A"
+_MAPPED = ipaddress.ip_address("::ffff:127.0.0.1")
+
+#: Horovod's calls, and a process group of the script's own, whose store torch makes by itself.
+SCRIPT = """
+import os, sys, time
+import horovod.torch as hvd, torch
+import torch.distributed as dist
+dist.init_process_group({backend!r})
+hvd.init()
+assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 2
+dist.barrier()
+open(f"{{sys.argv[1]}}/ready{{hvd.rank()}}", "w").close()
+while not os.path.exists(f"{{sys.argv[1]}}/go"): time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+def listening(pids: list[int]) -> dict[str, set[str]]:
+    """Address -> the programs among these processes that listen there, from the kernel's own tables."""
+    sockets = {}
+    for table, size in (("tcp", 4), ("tcp6", 16)):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == _LISTEN:
+                # Words of 32 bits, each in the machine's own order.
+                raw = bytes.fromhex(fields[1].partition(":")[0])
+                packed = b"".join(
+                    raw[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, size, 4)
+                )
+                sockets[f"socket:[{fields[9]}]"] = str(ipaddress.ip_address(packed))
+    found: dict[str, set[str]] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed since
+                    link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if link in sockets:
+                        found.setdefault(sockets[link], set()).add(name)
+    return found
+
+
+def open_to_others(pids: list[int]) -> dict[str, set[str]]:
+    return {
+        address: names
+        for address, names in listening(pids).items()
+        if not ipaddress.ip_address(address).is_loopback and ipaddress.ip_address(address) != _MAPPED
+    }
+
+
+def test_the_look_sees_what_is_open() -> None:
+    with socket.create_server(("", 0)), socket.create_server(("127.0.0.1", 0)):
+        assert listening([os.getpid()]).keys() >= {"0.0.0.0", "127.0.0.1"}
+        assert open_to_others([os.getpid()]).keys() == {"0.0.0.0"}
+
+
+@pytest.fixture(autouse=True)
+def engines(any_mpirun: str) -> None:
+    require_engine("torch", importlib.util.find_spec("torch"))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_run_on_this_machine_listens_on_loopback_alone(lab: Lab, tmp_path: Path, backend: str) -> None:
+    # torch's store and Open MPI's ranks listened at every address.
+    run = lab.submit(
+        SCRIPT.format(backend=backend),
+        distributed_backend=backend,
+        process_count_per_node=2,
+        script_params={str(tmp_path): ""},
+    )
+    seen = _looked_at(tmp_path, lambda: processes.belonging("PACELINE_RUN_ID", run.id), lambda: run.status == "Failed")
+    run.wait_for_completion()
+    # mpirun's own port can't be kept to an address (docs/security.md); the ranks have none.
+    assert {name for names in seen.values() for name in names} <= {"mpirun", "prterun"}, seen
+    assert seen == {} or backend == "mpi"
+
+
+@pytest.mark.parametrize("transport", ["--gloo", "--mpi"])
+def test_horovodrun_on_this_machine_listens_on_loopback_alone(tmp_path: Path, transport: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(backend="gloo"))
+    program = Path(sysconfig.get_path("scripts")) / "horovodrun"
+    command = [program, "-np", "2", transport, sys.executable, script, tmp_path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            seen = _looked_at(
+                tmp_path, lambda: [process.pid, *processes.descendants(process.pid)], lambda: process.poll() is not None
+            )
+        finally:
+            (tmp_path / "go").touch()
+            output = process.communicate(timeout=240)[0]
+    assert process.returncode == 0, output
+    assert {name for names in seen.values() for name in names} <= {"mpirun", "prterun"}, seen
+
+
+def _looked_at(folder: Path, pids: Any, is_over: Any) -> dict[str, set[str]]:
+    wait_until(
+        lambda: all((folder / f"ready{rank}").exists() for rank in range(2)) or is_over(), "the ranks to be ready", 240
+    )
+    try:
+        return open_to_others(pids())
+    finally:
+        (folder / "go").touch()
