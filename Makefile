@@ -7,7 +7,7 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test lint chaos bench engines clean
+.PHONY: demo test lint chaos bench compat engines clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/digits/demo.py
@@ -33,6 +33,11 @@ bench: .venv/.ready
 	    first_line_elsewhere ends_elsewhere queued_submissions; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py
+
+# Every torch and Python that is served, each in an environment of its own: hours, and gigabytes while it runs.
+export COMPAT COMPAT_AT_ONCE
+compat:
+	$(PYTHON) .ci/compat.py
 
 engines:
 	@if [ -n "$$PACELINE_REQUIRE_ENGINES" ]; then sh .ci/engines; fi

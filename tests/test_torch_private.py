@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import warnings
@@ -70,8 +71,15 @@ def test_the_name_is_there(name):
 
 def test_torch_knows_a_process_group_over_mpi():
     assert isinstance(c10d._MPI_AVAILABLE, bool)
-    assert "ProcessGroupMPI.create" in inspect.getsource(c10d._new_process_group_helper)
+    assert "ProcessGroupMPI.create(" in inspect.getsource(c10d)
     assert isinstance(getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()), set)
+
+
+def test_a_store_takes_a_socket_that_listens_already_and_is_made_by_a_name_that_can_be_set():
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    assert issubclass(rendezvous.TCPStore, torch.distributed.TCPStore)
+    assert "master_listen_fd: " in torch.distributed.TCPStore.__init__.__doc__
+    assert "TCPStore(" in inspect.getsource(rendezvous)
 
 
 def test_methods_of_a_process_group_that_python_replaces_are_there():

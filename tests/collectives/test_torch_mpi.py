@@ -65,7 +65,8 @@ dist.all_reduce(tensor)
 print(type(dist.group.WORLD).__name__, tensor.tolist())
 dist.destroy_process_group()
 """
-    assert run_python(code) == "ProcessGroup [1.0, 1.0]\n"
+    # Gloo of torch 2.9 and 2.10 says first how many ranks it has found.
+    assert run_python(code).splitlines()[-1] == "ProcessGroup [1.0, 1.0]"
 
 
 def test_without_mpi4py_the_error_says_what_to_install() -> None:

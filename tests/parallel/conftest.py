@@ -65,14 +65,19 @@ def run_on_ranks(
 
 
 @pytest.fixture(scope="session")
-def outcome(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], None]:
+def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], None]:
     """A function that fails as the check (`module.check_...`) did on any of so many ranks."""
     require_engine("torch", find_spec("torch"))
     worlds = Worlds(tmp_path_factory)
+    asked = [item.callspec.params for item in request.session.items if "check" in getattr(item, "fixturenames", ())]
 
     def look(size: int, check: str) -> None:
+        # Those modules of which a test was asked for.
+        chosen = {one["check"].partition(".")[0] for one in asked if one.get("size") == size}
+
         def start(folder: Path) -> str:
-            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *modules())
+            names = [name for name in modules() if name in chosen]
+            ended = run_on_ranks(size, folder, str(_WORLD), str(folder), *names)
             return "\n".join(f"rank {rank} ({end.returncode}): {end.output[-1500:]}" for rank, end in enumerate(ended))
 
         worlds.look(f"on-{size}", size, check, start)

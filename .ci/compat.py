@@ -1,0 +1,287 @@
+"""The tests of what needs torch, on every release of torch and of Python that is served; the table in docs/versions.md.
+
+    make compat                                     all of it, each cell in an environment of its own
+    make compat COMPAT="2.15.0 2.13.0@3.12"         these alone: torch, or torch@Python
+    make compat COMPAT_AT_ONCE=2                    two cells at a time
+
+Each environment is made as a user makes one (`pip install`, from the package index), in a temporary folder, and is removed as
+soon as its tests have run: with CUDA it has 5 to 8 GB. The table is written after each cell, so that a run that is stopped
+keeps what it has. A Python that isn't there is skipped by its name. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = ROOT / "docs" / "versions.md"
+BEGIN, END = "<!-- made by `make compat`: begin -->", "<!-- made by `make compat`: end -->"
+
+#: The last patch of each minor release that is served, newest first.
+TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1")
+#: On the first one every torch is run, on the others the newest.
+PYTHON = ("3.11", "3.10", "3.12", "3.13")
+
+#: Column -> which tests count in it: a pattern of "file::test". Tests that match none are not run: two ranks show what a
+#: release has changed, and four the products of strategies, which are in the checks of pipelines.
+COLUMNS = {
+    "Data, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|loop|mutations)\..*-2\]",
+    "Pipeline, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
+    "Tensor": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
+    "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
+    "`mpi`": r"collectives/test_torch_(group|models)\.py::.*\[2-ranks|collectives/test_torch_(mpi|world)\.py::",
+    "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[2-",
+    "examples": r"parallel/test_examples\.py::",
+    "private parts": r"tests/test_torch_private\.py::",
+}
+FILES = (
+    *("tests/parallel/test_on_ranks.py", "tests/parallel/test_examples.py", "tests/test_torch_private.py"),
+    *("tests/collectives", "tests/compat/horovod/test_on_ranks.py", "tests/compat/horovod/test_on_gloo.py"),
+)
+#: What the tests need beside the package itself.
+TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10")
+HEADINGS = ("torch", "Python", *COLUMNS, "run on")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One release of torch on one Python."""
+
+    torch: str
+    python: str
+
+
+@dataclass
+class Found:
+    """What the tests of one column came to."""
+
+    passed: int = 0
+    skipped: int = 0
+    failed: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        if self.failed:
+            return f"**{len(self.failed)} of {self.passed + len(self.failed)} failed**"
+        return f"ok ({self.passed})" if self.passed else "not run"
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    remove_left_folders(Path(tempfile.gettempdir()))
+    cells, absent = chosen(os.environ.get("COMPAT", "").split())
+    for python in absent:
+        print(f"Python {python}: not here (no python{python} on the PATH or below pyenv); left out", flush=True)
+    failed = []
+    with ThreadPoolExecutor(int(os.environ.get("COMPAT_AT_ONCE", "1"))) as pool:
+        waiting = [pool.submit(run, cell, interpreter) for cell, interpreter in cells]
+        try:
+            for future in waiting:
+                failed += future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            stop_all()
+            raise
+    print("\n".join(failed) if failed else f"{len(cells)} cells, all tests passed")
+    return 1 if failed else 0
+
+
+def chosen(words: list[str]) -> tuple[list[tuple[Cell, str]], list[str]]:
+    """The cells with their interpreters, and the Pythons that are not here. words: `torch` or `torch@Python`; none are all."""
+    if words:
+        wanted = [Cell(torch, python or PYTHON[0]) for torch, _, python in (word.partition("@") for word in words)]
+    else:
+        wanted = [Cell(torch, PYTHON[0]) for torch in TORCH]
+        wanted += [Cell(TORCH[0], python) for python in PYTHON[1:]]
+    found = {python: interpreter(python) for python in dict.fromkeys(cell.python for cell in wanted)}
+    cells = [(cell, path) for cell in wanted if (path := found[cell.python]) is not None]
+    return cells, [python for python, path in found.items() if path is None]
+
+
+def interpreter(python: str) -> str | None:
+    """An interpreter of this minor version, or None."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    places = [shutil.which(f"python{python}"), *sorted(map(str, pyenv.glob(f"{python}.*/bin/python")))]
+    ask = "import sys, venv; print('%d.%d' % sys.version_info[:2])"
+    for place in filter(None, places):
+        # A shim may be there and start nothing.
+        done = subprocess.run([place, "-c", ask], capture_output=True, text=True, check=False)
+        if done.returncode == 0 and done.stdout.strip() == python:
+            return place
+    return None
+
+
+def run(cell: Cell, python: str) -> list[str]:
+    """The tests that failed in this cell; its row is in the table then."""
+    name = f"torch {cell.torch} on Python {cell.python}"
+    folder = Path(tempfile.mkdtemp(prefix=f"paceline-compat-{os.getpid()}-"))
+    begin = time.monotonic()
+    try:
+        build = install(cell, python, folder)
+        columns = test(folder)
+    except subprocess.CalledProcessError as error:
+        if _stopped.is_set():
+            return []
+        print(f"{name}: {error.output[-2000:]}", flush=True)
+        return [f"{name}: could not be installed or run: {' '.join(map(str, error.cmd))[:200]}"]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    add_row(TABLE, row(build, cell.python, columns, time.strftime("%Y-%m-%d")))
+    told = ", ".join(f"{column}: {found}" for column, found in columns.items())
+    print(f"{name} ({build}), {time.monotonic() - begin:.0f} s: {told}", flush=True)
+    return [f"{name}: {test_id}" for found in columns.values() for test_id in found.failed]
+
+
+def install(cell: Cell, python: str, folder: Path) -> str:
+    """Make the environment, with a copy of the working tree in it; torch's whole version, as `2.15.0+cu132`."""
+    tree = folder / "tree"
+    tracked = execute("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for path in filter(None, tracked):
+        if (ROOT / path).is_file():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / path, tree / path)
+    execute(python, "-m", "venv", folder / "venv")
+    pip = (folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-cache-dir")
+    execute(*pip, "--upgrade", "pip")
+    execute(*pip, f"torch=={cell.torch}")
+    execute(*pip, "--editable", f"{tree}[torch,mpi,examples]", *TOOLS)
+    ask = "import torch; print(torch.__version__)"
+    return execute(folder / "venv/bin/python", "-W", "ignore", "-c", ask).split()[-1]
+
+
+def test(folder: Path) -> dict[str, Found]:
+    """Column -> what came of its tests, run in this environment."""
+    pytest = (folder / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider")
+    listed = execute(*pytest, "--collect-only", "-q", *FILES, cwd=folder / "tree")
+    (folder / "tests.txt").write_text("\n".join(line for line in listed.splitlines() if column_of(line)))
+    report = folder / "report.xml"
+    options = ("-q", "-n", "2", f"--junitxml={report}", "-o", "junit_family=xunit1", f"@{folder / 'tests.txt'}")
+    # It fails where a test does; the report says which.
+    told = execute(*pytest, *options, cwd=folder / "tree", check=False)
+    if not report.exists():
+        raise subprocess.CalledProcessError(1, "pytest", told)
+    return read_report(report.read_text())
+
+
+def column_of(test_id: str) -> str | None:
+    """The column of a test, named as pytest lists it."""
+    return next((column for column, pattern in COLUMNS.items() if re.search(pattern, test_id)), None)
+
+
+def read_report(text: str) -> dict[str, Found]:
+    """Column -> what came of its tests, from pytest's JUnit report (family xunit1, which names files)."""
+    columns = {column: Found() for column in COLUMNS}
+    for case in ElementTree.fromstring(text).iter("testcase"):
+        test_id = f"{case.get('file')}::{case.get('name')}"
+        column = column_of(test_id)
+        if column is None:
+            continue
+        found = columns[column]
+        if case.find("failure") is not None or case.find("error") is not None:
+            found.failed.append(test_id)
+        elif case.find("skipped") is not None:
+            found.skipped += 1
+        else:
+            found.passed += 1
+    return columns
+
+
+# The table.
+
+
+def row(build: str, python: str, columns: dict[str, Found], date: str) -> tuple[str, ...]:
+    return (build, python, *map(str, columns.values()), date)
+
+
+_writing = threading.Lock()
+
+
+def add_row(path: Path, new: tuple[str, ...]) -> None:
+    """Put this row into the page's table, in the place of the one for the same torch and Python."""
+    with _writing:
+        text = path.read_text()
+        before, _, rest = text.partition(BEGIN)
+        table, _, after = rest.partition(END)
+        rows = {_key(one): one for one in [*rows_of(table), new]}
+        lines = [HEADINGS, ("---",) * len(HEADINGS), *(rows[key] for key in sorted(rows, reverse=True))]
+        made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        beside = path.with_suffix(".new")
+        beside.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
+        beside.replace(path)
+
+
+def rows_of(text: str) -> list[tuple[str, ...]]:
+    """The rows of the table between the marks, without its headings."""
+    lines = [line.strip().strip("|").split("|") for line in text.splitlines() if line.strip().startswith("|")]
+    return [tuple(cell.strip() for cell in line) for line in lines[2:]]
+
+
+def _key(one: Iterable[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    build, python, *_ = one
+    # 2.13.0+cpu takes the place of 2.13.0+cu130: what differs is not what is compared.
+    release = build.partition("+")[0]
+    return tuple(map(int, release.split("."))), tuple(map(int, python.split(".")))
+
+
+# Processes.
+
+_running: set[subprocess.Popen[str]] = set()
+_stopped = threading.Event()
+
+
+def execute(*command: object, cwd: Path | None = None, check: bool = True) -> str:
+    """What the command prints; it has a session of its own, so that all of it can be ended."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PACELINE_", "PYTHON"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    _running.add(process)
+    try:
+        output, _ = process.communicate()
+    finally:
+        _running.discard(process)
+    if check and process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, list(map(str, command)), output)
+    return output
+
+
+def stop_all() -> None:
+    """End what runs; each cell then removes its folder."""
+    _stopped.set()
+    for process in list(_running):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def remove_left_folders(temporary: Path) -> None:
+    """Remove the environments of runs that were killed."""
+    for folder in temporary.glob("paceline-compat-*-*"):
+        pid = folder.name.split("-")[2]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

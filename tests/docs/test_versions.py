@@ -1,0 +1,163 @@
+"""docs/versions.md says of each release that is served what was run on it; `.ci/compat.py` makes that table."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline import torch_private
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def compat():
+    spec = importlib.util.spec_from_file_location("compat", ROOT / ".ci" / "compat.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["compat"] = module
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        del sys.modules["compat"]
+
+
+@pytest.fixture(scope="module")
+def rows(compat):
+    text = compat.TABLE.read_text()
+    return [dict(zip(compat.HEADINGS, row, strict=True)) for row in compat.rows_of(text.partition(compat.BEGIN)[2])]
+
+
+def minor(release: str) -> tuple[int, int]:
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return int(found[1]), int(found[2])
+
+
+def served() -> set[tuple[int, int]]:
+    (major, first), (_, last) = torch_private.OLDEST, torch_private.NEWEST
+    return {(major, number) for number in range(first, last + 1)}
+
+
+def test_every_release_between_the_bounds_is_in_the_matrix_and_in_the_table(compat, rows):
+    assert {minor(release) for release in compat.TORCH} == served()
+
+
+def test_every_python_that_is_named_for_pip_was_run(compat, rows):
+    project = (ROOT / "pyproject.toml").read_text()
+    named = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project))
+    assert set(compat.PYTHON) == named
+
+
+def test_no_release_is_served_on_which_a_test_failed(compat, rows):
+    assert [row for row in rows if any("failed" in row[column] for column in compat.COLUMNS)] == []
+    assert all(re.fullmatch(r"ok \(\d+\)", row[column]) for row in rows for column in compat.COLUMNS)
+
+
+def test_the_page_names_the_bounds():
+    text = (ROOT / "docs" / "versions.md").read_text()
+    oldest, newest = (".".join(map(str, bound)) for bound in (torch_private.OLDEST, torch_private.NEWEST))
+    assert f"every minor release of torch from {oldest} to {newest}" in text
+    assert [f"| before {oldest} |", f"| {oldest} to {newest} |", f"| after {newest} |"] == re.findall(
+        r"^(\| (?:before|after|\d)[\d. to]+ \|)", text, re.MULTILINE
+    )
+
+
+def test_a_test_counts_in_its_column(compat):
+    ids = {
+        "tests/parallel/test_on_ranks.py::test_on_ranks[loop.check_a-2]": "Data, FullyShard",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[stages.check_a-2]": "Pipeline, products",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "Pipeline, products",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
+        "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
+        "tests/collectives/test_torch_group.py::test_on_every_rank[2-ranks-x]": "`mpi`",
+        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[2-a.check]": "Horovod",
+        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[4-a.check]": None,
+        "tests/collectives/test_links.py::test_it": None,
+    }
+    assert {test_id: compat.column_of(test_id) for test_id in ids} == ids
+
+
+def test_every_module_of_checks_has_a_column(compat):
+    for path in (ROOT / "tests" / "parallel" / "checks").glob("[!_]*.py"):
+        assert compat.column_of(f"tests/parallel/test_on_ranks.py::test_on_ranks[{path.stem}.check_a-2]"), path
+
+
+REPORT = """<testsuites><testsuite>
+<testcase file="tests/test_torch_private.py" name="test_a"/>
+<testcase file="tests/test_torch_private.py" name="test_b"><failure message="no"/></testcase>
+<testcase file="tests/test_torch_private.py" name="test_c"><skipped/></testcase>
+<testcase file="tests/parallel/test_examples.py" name="test_d"><error message="no"/></testcase>
+<testcase file="tests/collectives/test_torch_mpi.py" name="test_e"/>
+</testsuite></testsuites>"""
+
+
+def test_a_report_is_counted(compat):
+    found = compat.read_report(REPORT)
+    assert str(found["private parts"]) == "**1 of 2 failed**"
+    assert found["private parts"].failed == ["tests/test_torch_private.py::test_b"]
+    assert str(found["examples"]) == "**1 of 1 failed**"
+    assert str(found["`mpi`"]) == "ok (1)"
+    assert str(found["Tensor"]) == "not run"
+
+
+def test_a_row_takes_the_place_of_its_own_alone(compat, tmp_path):
+    page = tmp_path / "versions.md"
+    page.write_text(f"before\n\n{compat.BEGIN}\n{compat.END}\n\nafter\n")
+    ok = compat.read_report("<testsuites/>")
+    for build, python, date in (
+        *(("2.9.1+cu128", "3.11", "2026-01-01"), ("2.15.0+cu132", "3.11", "2026-01-01")),
+        *(("2.15.0+cu132", "3.9", "2026-01-01"), ("2.15.0+cpu", "3.11", "2026-02-02")),
+    ):
+        compat.add_row(page, compat.row(build, python, ok, date))
+    text = page.read_text()
+    assert text.startswith("before\n\n<!--")
+    assert text.endswith("-->\n\nafter\n")
+    assert [(row[0], row[1], row[-1]) for row in compat.rows_of(text)] == [
+        ("2.15.0+cpu", "3.11", "2026-02-02"),
+        ("2.15.0+cu132", "3.9", "2026-01-01"),
+        ("2.9.1+cu128", "3.11", "2026-01-01"),
+    ]
+
+
+def test_a_python_that_is_not_here_is_named_and_left_out(compat):
+    here = "{}.{}".format(*sys.version_info[:2])
+    cells, absent = compat.chosen([f"2.15.0@{here}", "2.14.1@3.99"])
+    assert [(cell.torch, cell.python) for cell, _ in cells] == [("2.15.0", here)]
+    assert absent == ["3.99"]
+    assert subprocess.run([cells[0][1], "-c", ""], check=False).returncode == 0
+
+
+def test_an_environment_is_removed_however_its_cell_ends(compat, tmp_path, monkeypatch):
+    monkeypatch.setattr(compat.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(compat, "TABLE", tmp_path / "no page")
+    seen = []
+
+    def install(cell, python, folder):
+        seen.append(folder)
+        (folder / "venv").mkdir()
+        raise ends.pop()
+
+    monkeypatch.setattr(compat, "install", install)
+    ends = [KeyboardInterrupt(), subprocess.CalledProcessError(1, ["pip"], "no such torch")]
+    failed = compat.run(compat.Cell("2.99.0", "3.11"), sys.executable)
+    assert failed == ["torch 2.99.0 on Python 3.11: could not be installed or run: pip"]
+    with pytest.raises(KeyboardInterrupt):
+        compat.run(compat.Cell("2.99.0", "3.11"), sys.executable)
+    assert len(seen) == 2
+    assert not any(folder.exists() for folder in seen)
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next(compat, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left, live = tmp_path / f"paceline-compat-{ended.pid}-a", tmp_path / f"paceline-compat-{os.getpid()}-b"
+    for folder in (left, live):
+        folder.mkdir()
+    compat.remove_left_folders(tmp_path)
+    assert (left.exists(), live.exists()) == (False, True)
