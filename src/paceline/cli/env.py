@@ -21,6 +21,7 @@ from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.estimator import interpreter
+from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
 from paceline.workspace import Workspace
@@ -187,8 +188,9 @@ def prune(
 ) -> int:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
-    gone = _store(workspace).prune(unused_for_s=unused_for_s, dry_run=dry_run)
-    on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, dry_run=dry_run)
+    only = free_keys(workspace.path)
+    gone = _store(workspace).prune(unused_for_s=unused_for_s, only=only, dry_run=dry_run)
+    on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     if as_json:
         print_json([*(built.to_json() for built in gone), *map(_image_json, on_images)])
         return 0

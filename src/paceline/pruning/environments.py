@@ -16,6 +16,7 @@ from paceline.pruning.wish import Wish
 from paceline.runs.files import read_json, tree_size
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, parse_utc
+from paceline.runs.store import all_records
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,21 @@ def prune(
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]
+
+
+def free_keys(workspace_dir: Path) -> set[str]:
+    """Keys of the environments that no living run has, or will ask for."""
+    folder = workspace_dir / "environments"
+    if not folder.is_dir():
+        return set()
+    store = EnvironmentStore(folder)
+    there = {built.key for built in store.all()} | {layer.key for layer in all_layers(folder / "images")}
+    return there - _needed(workspace_dir, store, living_runs(workspace_dir))
+
+
+def living_runs(workspace_dir: Path) -> list[RunRecord]:
+    """The records of runs that have not ended."""
+    return [record for record in all_records(workspace_dir / "runs") if not record.is_terminal]
 
 
 def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRecord]) -> set[str]:

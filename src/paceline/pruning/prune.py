@@ -12,7 +12,7 @@ from paceline.errors import PacelineError, UserError
 from paceline.pruning import environments, snapshots
 from paceline.pruning.families import unwanted
 from paceline.pruning.wish import Wish
-from paceline.runs import removal, store
+from paceline.runs import removal
 from paceline.runs.files import tree_size
 
 KINDS = ("runs", "snapshots", "environments", "data")
@@ -110,7 +110,7 @@ def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) ->
 
 
 def _prune_environments(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[Removed, ...]:
-    living = [record for record in store.all_records(workspace_dir / "runs") if not record.is_terminal]
+    living = environments.living_runs(workspace_dir)
     found = environments.prune(workspace_dir, wish, living, dry_run=dry_run)
     return tuple(Removed(name=key, size_bytes=size) for key, size in found)
 

@@ -11,6 +11,7 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
 from paceline.runs.logs import Line, LogFollower, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
+from paceline.runs.visible import TerminalLines
 
 #: How often the record is looked at beside its own changes, to see that somebody still looks after the run.
 _LOOK_S = 0.5
@@ -147,8 +148,11 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
+    terminal = TerminalLines() if out.isatty() else None
+
     def line(found: Line) -> None:
-        print(prefix(found, size) + found.text, file=out, flush=True)
+        text = found.text if terminal is None else terminal.line(found.rank, found.text)
+        print(prefix(found, size) + text, file=out, flush=True)
 
     def state(now: RunRecord) -> None:
         if now.waiting_for or now.status != states.NOT_STARTED:

@@ -27,8 +27,9 @@ from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
 GONE, NEW = ".gone-", ".new-"
-#: Readers ask for a lock in passing; one that is held for longer is somebody's who looks after the run.
-_LOCK_S = 2.0
+#: Readers ask for a lock in passing, and a supervisor has it for a moment after the last record; one that is held for longer
+#: is somebody's who looks after the run.
+_LOCK_S = 10.0
 #: Of a submission that was killed; a living one takes less than seconds.
 _ABANDONED_S = 3600.0
 
