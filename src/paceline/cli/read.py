@@ -60,7 +60,7 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
         return 0
     word = "in" if found["status"] in states.TERMINAL else "for"
     took = f" {word} {duration_text(found['duration_s'])}" if found["duration_s"] is not None else ""
-    name = f" ({found['display_name']})" if found["display_name"] != found["run_id"] else ""
+    name = f" ({visible(found['display_name'])})" if found["display_name"] != found["run_id"] else ""
     print(f"{found['run_id']}{name}  {_coloured_state(found['status'])}{took}")
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from paceline.cli import completing
 from paceline.cli.common import complete_run_id, folder_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
 from paceline.data.cache import parse_size
@@ -90,8 +91,14 @@ def prune(
         str | None,
         typer.Option("--max-size", metavar="SIZE", help="Of each kind the oldest, until SIZE is left, such as 20GB."),
     ] = None,
-    status: Annotated[str | None, typer.Option("--status", help="Runs in this state, such as Failed.")] = None,
-    experiment: Annotated[str | None, typer.Option("-e", "--experiment", help="Runs of this experiment.")] = None,
+    status: Annotated[
+        str | None,
+        typer.Option("--status", help="Runs in this state, such as Failed.", autocompletion=completing.run_states),
+    ] = None,
+    experiment: Annotated[
+        str | None,
+        typer.Option("-e", "--experiment", help="Runs of this experiment.", autocompletion=completing.experiments),
+    ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Runs alone, or with the kinds named beside.")] = False,
     snapshots: Annotated[bool, typer.Option("--snapshots", help="Snapshots that no run uses.")] = False,
     environments: Annotated[bool, typer.Option("--environments", help="Environments, those on images too.")] = False,
