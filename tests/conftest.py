@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,11 @@ from hypothesis import settings
 settings.register_profile("paceline", database=None, deadline=None)
 settings.load_profile("paceline")
 
+# Of tests in the background of a shell, or below nohup, SIGINT is ignored, and so it would be in all that they start: Ctrl-C
+# is tested as it is at a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 #: What a developer's shell, a batch system or a launcher above the tests may have set.
 _PREFIXES = ("PACELINE_", "AML_", "AZUREML_", "OMPI_", "PMIX_", "PRTE_", "SLURM_", "TORCHELASTIC_", "HOROVOD_", "JAX_")
 _NAMES = frozenset(
@@ -26,6 +32,11 @@ _NAMES = frozenset(
         *("MASTER_ADDR", "MASTER_PORT", "TF_CONFIG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
         *(
             "PYTHONPATH",
+            "PYTHONSAFEPATH",
+            "PYTHONWARNINGS",
+            *("FORCE_COLOR", "NO_COLOR", "CLICOLOR_FORCE", "COLUMNS", "LINES"),
+            # Servers of tests are on this machine.
+            *("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"),
             "PYTHONUNBUFFERED",
             "PYTHONFAULTHANDLER",
             "GIT_DIR",
@@ -59,7 +70,16 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PACELINE_DATA_CACHE", str(tmp_path / "data-cache"))
+    if not os.environ.get("HOME"):
+        monkeypatch.setenv("HOME", os.path.expanduser("~"))
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder for sockets, whose path may have 107 bytes: `tmp_path` may be longer."""
+    with tempfile.TemporaryDirectory(prefix="pl-", dir="/tmp") as path:
+        yield Path(path)
 
 
 @pytest.fixture

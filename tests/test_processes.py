@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -225,3 +226,9 @@ def test_a_signal_to_a_living_process_arrives():
 def test_the_boot_id_is_the_machine_s():
     assert len(processes.boot_id()) == 36
     assert processes.boot_id() == processes.boot_id()
+
+
+def test_a_home_is_the_environment_s_own_or_the_user_s():
+    assert processes.with_home({"HOME": "/x", "A": "b"}) == {"HOME": "/x", "A": "b"}
+    for without in ({"A": "b"}, {"HOME": "", "A": "b"}):
+        assert processes.with_home(without) == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "A": "b"}

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 _LINUX = sys.platform.startswith("linux")
 _PR_SET_CHILD_SUBREAPER = 36
@@ -29,6 +29,19 @@ def become_subreaper() -> None:
 
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def with_home(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment, with the user's home where it names none: Open MPI's programs end at once without."""
+    if environment.get("HOME"):
+        return dict(environment)
+    import pwd
+
+    try:
+        home = pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        home = "/"
+    return {**environment, "HOME": home}
 
 
 def core_count() -> int:

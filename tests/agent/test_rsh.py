@@ -9,12 +9,12 @@ from paceline.agent import rsh
 
 
 @pytest.fixture
-def agent(tmp_path, monkeypatch):
+def agent(short_path, monkeypatch):
     """A socket that stands for the agent's; `rsh.py` is told of it."""
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(tmp_path / "s"))
+        listener.bind(str(short_path / "s"))
         listener.listen(1)
-        monkeypatch.setenv(rsh.SOCKET_VARIABLE, str(tmp_path / "s"))
+        monkeypatch.setenv(rsh.SOCKET_VARIABLE, str(short_path / "s"))
         yield listener
 
 

@@ -272,3 +272,13 @@ def test_what_was_found_instead_is_named(mpirun, tmp_path, monkeypatch, none_of_
             make_job(distributed_backend="mpi", environment=Environment(python=str(tmp_path / "python")))
         )
     assert f"Open MPI 4 or later, but found only {program} ({seen})" in str(refused.value)
+
+
+def test_an_mpirun_that_needs_a_home_is_given_one(tmp_path, mpirun, monkeypatch):
+    # Open MPI 5 without HOME: "Unable to get the user home directory", and was taken for no Open MPI.
+    program = write_program(
+        tmp_path / "needs/mpirun", "#!/bin/sh\ntest -n \"$HOME\" || exit 1\necho 'mpirun (Open MPI) 5.0.8'\n"
+    )
+    monkeypatch.setenv(MPIRUN_VARIABLE, str(program))
+    monkeypatch.delenv("HOME", raising=False)
+    assert mpi._version_text(str(program)).startswith("mpirun (Open MPI) 5.0.8")

@@ -298,3 +298,21 @@ def test_the_exception_is_written_down_before_the_process_ends(work):
     )
     (work / "train.py").write_text(script)
     assert worker(work, "train.py").out == "['../attempts/1/error_0.json']\n"
+
+
+@pytest.mark.parametrize("script", ["import helper\n", "import sys\nprint(sys.path[0])\n"])
+def test_with_pythonsafepath_the_script_s_folder_is_not_on_the_path(work, monkeypatch, script):
+    if sys.version_info < (3, 11):
+        pytest.skip("needs Python 3.11")
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    (work / "helper.py").write_text("print('found')\n")
+    assert same(work, script).out != "found\n"
+
+
+@pytest.mark.parametrize("name", ["rank.py", "task.py", "main_script.py"])
+def test_horovodruns_programs_start_where_the_first_place_on_the_path_is_no_folder(name, tmp_path, monkeypatch):
+    # With PYTHONSAFEPATH it is python311.zip: FileNotFoundError, and each rank "could not be started".
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    program = MAIN.parents[1] / "compat/horovod/runner" / name
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert "python3" not in done.stderr or "FileNotFoundError" not in done.stderr

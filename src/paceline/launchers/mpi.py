@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from paceline import processes
 from paceline.errors import LauncherError
 from paceline.job import Job
 from paceline.launchers import environment
@@ -148,7 +149,14 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _version_text(mpirun: str) -> str:
     try:
-        done = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(
+            [mpirun, "--version"],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+            env=processes.with_home(os.environ),
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return done.stdout or done.stderr

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import subprocess
 from dataclasses import dataclass
+
+from paceline import processes
 
 #: Loads the library and does not initialise it.
 _CODE = (
@@ -37,6 +40,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
             timeout=_TIMEOUT_S,
             check=False,
             stdin=subprocess.DEVNULL,
+            env=processes.with_home(os.environ),
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

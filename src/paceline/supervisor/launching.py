@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Mapping
 
+from paceline import processes
 from paceline.errors import JobError
 from paceline.launchers import environment, get_launcher
 from paceline.plan import Launch
@@ -85,8 +86,8 @@ def _launch(run: Supervision, number: int) -> Launch:
 def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
     """The environment that a node's workers' own is laid over: the node's, or the submitting shell's."""
     if of_node is not None:
-        return environment.inherited(of_node)
-    shell = environment.inherited(os.environ)
+        return processes.with_home(environment.inherited(of_node))
+    shell = processes.with_home(environment.inherited(os.environ))
     del shell["PYTHONPATH"]  # the supervisor's
     if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
         shell["PYTHONPATH"] = theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import subprocess
@@ -76,10 +77,18 @@ def _start(
         start_new_session=True,
         **options,
     )
+    if not _started:
+        atexit.register(_let_go)
     # It outlives this program by design; if it ends before, the next submission takes its exit code off the system.
     _started[:] = [earlier for earlier in _started if earlier.poll() is None]
     _started.append(process)
     return process
+
+
+def _let_go() -> None:
+    """Python would warn of each that still runs, where such warnings are shown."""
+    for process in _started:
+        process.returncode = process.poll() or 0
 
 
 def _open_log(run_dir: Path) -> int:

@@ -15,7 +15,7 @@ import os
 import sys
 
 # Python puts the script's folder there with its links resolved.
-if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
 from paceline.worker import report, script

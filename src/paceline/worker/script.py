@@ -13,6 +13,8 @@ from typing import NoReturn
 from paceline.worker import report
 
 _GLOO_S = 0.05
+#: PYTHONSAFEPATH, from Python 3.11 on.
+_IS_SAFE_PATH = getattr(sys.flags, "safe_path", False)
 
 
 def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
@@ -62,7 +64,8 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     """The main module for a file, in its place, and the file's code."""
     absolute = os.path.abspath(path)
     sys.argv = [path, *arguments]
-    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    if not _IS_SAFE_PATH:
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     sys.modules["__main__"] = main = _main_module(absolute)
     with io.open_code(absolute) as file:
         return main, compile(file.read(), absolute, "exec", dont_inherit=True)
@@ -77,7 +80,8 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     from importlib.util import find_spec
 
     sys.argv = ["-m", *arguments]
-    sys.path.insert(0, os.getcwd())
+    if not _IS_SAFE_PATH:
+        sys.path.insert(0, os.getcwd())
     spec = find_spec(name)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = find_spec(f"{name}.__main__")

@@ -40,14 +40,14 @@ def wait_for_end(pids: list[int]) -> None:
     wait_until(lambda: not any(map(processes.is_alive, pids)), f"the end of {pids}")
 
 
-def test_a_killed_supervisor_leaves_nothing_on_the_node(tmp_path, library):
+def test_a_killed_supervisor_leaves_nothing_on_the_node(tmp_path, short_path, library):
     code = f"""
 import sys, time
 from pathlib import Path
 from paceline.targets.agents import Link, bootstrap_words
 link = Link.open(bootstrap_words(sys.executable), name="node-0", library_dir=Path({str(library)!r}),
                  folder={str(tmp_path / "node")!r}, shared_library=True)
-link.make_scratch({str(tmp_path / "scratch")!r})
+link.make_scratch({str(short_path / "scratch")!r})
 link.start(["sh", "-c", {FAMILY!r}], env={{}}, defaults={{}}, cwd={str(tmp_path)!r}, log={str(tmp_path / "log")!r})
 print(link.hello.pid, flush=True)
 time.sleep(600)
@@ -60,18 +60,18 @@ time.sleep(600)
     supervisor.wait()
     supervisor.stdout.close()
     wait_for_end([*pids, agent])
-    wait_until(lambda: not (tmp_path / "scratch").exists(), "the end of the scratch folder")
+    wait_until(lambda: not (short_path / "scratch").exists(), "the end of the scratch folder")
 
 
-def test_a_killed_agent_leaves_nothing_and_its_node_is_lost(open_link, tmp_path):
+def test_a_killed_agent_leaves_nothing_and_its_node_is_lost(open_link, tmp_path, short_path):
     link = open_link()
-    link.make_scratch(str(tmp_path / "scratch"))
+    link.make_scratch(str(short_path / "scratch"))
     pids = start_family(link, tmp_path)
     os.kill(link.hello.pid, signal.SIGKILL)
     wait_for_end(pids)
     wait_until(lambda: link.lost, "the loss")
     assert link.lost == "node-0: its agent is gone."
-    wait_until(lambda: not (tmp_path / "scratch").exists(), "the end of the scratch folder")
+    wait_until(lambda: not (short_path / "scratch").exists(), "the end of the scratch folder")
     with pytest.raises(LinkError, match="node-0: its agent is gone"):
         link.run(["true"])
 

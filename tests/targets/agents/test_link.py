@@ -228,8 +228,8 @@ def test_questions_about_the_node(link, tmp_path):
     assert len(set(link.free_ports(3))) == 3
 
 
-def test_scratch_goes_with_the_agent(open_link, tmp_path):
-    link, path = open_link(), tmp_path / "scratch"
+def test_scratch_goes_with_the_agent(open_link, short_path):
+    link, path = open_link(), short_path / "scratch"
     link.make_scratch(str(path))
     assert os.stat(path).st_mode & 0o777 == 0o700
     link.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.ray.client import RayClient, UnreachableError
+from paceline.targets.ray.client import RayClient, UnreachableError, is_loopback
 from paceline.targets.ray.settings import read_settings
 from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
 
@@ -57,6 +57,20 @@ def test_a_package_is_uploaded_once(cluster: FakeCluster) -> None:
     ray.upload_package("_ray_pkg_1.zip", b"\0\1")
     assert ray.has_package("_ray_pkg_1.zip")
     assert cluster.packages == {"_ray_pkg_1.zip": b"\0\1"}
+
+
+def test_a_cluster_on_this_machine_is_not_asked_through_a_proxy(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert client(cluster).jobs() == []
+    assert [is_loopback(f"http://{host}:8265") for host in ("[::1]", "localhost", "10.0.0.1", "head")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_cluster_that_is_down_is_unreachable() -> None:

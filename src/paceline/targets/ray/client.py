@@ -8,9 +8,11 @@ wrong one (Ray 2.52 and later).
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import os
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -63,13 +65,23 @@ class RayNode:
     used: Mapping[str, float]
 
 
+def is_loopback(address: str) -> bool:
+    """Whether an http:// or https:// address is this machine's own."""
+    host = urllib.parse.urlsplit(address).hostname or ""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class RayClient:
     """Calls to one cluster. Holds no connection."""
 
     def __init__(self, settings: RaySettings) -> None:
         self._settings = settings
-        # Nothing on the way to a cluster's own dashboard is meant for a proxy that the shell names, unless it says so.
-        self._opener = urllib.request.build_opener(_NoRedirects())
+        # A proxy that the shell names is for the way to other machines: this one it can't reach.
+        own = [urllib.request.ProxyHandler({})] if is_loopback(settings.address) else []
+        self._opener = urllib.request.build_opener(*own, _NoRedirects())
 
     @property
     def address(self) -> str:

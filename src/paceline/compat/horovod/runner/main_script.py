@@ -7,7 +7,7 @@ python .../runner/main_script.py script.py [argument ...]
 import os
 import sys
 
-if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
 from paceline.collectives import store_address, torch_mpi

@@ -11,7 +11,7 @@ import os
 import sys
 
 # Python puts this file's folder there; its modules must not stand in the way of others of the same name.
-if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 sys.path.append(os.path.dirname(_PACKAGE))

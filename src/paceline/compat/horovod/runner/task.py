@@ -7,7 +7,7 @@ the value is a pickle of the result or of the exception.
 import os
 import sys
 
-if sys.path and os.path.samefile(sys.path[0] or ".", os.path.dirname(__file__)):
+if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
 import pickle
