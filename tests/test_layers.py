@@ -13,7 +13,7 @@ import paceline
 SOURCE = Path(paceline.__file__).parent
 
 UP_TO_TARGETS = (
-    "errors secret_values locks gaps processes library job plan runs environments data carried containers launchers"
+    "errors links secret_values locks gaps processes library job plan runs environments data carried containers launchers"
     " targets"
 )
 
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "processes": "",
     "library": "",
     "locks": "",
+    "links": "",
     "torch_private": "errors",
     "gaps": "",
     "sizes": "",
@@ -39,22 +40,22 @@ MAY_IMPORT = {
     "job": "errors gaps secret_values environments.environment data.reference",
     "entry": "errors job",
     "plan": "errors job",
-    "runs": "errors locks gaps processes job plan data.reference containers",
+    "runs": "errors links locks gaps processes job plan data.reference containers",
     "snapshot": "errors runs.files",
     "environments": "errors locks runs.files",
-    "data": "errors locks secret_values runs.files",
+    "data": "errors links locks secret_values runs.files",
     # What of a job's environment and data lies on the submitting machine alone.
-    "carried": "errors locks job runs environments data",
+    "carried": "errors links locks job runs environments data",
     "containers": "errors locks processes job plan",
     # An Open MPI is found where the workers run.
-    "node": "errors processes job plan runs environments data carried containers launchers.mpi",
+    "node": "errors links processes job plan runs environments data carried containers launchers.mpi",
     # On nodes, where nothing else of Paceline may be needed.
-    "agent": "errors gaps processes runs.files runs.folder",
+    "agent": "errors links gaps processes runs.files runs.folder",
     "launchers": "errors plugins processes job plan runs data.reference",
     # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors locks gaps plugins processes library job plan runs agent data carried",
+    "targets": "errors links locks gaps plugins processes library job plan runs agent data carried",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": "errors locks gaps processes library job plan runs launchers targets containers agent.disks"
+    "supervisor": "errors links locks gaps processes library job plan runs launchers targets containers agent.disks"
     " environments.built environments.store data.cache",
     "submit": f"{UP_TO_TARGETS} entry supervisor snapshot",
     "estimator": f"{UP_TO_TARGETS} durations sizes entry supervisor snapshot submit",

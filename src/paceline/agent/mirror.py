@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 from paceline.agent.outgoing import BULK, LIVE, Outgoing
 from paceline.agent.sender import Sender, names_below, stamp_of
 from paceline.gaps import Keeper
+from paceline.links import Entry, entries
 
 #: How often to look for new lines, for files to send, and how long a file must have been left alone.
 LOOK_S, SURVEY_S, QUIET_S = 0.2, 2.0, 2.0
@@ -135,7 +137,7 @@ class Mirror(threading.Thread):
             else:
                 stamp = stamp_of(os.path.join(self.top, name))
                 if stamp is not None and stamp != self._sent.get(name):
-                    self._sender.send(name, LIVE)
+                    self._sender.send(Entry(name, "file", real=name), LIVE)
                     self._sent[name] = stamp
 
     def _take_back(self, now: float) -> None:
@@ -177,25 +179,37 @@ class Mirror(threading.Thread):
 
     def _survey(self) -> Iterator[None]:
         """Send what has been left alone for a while, and say what is gone; a step for each piece."""
-        present = set()
-        for folder in _BULK:
-            for name in names_below(self.top, folder):
-                present.add(name)
-                if len(present) % 500 == 0:
-                    yield  # to new lines of logs, between thousands of files
-                stamp = stamp_of(os.path.join(self.top, name))
-                if stamp is None or stamp == self._sent.get(name):
-                    continue
-                now = time.monotonic()
-                last, since = self._seen.get(name, (None, now))
-                if last != stamp:
-                    self._seen[name] = (stamp, now)
-                elif now - since >= QUIET_S:
-                    if (yield from self._sender.whole(name, BULK)):
-                        self._sent[name] = stamp
-                        self._seen.pop(name, None)
-                    yield
+        present: set[str] = set()
+        for entry in self._entries():
+            name = entry.name
+            if len(present) % 500 == 499:
+                yield  # to new lines of logs, between thousands of files
+            if entry.kind == "left":
+                continue  # it may be on its way: a link to what is still to be written
+            present.add(name)
+            stamp = self._stamp(entry)
+            if stamp is None or stamp == self._sent.get(name):
+                continue
+            now = time.monotonic()
+            last, since = self._seen.get(name, (None, now))
+            if last != stamp:
+                self._seen[name] = (stamp, now)
+            elif now - since >= QUIET_S:
+                if (yield from self._sender.whole(entry, BULK)):
+                    self._sent[name] = stamp
+                    self._seen.pop(name, None)
+                yield
         self._say_gone(present)
+
+    def _entries(self) -> Iterator[Entry]:
+        """The user's files: each at its own name, and what its links stand for."""
+        for folder in _BULK:
+            for entry in entries(self.top, folder):
+                if entry.name != folder or entry.kind == "left":
+                    yield entry
+
+    def _stamp(self, entry: Entry) -> list[int] | None:
+        return stamp_of(os.path.join(self.top, entry.real or entry.name))
 
     def _say_gone(self, present: set[str]) -> None:
         """Old checkpoints are removed by the script that wrote the new ones; then they need not be kept here either."""
@@ -208,19 +222,38 @@ class Mirror(threading.Thread):
     def _send_all(self) -> None:
         """All that is not sent yet, at once: nothing changes any more."""
         self._take_back(math.inf)
-        top = self.top
-        names = [name for folder in _BULK for name in names_below(top, folder)] if self.takes_files else []
+        present: set[str] = set()
+        for entry in self._entries() if self.takes_files else ():
+            if entry.kind == "left":
+                self._sender.put(entry.name, "left", BULK, why=entry.why)
+                continue
+            present.add(entry.name)
+            self._send_unsent(entry)
         for folder in ("attempts", "metrics", "prepared"):
-            names += [name for name in names_below(top, folder) if not _is_passing(name)]
-        for name in names:
-            stamp = stamp_of(os.path.join(top, name))
-            if name.split(os.sep)[0] not in _BULK and name.endswith(_GROW):
-                self._sender.grown(name, "grow", self._grown.setdefault(name, [0, -1]), LIVE)
-            elif stamp is not None and stamp != self._sent.get(name):
-                self._sender.send(name, BULK)
-                self._sent[name] = stamp
+            for name in names_below(self.top, folder):
+                if _is_passing(name):
+                    continue
+                if name.endswith(_GROW):
+                    self._sender.grown(name, "grow", self._grown.setdefault(name, [0, -1]), LIVE)
+                elif kind := _plain_kind(os.path.join(self.top, name)):
+                    self._send_unsent(Entry(name, kind, real=name))
         if self.takes_files:
-            self._say_gone(set(names))
+            self._say_gone(present)
+
+    def _send_unsent(self, entry: Entry) -> None:
+        stamp = self._stamp(entry)
+        if stamp is not None and stamp != self._sent.get(entry.name):
+            self._sender.send(entry, BULK)
+            self._sent[entry.name] = stamp
+
+
+def _plain_kind(path: str) -> str | None:
+    """ "file" or "dir"; None for what is neither, which is nothing of ours."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return None
+    return "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else None
 
 
 def _is_passing(name: str) -> bool:

@@ -6,6 +6,7 @@ Each file goes as frames of a stream `to`: that of the run's mirror, or of one r
            "append"  bytes that were appended at `at`, to be appended to a file that others append to as well
            "part"    a piece of a file; the last has `end`, with size, mode and time; `drop` takes the pieces back
            "link", "dir", "gone"
+           "left"    a name that is left out; `why`: a link that leads out of the run, a pipe (`paceline.links`)
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 from paceline.agent.outgoing import Outgoing
 from paceline.agent.wire import CHUNK_BYTES
 from paceline.gaps import next_data
+from paceline.links import Entry, open_below
 
 _keys = itertools.count(1)
 
@@ -36,7 +38,7 @@ class Sender:
     def grown(self, name: str, how: str, known: list[int], kind: int) -> None:
         """Send what has come to a file. known: [inode, offset] of what was sent so far; brought up to date."""
         try:
-            with open(os.path.join(self.top, name), "rb", buffering=0) as file:
+            with open(open_below(self.top, name), "rb", buffering=0) as file:
                 found = os.fstat(file.fileno())
                 cut = ""
                 if found.st_ino != known[0]:
@@ -59,24 +61,24 @@ class Sender:
         except OSError:
             return  # gone, or not to be read: others of the run's files still are
 
-    def whole(self, name: str, kind: int, *, as_it_is: bool = False) -> Generator[None, None, bool]:
+    def whole(self, entry: Entry, kind: int, *, as_it_is: bool = False) -> Generator[None, None, bool]:
         """Send a file piece by piece, a step for each; the generator's value is whether it was sent.
 
         What has changed while it was read is taken back, unless `as_it_is`.
         """
-        path, key = os.path.join(self.top, name), next(_keys)
-        begun = False
+        name, key, begun = entry.name, next(_keys), False
         try:
-            before = os.lstat(path)
-            if stat.S_ISLNK(before.st_mode):
-                self.put(name, "link", kind, target=os.readlink(path), mtime=before.st_mtime_ns)
+            if entry.kind == "link":
+                found = os.lstat(os.path.join(self.top, name))
+                self.put(name, "link", kind, target=entry.target, mtime=found.st_mtime_ns)
                 return True
-            if stat.S_ISDIR(before.st_mode):
-                self.put(name, "dir", kind, mode=stat.S_IMODE(before.st_mode))
+            if entry.kind == "dir":
+                found = os.stat(os.path.join(self.top, entry.real))
+                self.put(name, "dir", kind, mode=stat.S_IMODE(found.st_mode))
                 return True
-            if not stat.S_ISREG(before.st_mode):
-                return True  # a socket or a pipe is nothing to keep
-            with open(path, "rb", buffering=0) as file:
+            # By a way without links: what was a file when it was found must not lead elsewhere now.
+            with open(open_below(self.top, entry.real), "rb", buffering=0) as file:
+                before = os.fstat(file.fileno())
                 left = before.st_size
                 while left > CHUNK_BYTES and (data := file.read(CHUNK_BYTES)):
                     self.put(name, "part", kind, data, key=key)
@@ -102,14 +104,16 @@ class Sender:
             return True
         except BrokenPipeError:
             raise
-        except OSError:
+        except OSError as error:
             if begun:
                 self.put(name, "part", kind, key=key, drop=True)
+            if as_it_is and os.path.lexists(os.path.join(self.top, name)):
+                self.put(name, "left", kind, why=f"a file that can't be read: {error.strerror or error}")
             return False
 
-    def send(self, name: str, kind: int) -> None:
+    def send(self, entry: Entry, kind: int) -> None:
         """Send a file at one go, as it is."""
-        for _ in self.whole(name, kind, as_it_is=True):
+        for _ in self.whole(entry, kind, as_it_is=True):
             pass
 
 

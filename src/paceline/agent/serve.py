@@ -28,6 +28,7 @@ from paceline.agent.outgoing import BULK, LIVE, Outgoing
 from paceline.agent.rsh import Relay
 from paceline.agent.sender import Sender, names_below, stamp_of
 from paceline.agent.wire import Frames, WireError
+from paceline.links import Entry
 
 #: How long what was killed may take to be gone.
 _GONE_S = 5.0
@@ -281,6 +282,11 @@ class Agent:
         sender = Sender(header["path"], header["id"], self._out)
         with contextlib.suppress(BrokenPipeError):
             for name in names_below(header["path"], ""):
-                if stamp_of(os.path.join(header["path"], name)) != header["have"].get(name):
-                    sender.send(name, BULK)
+                path = os.path.join(header["path"], name)
+                if stamp_of(path) == header["have"].get(name):
+                    continue
+                if os.path.islink(path):
+                    sender.send(Entry(name, "link", target=os.readlink(path)), BULK)
+                elif os.path.isdir(path) or os.path.isfile(path):
+                    sender.send(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), BULK)
             self._out.put({"re": header["id"]}, kind=BULK)

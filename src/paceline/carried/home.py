@@ -136,17 +136,16 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
     Raises:
         DataError, TransferError: it can't be.
     """
-    from paceline.data.upload import upload_folder
+    from paceline.data.upload import upload_output
 
     path, begun = folder.uploads / reference.name, folder.uploads / f".{reference.name}.begun"
     stored = told.setdefault("stored", {})
     if reference.name not in stored:
         _check_cancel(folder)
-        path.mkdir(parents=True, exist_ok=True)  # one without files is nothing that could have come
         _check_whole(folder, reference)
-        uploaded = upload_folder(
+        uploaded = upload_output(
             reference,
-            path,
+            folder.path,
             workspace_dir=folder.path.parent.parent,
             say=lambda text: _say_as_node(folder, text),
             progress=lambda *_: _check_cancel(folder),
@@ -160,7 +159,11 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
 
 def _check_whole(folder: RunFolder, reference: DataReference) -> None:
     top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
-    for path in top.rglob("*"):
+    for path in (folder.uploads, top):
+        if path.is_symlink():
+            path.unlink()  # which nobody has left
+    top.mkdir(parents=True, exist_ok=True)  # an output without files is nothing that could have come
+    for path in list(top.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
             path.unlink()  # half a file, of a look that was killed; a link, which nobody has left
     missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]

@@ -13,22 +13,23 @@ from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 
 
-def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> None:
+def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
     """Note the files of an output folder, by which it is seen at home whether all have come; links become files.
 
-    As when they are stored: names that are no files are left out, and named to `say`.
+    As when they are stored: what is no file of the run's is left out, and named to `say`; these names, each with what it
+    is instead.
 
     Raises:
         DataError: a name that no store takes.
         TransferError: a file can't be read.
     """
-    from paceline.data.upload import files_below
+    from paceline.data.upload import left_out_text, output_files
 
     path = folder.uploads / reference.name
-    files, left_out = files_below(path)
-    for name in left_out:
-        say(f"output {reference.name!r}: {name!r} is no file, and is left out")
     try:
+        files, left_out = output_files(reference, folder.path)
+        for name, why in left_out:
+            say(left_out_text(reference, name, why))
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -39,10 +40,11 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
     folder.left.parent.mkdir(exist_ok=True)
     write_json(folder.left, {**(read_json(folder.left) or {}), reference.name: found})
     say(f"output {reference.name!r}: {len(files)} files, to be stored by the submitting machine")
+    return tuple(left_out)
 
 
 def _has_links(top: Path) -> bool:
-    return any(
+    return top.is_symlink() or any(
         os.path.islink(os.path.join(directory, name))
         for directory, folders, files in os.walk(top)
         for name in (*folders, *files)
@@ -59,10 +61,10 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
             target = beside / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                os.link(os.path.realpath(file), target)
+                os.link(file, target, follow_symlinks=False)
             except OSError:
-                shutil.copyfile(file, target)
-        shutil.rmtree(top)
+                shutil.copyfile(file, target, follow_symlinks=False)
+        top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -24,7 +24,7 @@ from paceline.cli.common import (
 from paceline.cli.needs import data_texts, environment_text
 from paceline.cli.summary import details, summary
 from paceline.data.progress import size_text
-from paceline.runs import notes, removal, states, store
+from paceline.runs import left_out, notes, removal, states, store
 from paceline.runs.files import tree_size
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
@@ -64,6 +64,8 @@ def status(run_id: RunId = None, as_json: Json = False) -> int:
     print(f"{found['run_id']}{name}  {_coloured_state(found['status'])}{took}")
     if found["waiting_for"]:
         print(visible(found["waiting_for"], lines=True))
+    for text in left_out.lines(store.stored(folder)):
+        print(f"Left out: {visible(text)}")
     if found["failure"]:
         print(visible(found["failure"]["message"], lines=True))
     for warning in found["warnings"]:
@@ -164,6 +166,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Tags", _tags_text(found["tags"])),
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
+        ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
         ("Folder", f"{folder.path}, {size_text(found['size_bytes'])}"),
     ]
     print_fields(lines, Status=state_colour(record.status))

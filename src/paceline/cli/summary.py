@@ -34,6 +34,8 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
         "exit_code": record.exit_code,
         "failure": {"cause": record.failure.cause, "message": record.failure.message} if record.failure else None,
         "warnings": list(record.warnings),
+        "left_out": [dict(one) for one in record.left_out],
+        "left_out_count": record.left_out_count,
         "parent_run_id": record.parent_run_id,
         "tags": noted.tags,
         "folder": str(folder.path),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from paceline.cli.common import WARNING_COLOUR, coloured, has_colour, rank_colour, state_colour
-from paceline.runs import states
+from paceline.runs import left_out, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
@@ -90,6 +90,8 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if outputs:
         shown = visible(", ".join(outputs[:5])) + (f" and {len(outputs) - 5} more" if len(outputs) > 5 else "")
         view.say(f"Outputs in {folder.outputs}: {shown}")
+    for text in left_out.lines(record):
+        view.say(f"Left out: {visible(text)}")
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():

@@ -24,6 +24,7 @@ from paceline.data.progress import Meter, Progress, size_text
 from paceline.data.reference import DataReference, Source
 from paceline.data.store_record import StoreRecord
 from paceline.errors import DataError, TransferError
+from paceline.links import entries
 from paceline.runs.files import read_json, write_json
 
 _AT_ONCE = 8
@@ -38,13 +39,14 @@ READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory o
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """What was stored. files, bytes: of this upload. skipped: relative names that were there and stayed as they were."""
+    """What was stored. files, bytes: of this upload. skipped: relative names that were there and stayed as they were.
+    left_out: of a run's output, the names in it that are no files of the run, each with what it is instead."""
 
     name: str
     files: int
     bytes: int
     skipped: tuple[str, ...] = ()
-    note: str = ""
+    left_out: tuple[tuple[str, str], ...] = ()
 
 
 def check_upload(reference: DataReference, workspace_dir: Path) -> None:
@@ -72,18 +74,19 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
                 _remove(store, probe)
 
 
-def upload_folder(
+def upload_output(
     reference: DataReference,
-    folder: Path,
+    run_dir: Path,
     *,
     workspace_dir: Path,
     say: Callable[[str], None] = lambda text: None,
     progress: Progress | None = None,
     begun: Path | None = None,
 ) -> Uploaded:
-    """Store all files below `folder` where the reference says.
+    """Store all files of a run's output, which lie below `<run_dir>/uploads/<name>`, where the reference says.
 
-    Links to files are followed; pipes, sockets and links that lead nowhere are left out, and named to `say`.
+    A link to another of the run's files or folders is stored as what it leads to. All other links, and pipes, sockets and
+    the like, are left out: named to `say`, and in the result.
     begun: a file that is made once the first file may be stored. Where it is there, the same upload was killed: files that
         are there already, with the same content, are its own. It stays; for stores that are folders.
 
@@ -92,29 +95,55 @@ def upload_folder(
         TransferError: the store can't be written.
     """
     record, path = _target(reference, workspace_dir)
-    files, left_out = files_below(folder)
-    for name in left_out:
-        say(f"output {reference.name!r}: {name!r} is no file, and is left out")
+    files, left_out = output_files(reference, run_dir)
+    for name, why in left_out:
+        say(left_out_text(reference, name, why))
     size = sum(file.stat().st_size for _, file in files)
     with Store(record) as store:
         own = set() if begun is None else _stored_before(store, path, files, begun)
         if not reference.overwrite and (both := (_existing(store, path) & {name for name, _ in files}) - own):
             raise DataError(
                 f"output {reference.name!r}: {len(both)} files are there already at {path or '/'!r} in {store.title}, such as "
-                f"{min(both)!r}; they were not replaced. The output lies in {str(folder)!r}; {_OVERWRITE}"
+                f"{min(both)!r}; they were not replaced. The output lies in {str(run_dir / 'uploads' / reference.name)!r}; "
+                f"{_OVERWRITE}"
             )
         if begun is not None:
             write_json(begun, {"mark": _MARK}, sync=True)
-        put_files(store, path, [(name, file) for name, file in files if name not in own], progress)
+        left = [(name, file) for name, file in files if name not in own]
+        put_files(store, path, left, progress, are_plain=True)
     say(
         f"output {reference.name!r}: {len(files)} files, {size_text(size)}, stored at {path or '/'!r} in {record.title}"
     )
-    note = f"{len(left_out)} names that are no files were left out" if left_out else ""
-    return Uploaded(name=reference.name, files=len(files), bytes=size, note=note)
+    return Uploaded(name=reference.name, files=len(files), bytes=size, left_out=tuple(left_out))
+
+
+def output_files(reference: DataReference, run_dir: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
+    """((relative name, where it lies, by a way without links) of every file of a run's output, (name, what it is) of what
+    is left out), both sorted.
+
+    Raises:
+        DataError: a name that is no text.
+    """
+    start, top = f"uploads/{reference.name}", Path(os.path.realpath(run_dir))
+    files, left_out = [], []
+    for entry in entries(os.fspath(run_dir), start, follow=True):
+        name = entry.name[len(start) + 1 :] or "."
+        _check_text(name)
+        if entry.kind == "file":
+            files.append((name, top / entry.real))
+        elif entry.kind == "left":
+            left_out.append((name, entry.why))
+    return sorted(files), sorted(left_out)
+
+
+def left_out_text(reference: DataReference, name: str, why: str) -> str:
+    """One line on a name in an output that is not stored."""
+    return f"output {reference.name!r}: {name!r} is {why}, and is left out"
 
 
 def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
-    """((relative name, file) of every file, names that are no files), both sorted. Linked folders are followed.
+    """((relative name, file) of every file, names that are no files) of a folder of the user's, both sorted. Links are
+    followed.
 
     Raises:
         DataError: no folder, or a name that is no text.
@@ -149,8 +178,17 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
     return sorted(files), sorted(others)
 
 
-def put_files(store: Store, path: str, files: Sequence[tuple[str, Path]], progress: Progress | None = None) -> int:
+def put_files(
+    store: Store,
+    path: str,
+    files: Sequence[tuple[str, Path]],
+    progress: Progress | None = None,
+    *,
+    are_plain: bool = False,
+) -> int:
     """Store (relative name, file) below a path; how many bytes. A file appears in the store when it is whole.
+
+    are_plain: no link is on the way to any of them; one that has come there since is not followed.
 
     Raises:
         DataError: the store can only be read.
@@ -169,6 +207,8 @@ def put_files(store: Store, path: str, files: Sequence[tuple[str, Path]], progre
         name, file = item
         if not stop.is_set():
             try:
+                if are_plain and os.path.realpath(file) != os.fspath(file):
+                    raise TransferError(f"{name!r} was a file of the run, and is a link now; it was not stored.")
                 _put_again(store, file, f"{base}/{name}" if base else name, stop)
             except BaseException:
                 stop.set()

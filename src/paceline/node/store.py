@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable
 from typing import Any
@@ -30,23 +31,27 @@ def check_outputs(references: Iterable[DataReference], came: Arrived) -> dict[st
 
 def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]:
     """Upload each output folder; what is stored goes from the run's folder, what could not be stays there, and so does what
-    goes to a folder of the submitting machine.
+    goes to a folder of the submitting machine. The result names what of them is no file of the run's, and was left out.
 
     Raises:
         TransferError, DataError: a file could not be stored.
     """
-    from paceline.data.upload import upload_folder
+    from paceline.data.upload import upload_output
 
-    stored, came = [], as_here(folder)
+    stored, left_out, came = [], [], as_here(folder)
     for reference in job.inputs:
         path = folder.uploads / reference.name
-        if not reference.is_output or not path.is_dir():
+        if not reference.is_output or not os.path.lexists(path):
             continue
         if came.goes_home(reference):
-            leave(reference, folder, say)
+            left = leave(reference, folder, say)
             stored.append(reference.to_json())
-            continue
-        uploaded = upload_folder(reference, path, workspace_dir=came.stores_dir, say=say, progress=Bar(reference.name))
-        stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
-        shutil.rmtree(path)
-    return {"outputs": stored}
+        else:
+            uploaded = upload_output(
+                reference, folder.path, workspace_dir=came.stores_dir, say=say, progress=Bar(reference.name)
+            )
+            left = uploaded.left_out
+            stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
+            path.unlink() if path.is_symlink() else shutil.rmtree(path)
+        left_out += [{"name": f"uploads/{reference.name}/{name}".removesuffix("/."), "why": why} for name, why in left]
+    return {"outputs": stored, "left_out": left_out}

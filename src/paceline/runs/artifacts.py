@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-import filecmp
+import contextlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from paceline.errors import RunNotFoundError, RunStateError, UserError
+from paceline import links
+from paceline.errors import FileNameError, RunNotFoundError, RunStateError, UserError
 from paceline.runs.files import copy_whole
 from paceline.runs.folder import RunFolder, check_file_name
 
+#: Where files may be put, by links in these folders too.
+_WRITTEN = (*links.KEPT, "logs")
+_CHUNK_BYTES = 1 << 20
+
 
 def names(folder: RunFolder) -> list[str]:
-    """The names of all files, sorted, with forward slashes: `outputs/model.pt`, `logs/rank_0.log`, `plot.png`."""
-    found = [f"{top.name}/{name}" for top in (folder.outputs, folder.logs) for name in _below(top)]
-    return sorted(found + list(_below(folder.artifacts)))
+    """The names of all files, sorted, with forward slashes: `outputs/model.pt`, `logs/rank_0.log`, `plot.png`.
+
+    Behind a link to another of the run's files or folders lies what it leads to; a link that leads out of the run, or
+    nowhere, is no file of the run's.
+    """
+    return [name for name, _ in files(folder)]
+
+
+def files(folder: RunFolder) -> list[tuple[str, Path]]:
+    """(name, where it lies, by a way without links) of each file, sorted by name."""
+    return sorted((_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file")
+
+
+def left_out(folder: RunFolder) -> list[str]:
+    """The names among them, sorted, of what is no file of the run's: a pipe, a link that leads nowhere or out of the run."""
+    return sorted(_name(folder, entry) for entry in _entries(folder) if entry.kind == "left")
 
 
 def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]) -> str:
@@ -26,43 +45,46 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     A file that is already the one of this name, or equal to it, is left as it is.
 
     Raises:
-        FileNameError: the name leaves the run's folder.
+        FileNameError: the name leaves the run's folder, or a link on the way does.
         RunStateError: another file has this name.
         UserError: `source` is no file.
     """
     plain = check_file_name(name)
-    target = folder.file(plain)
     if isinstance(source, (str, os.PathLike)) and not os.path.isfile(source):
         raise UserError(
             f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".upload-{secrets.token_hex(8)}")
+    where = _place(folder, plain)
+    if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
+        return plain
+    parent, _, last = where.rpartition("/")
+    at, beside = _open_folder(folder, plain, parent), f".upload-{secrets.token_hex(8)}"
     try:
-        if isinstance(source, (str, os.PathLike)):
-            if target.exists() and os.path.samefile(source, target):
-                return plain
-            shutil.copyfile(source, beside)
-        else:
-            with open(beside, "wb") as file:
+        with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
+            if isinstance(source, (str, os.PathLike)):
+                with open(source, "rb") as opened:
+                    shutil.copyfileobj(opened, file)
+            else:
                 shutil.copyfileobj(source, file)
         try:
             # A link, not a rename: of two ranks that upload the same name at once, one is told.
-            os.link(beside, target)
+            os.link(beside, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
         except FileExistsError:
-            if not filecmp.cmp(beside, target, shallow=False):
+            if not _is_equal(folder, where, at, beside):
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(beside, dir_fd=at)
+        os.close(at)
     return plain
 
 
 def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> list[str]:
-    """Copy every file below the folder `source` to `name/...`; their names.
+    """Copy every file below the folder `source` to `name/...`; their names. Links are followed.
 
-    Raises: as `put`; UserError where `source` is no folder.
+    Raises: as `put`; UserError where `source` is no folder, or has a link that leads nowhere, a pipe or the like in it.
     """
     top = check_file_name(name)
     if not os.path.isdir(source):
@@ -76,25 +98,86 @@ def get(folder: RunFolder, name: str, target: str | os.PathLike[str] | None = No
     target: a path, or an existing folder or a path that ends in a slash; None for the file's own name in the working directory.
 
     Raises:
-        RunNotFoundError: the run has no such file.
+        RunNotFoundError: the run has no such file; nor has it what a link in it leads to elsewhere.
     """
     plain = check_file_name(name)
-    source = folder.file(plain)
-    if not source.is_file():
+    found = links.find(os.fspath(folder.path), _place(folder, plain))
+    if found is not None and found.kind == "left":
+        raise RunNotFoundError(
+            f"run {folder.run_id} has no file {plain!r}: that is {found.why}, and no file of the run's."
+        )
+    if found is None or found.kind != "file":
         there = ", ".join(names(folder)[:10]) or "none"
         raise RunNotFoundError(f"run {folder.run_id} has no file {plain!r}. Its files: {there}.")
-    path = Path(os.fspath(target)) if target is not None else Path(source.name)
+    last = plain.rpartition("/")[2]
+    path = Path(os.fspath(target)) if target is not None else Path(last)
     if path.is_dir() or (target is not None and os.fspath(target).endswith("/")):
-        path = path / source.name
-    copy_whole(source, path)
+        path = path / last
+    copy_whole(folder.path / found.real, path, top=folder.path)
     return str(path)
 
 
+def _place(folder: RunFolder, plain: str) -> str:
+    return folder.file(plain).relative_to(folder.path).as_posix()
+
+
+def _entries(folder: RunFolder) -> Iterator[links.Entry]:
+    for top in (folder.outputs, folder.logs, folder.artifacts):
+        yield from links.entries(os.fspath(folder.path), top.name, follow=True)
+
+
+def _name(folder: RunFolder, entry: links.Entry) -> str:
+    return entry.name.removeprefix(f"{folder.artifacts.name}/")
+
+
+def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
+    """Open a folder to write in, made where there is none."""
+    top = os.path.realpath(folder.path)
+    place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
+    if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
+        raise FileNameError(
+            f"file name {plain!r} lies behind a link, which leads out of the run's files, to "
+            f"{os.path.normpath(os.path.join(top, place))!r}. Give a name without that link."
+        )
+    os.makedirs(os.path.join(top, place), exist_ok=True)
+    return links.open_folder_below(top, place)
+
+
+def _is_same(folder: RunFolder, where: str, source: str | os.PathLike[str]) -> bool:
+    found = links.find(os.fspath(folder.path), where)
+    return found is not None and found.kind == "file" and os.path.samefile(source, folder.path / found.real)
+
+
+def _is_equal(folder: RunFolder, where: str, at: int, beside: str) -> bool:
+    found = links.find(os.fspath(folder.path), where)
+    if found is None or found.kind != "file":
+        return False
+    with (
+        open(links.open_below(os.fspath(folder.path), found.real), "rb") as one,
+        open(os.open(beside, os.O_RDONLY | os.O_CLOEXEC, dir_fd=at), "rb") as other,
+    ):
+        while True:
+            mine, theirs = one.read(_CHUNK_BYTES), other.read(_CHUNK_BYTES)
+            if mine != theirs or not mine:
+                return mine == theirs
+
+
 def _below(top: Path) -> list[str]:
-    found = []
-    for directory, _, files in os.walk(top):
-        relative = os.path.relpath(directory, top)
-        for name in files:
-            path = name if relative == "." else f"{relative}/{name}"
-            found.append(path.replace(os.sep, "/"))
+    """The names of all files below a folder of the user's, links followed."""
+    found: list[str] = []
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
+    while waiting:
+        inside, above = waiting.pop()
+        for name in os.listdir(top / inside):
+            part = f"{inside}/{name}" if inside else name
+            if os.path.isdir(top / part):
+                if (real := os.path.realpath(top / part)) not in above:
+                    waiting.append((part, (*above, real)))
+            elif os.path.isfile(top / part):
+                found.append(part)
+            else:
+                raise UserError(
+                    f"{os.fspath(top / part)!r} is no file: a link that leads nowhere, a pipe or the like. Nothing was "
+                    "uploaded. Remove it, or upload the files one by one."
+                )
     return sorted(found)

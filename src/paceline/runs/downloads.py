@@ -23,19 +23,20 @@ _NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class RunFile:
-    """A file of a run. name: as `get_file_names` has it. path: where it lies."""
+    """A file of a run. name: as `get_file_names` has it. path: where it lies, by a way without links. top: the run's folder."""
 
     name: str
     path: Path
     size_bytes: int
+    top: Path
 
 
 def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
     """The run's files that match one of the patterns, sorted by name; all of them without a pattern.
 
     A pattern is a name, the name of a folder, for all below it, or has `*`, `?` or `[...]`, which match `/` as well. One
-    without a `/` is compared with the last part of names, too: `*.pt` is any such file. What is no regular file (a pipe, a
-    link that leads nowhere) is left out.
+    without a `/` is compared with the last part of names, too: `*.pt` is any such file. What is no file of the run's (a
+    pipe, a link that leads nowhere or out of the run) is left out.
 
     Raises:
         RunNotFoundError: a pattern that no file matches.
@@ -57,8 +58,8 @@ def files(folder: RunFolder, patterns: Sequence[str] = ()) -> list[RunFile]:
 
 
 def left_out(folder: RunFolder) -> list[str]:
-    """The names below the run's folders that are no regular files, which `files` leaves out."""
-    return sorted({*artifacts.names(folder)} - {file.name for file in _files(folder)})
+    """The names below the run's folders that are no files of the run's, which `files` leaves out."""
+    return artifacts.left_out(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def download(
     copied, gone = [], []
     for file in wanted:
         try:
-            copy_whole(file.path, target / file.name, came)
+            copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
             if file.path.exists():
@@ -109,12 +110,9 @@ def download(
 
 
 def _files(folder: RunFolder) -> Iterator[RunFile]:
-    for name in artifacts.names(folder):
-        path = folder.file(name)
+    for name, path in artifacts.files(folder):
         with contextlib.suppress(OSError):
-            found = os.stat(path)
-            if stat.S_ISREG(found.st_mode):
-                yield RunFile(name=name, path=path, size_bytes=found.st_size)
+            yield RunFile(name=name, path=path, size_bytes=os.lstat(path).st_size, top=folder.path)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -2,6 +2,7 @@
 
     engine.json     {"engine": "slurm", "job_id": "123"}: written by the submitting program, before and after it has
                     given the job to the engine
+                    with "mirrored": true where the job sees another folder than this one, which is then a copy
     run.json        written by the supervisor, once the engine has started the job
     gone            since when the engine knows the job no longer, while the record is not final
 
@@ -20,7 +21,7 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from paceline import locks
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import states, store, work_dir
 from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
 from paceline.runs.files import read_json
@@ -81,6 +82,26 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
     if found.state == RUNNING:
         return store.shown(folder, record)
     return _gone(folder, record, found)
+
+
+def refresh(folder: RunFolder) -> None:
+    """Bring here what the run has logged and written since somebody last asked, where its folder here is a copy of one that
+    this machine does not see. Before that is read, by people or their programs.
+
+    As quick as `read`: targets ask no more than about once a second. What can't be brought now stays as old as it is:
+    `status` says why.
+    """
+    if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
+        return
+    with contextlib.suppress(RunNotFoundError, OSError):
+        record = store.stored(folder)
+        if not record.is_terminal:  # else all is here: the end comes last
+            read(folder, record)
+
+
+def is_copy(folder: RunFolder) -> bool:
+    """Whether the run's folder here is a copy of one elsewhere, which is brought up to date by who reads the run."""
+    return bool(engine(folder).get("mirrored"))
 
 
 def cancel(folder: RunFolder) -> None:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from paceline.links import open_below
+
 #: Of files that are nobody else's business.
 PRIVATE = 0o600
 
@@ -44,9 +46,15 @@ def write_json(path: Path, value: Any, *, sync: bool = False, mode: int = 0o666)
     write_whole(path, json.dumps(value) + "\n", sync=sync, mode=mode)
 
 
-def copy_whole(source: Path, target: Path, came: Callable[[int, int], None] | None = None) -> None:
-    """Copy a file with its times and permissions; `target` has it whole, or is as it was."""
-    with open(source, "rb") as original:
+def copy_whole(
+    source: Path, target: Path, came: Callable[[int, int], None] | None = None, *, top: Path | None = None
+) -> None:
+    """Copy a file with its times and permissions; `target` has it whole, or is as it was.
+
+    top: a folder above the source, whose owner need not be trusted: no link below it is followed.
+    """
+    fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
+    with open(source if fd is None else fd, "rb") as original:
         target.parent.mkdir(parents=True, exist_ok=True)
         beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
         try:

@@ -201,6 +201,11 @@ class RunFolder:
         return self.path / "uploads"
 
     @property
+    def left_out(self) -> Path:
+        """What nodes elsewhere have not sent of the run's files, and why: one JSON line for each name."""
+        return self.path / "left_out.jsonl"
+
+    @property
     def environment(self) -> Path:
         """What the script's environment was made of, with the exact versions, where one was built."""
         return self.path / "environment.json"

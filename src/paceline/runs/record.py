@@ -54,6 +54,8 @@ class RunRecord:
     exit_code: what `paceline run` exits with; None until the end.
     warnings: sentences on what is no failure, and may not be what was meant: workers that each trained alone, a disk that
         fills up.
+    left_out: {"name": ..., "why": ...} of names in the run's folders of files that are no files of the run's, such as a
+        link that leads out of it, and are not stored or brought back; 100 at most. left_out_count: how many there are.
     """
 
     run_id: str
@@ -78,6 +80,8 @@ class RunRecord:
     failure: FailureReport | None = None
     canceled_by: str | None = None
     warnings: tuple[str, ...] = ()
+    left_out: tuple[Mapping[str, str], ...] = ()
+    left_out_count: int = 0
 
     @property
     def is_terminal(self) -> bool:
@@ -99,6 +103,7 @@ class RunRecord:
             "owner": dict(self.owner),
             "job": self.job.to_json() if self.job else None,
             "attempts": [attempt.to_json() for attempt in self.attempts],
+            "left_out": [dict(one) for one in self.left_out],
             "failure": self.failure.to_json() if self.failure else None,
             "warnings": list(self.warnings),
         }
@@ -110,6 +115,7 @@ class RunRecord:
         values["job"] = Job.from_json(data["job"]) if data.get("job") else None
         values["attempts"] = tuple(Attempt.from_json(a) for a in data.get("attempts") or ())
         values["warnings"] = tuple(data.get("warnings") or ())
+        values["left_out"] = tuple(data.get("left_out") or ())
         values["failure"] = FailureReport.from_json(data["failure"]) if data.get("failure") else None
         return cls(**values)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.errors import RunFailedError, RunStateError, UserError
-from paceline.runs import artifacts, interactive, metrics, notes, removal, series, states, store
+from paceline.runs import artifacts, elsewhere, interactive, metrics, notes, removal, series, states, store
 from paceline.runs.context import WorkerContext
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
@@ -207,6 +208,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         }
 
     def _data(self, kind: str) -> builtins.list[dict[str, Any]]:
+        elsewhere.refresh(self._folder)
         found: builtins.list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
         return found
 
@@ -270,7 +272,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """Copy the logs into a folder (default `./<run id>`); the paths written."""
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
-        return [self.download_file(name, top / name) for name in names]
+        return [artifacts.get(self._folder, name, top / name) for name in names]
 
     def get_portal_url(self) -> str:
         """Where to look at the run: its folder, as a URL."""
@@ -305,7 +307,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         name: this metric alone. recursive: run id -> metrics, for this run and its children.
         rank: what this rank logged. by_rank: rank -> metrics.
+        Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
         """
+        elsewhere.refresh(self._folder)
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
             return {run.id: run.get_metrics(name, rank=rank, by_rank=by_rank) for run in runs}
@@ -318,6 +322,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         rank: what this rank logged. See `paceline.runs.series.MetricSeries`; one of a metric that was not logged is empty.
         """
+        elsewhere.refresh(self._folder)
         found = series.read(self._folder.metrics, name=name, rank=rank)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 
@@ -334,9 +339,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if path is not None:
             artifacts.put(self._folder, file_name, path)
         else:
-            target = self._folder.file(file_name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            plot.savefig(target, format="png")
+            with tempfile.TemporaryDirectory(prefix="paceline-") as made:
+                drawn = Path(made, "plot.png")
+                plot.savefig(drawn, format="png")
+                artifacts.put(self._folder, file_name, drawn)
         self._write_other("image", name, file_name)
 
     def _log(self) -> MetricLog:

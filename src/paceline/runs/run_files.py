@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import artifacts
+from paceline.runs import artifacts, elsewhere
 from paceline.runs.folder import RunFolder
 
 
@@ -22,10 +22,11 @@ class HasFiles(ABC):
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
         """Copy a file, or the rest of an open binary stream, into the run under `name`; the name in its plain form.
 
-        Uploading the same bytes under the same name again is harmless.
+        Uploading the same bytes under the same name again is harmless. Names below `outputs/` and `logs/` are files in
+        these folders; all others are kept apart from the run's own files, so that `run.json` is a name like any other.
 
         Raises:
-            FileNameError: the name leaves the run's folder.
+            FileNameError: the name leaves the run's folder, or lies behind a link that does.
             RunStateError: another file has this name.
             UserError: there is no such file.
         """
@@ -48,7 +49,13 @@ class HasFiles(ABC):
         return artifacts.put_folder(self.folder, name, path)
 
     def get_file_names(self) -> list[str]:
-        """The names of the run's files, sorted: outputs, logs and what was uploaded."""
+        """The names of the run's files, sorted: outputs, logs and what was uploaded.
+
+        Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
+        Below a link to another of the run's folders are the files of that; what a link leads to elsewhere is no file of
+        the run's.
+        """
+        elsewhere.refresh(self.folder)
         return artifacts.names(self.folder)
 
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
@@ -57,6 +64,7 @@ class HasFiles(ABC):
         Raises:
             RunNotFoundError: the run has no such file; those it has are named.
         """
+        elsewhere.refresh(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
 
     def download_files(
@@ -84,4 +92,6 @@ class HasFiles(ABC):
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")
         top = os.fspath(output_directory) if output_directory is not None else "."
-        return [self.download_file(name, os.path.join(top, path)) for name, path in zip(names, paths, strict=True)]
+        return [
+            artifacts.get(self.folder, name, os.path.join(top, path)) for name, path in zip(names, paths, strict=True)
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from paceline.runs import notes
+from paceline.runs import elsewhere, notes
 from paceline.runs.folder import RunFolder
 
 
@@ -16,19 +16,23 @@ class HasNotes(ABC):
     @abstractmethod
     def folder(self) -> RunFolder: ...
 
+    def _notes(self) -> notes.Notes:
+        elsewhere.refresh(self.folder)
+        return notes.read(self.folder.notes)
+
     @property
     def tags(self) -> dict[str, str | None]:
         """Tag -> value; None for a bare tag."""
-        return notes.read(self.folder.notes).tags
+        return self._notes().tags
 
     @property
     def properties(self) -> dict[str, str]:
-        return notes.read(self.folder.notes).properties
+        return self._notes().properties
 
     @property
     def display_name(self) -> str:
         """The name that lists show; the run's id unless it was set."""
-        return notes.read(self.folder.notes).display_name or self.folder.run_id
+        return self._notes().display_name or self.folder.run_id
 
     @display_name.setter
     def display_name(self, name: str) -> None:
@@ -36,7 +40,7 @@ class HasNotes(ABC):
 
     @property
     def description(self) -> str | None:
-        return notes.read(self.folder.notes).description
+        return self._notes().description
 
     @description.setter
     def description(self, text: str) -> None:

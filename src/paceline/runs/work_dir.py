@@ -38,7 +38,9 @@ def clean(folder: RunFolder) -> None:
     if not work.is_dir():
         return
     with contextlib.suppress(OSError):
-        _rescue_outputs(folder)
+        rescue_outputs(folder)
+        if (folder.work / "outputs").is_symlink():
+            (folder.work / "outputs").unlink()
         source = folder.snapshot.resolve(strict=True)
         for directory, folders, files in os.walk(work, topdown=False):
             original = source / os.path.relpath(directory, work)
@@ -50,16 +52,20 @@ def clean(folder: RunFolder) -> None:
                 os.rmdir(directory)  # only if empty
 
 
-def _rescue_outputs(folder: RunFolder) -> None:
-    """Drop the link to the outputs; files of a script that put a folder of its own in its place go where they belong."""
+def rescue_outputs(folder: RunFolder) -> None:
+    """Move files of a script that put a folder of its own in the place of the link to the outputs to where they belong.
+
+    Raises:
+        OSError: no space, or no right to.
+    """
     outputs = folder.work / "outputs"
     if outputs.is_symlink():
-        outputs.unlink()
         return
-    for directory, _, files in os.walk(outputs):
-        for name in files:
+    for directory, folders, files in os.walk(outputs):
+        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
+        for name in (*files, *links):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
-            if not target.exists():
+            if not os.path.lexists(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
 

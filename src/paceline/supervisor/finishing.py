@@ -11,7 +11,7 @@ import traceback
 from typing import Any
 
 from paceline import processes
-from paceline.runs import elsewhere, states, work_dir
+from paceline.runs import elsewhere, left_out, states, work_dir
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -51,7 +51,12 @@ def finish(run: Supervision, outcome: Outcome) -> None:
 
 
 def _write_end(run: Supervision, outcome: Outcome, ended_utc: str) -> None:
-    changes: dict[str, Any] = {"ended_utc": ended_utc, "scratch_dir": None}
+    changes: dict[str, Any] = {
+        "ended_utc": ended_utc,
+        "scratch_dir": None,
+        "left_out": tuple(run.left_out[: left_out.LIMIT]),
+        "left_out_count": len(run.left_out),
+    }
     if outcome.stopped == "interrupted":
         # A preemption, or somebody's cancel: the engine knows, and readers ask it. It may start the job again.
         say("the engine has asked for the end of its job; the workers were ended")

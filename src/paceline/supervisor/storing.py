@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shlex
+from collections.abc import Iterable, Mapping
 
 from paceline.errors import PacelineError, TargetError
 from paceline.library import library_dir
-from paceline.runs import notes, states
+from paceline.runs import left_out, notes, states, work_dir
 from paceline.runs.failure import FailureReport
 from paceline.runs.files import read_json, write_json
 from paceline.supervisor.attempt import Outcome
@@ -18,6 +20,8 @@ from paceline.supervisor.supervision import Supervision
 
 #: The property of a run whose files could not all be had, in words: which, and where they still are.
 NOT_FETCHED = "not_fetched"
+#: So many names of an output that is not complete are in the failure's message.
+_NAMED = 5
 
 
 def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
@@ -40,6 +44,29 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
         if outcome.stopped is None:
             return dataclasses.replace(outcome, failure=FailureReport(cause="data", message=text))
     return outcome
+
+
+def settle_links(run: Supervision, outcome: Outcome) -> None:
+    """Set right the links that the workers have left, and see which names are no files of the run's; they are named in the
+    driver's log and kept for the record. Not where another attempt goes on with them."""
+    if outcome.stopped == "interrupted" or not run.record.attempts:
+        return
+    try:
+        work_dir.rescue_outputs(run.folder)
+        left_out.settle(run.folder)
+    except OSError as error:
+        say(f"a link to a file that does not outlive the run could not be replaced by it: {error}")
+    note_left_out(run, left_out.find(run.folder))
+
+
+def note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
+    known = {one["name"] for one in run.left_out}
+    new = [dict(one) for one in found if one["name"] not in known]
+    for one in new[: left_out.LIMIT]:
+        say(f"left out: {left_out.text(one)}")
+    if len(new) > left_out.LIMIT:
+        say(f"left out: {len(new) - left_out.LIMIT} names more")
+    run.left_out += new
 
 
 def from_here(run: Supervision, verb: str) -> Done:
@@ -67,8 +94,10 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
             "store", [0], folder=run.folder, nodes=run.nodes, seen=run.seen, wake=run.wake, stop=run.cancel_reason
         )
     if done.results:
+        stored = dict(done.results[0])
+        note_left_out(run, stored.pop("left_out", ()))
         told = read_json(run.folder.data) or {}
-        write_json(run.folder.data, told | done.results[0])
+        write_json(run.folder.data, told | stored)
     if done.stopped:
         say(f"canceled while outputs were being stored; what is left of them is in {run.folder.uploads}")
     if done.stopped and outcome.failure is None:
@@ -78,4 +107,29 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
         say(message)
         failure = dataclasses.replace(done.failure, message=message)
         return outcome if outcome.failure or outcome.stopped else dataclasses.replace(outcome, failure=failure)
+    if outcome.failure is None and outcome.stopped is None and (incomplete := _incomplete(run)):
+        return dataclasses.replace(outcome, failure=incomplete)
     return outcome
+
+
+def _incomplete(run: Supervision) -> FailureReport | None:
+    """Why the run has failed after all: an output of its job lacks something that the script has left in it."""
+    missing: dict[str, list[str]] = {}
+    for one in run.left_out:
+        top, _, name = one["name"].partition("/")
+        if top == run.folder.uploads.name:
+            output, _, inner = name.partition("/")
+            missing.setdefault(output, []).append(left_out.text({**one, "name": inner or "."}))
+    if not missing:
+        return None
+    texts = []
+    for output, found in missing.items():
+        more = f", and {len(found) - _NAMED} names more" if len(found) > _NAMED else ""
+        texts.append(f"Output {output!r} is not complete: {'; '.join(found[:_NAMED])}{more}.")
+    return FailureReport(
+        cause="data",
+        message=f"{' '.join(texts)} All else of it is stored. Have the script put a copy in the place of such a link, remove "
+        "what is no file, and submit again.",
+        attempt=len(run.record.attempts) or None,
+        see=shlex.join(["paceline", "show", run.record.run_id]),
+    )

@@ -8,7 +8,7 @@ from paceline.runs.folder import RunFolder
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.attempts import attempts
 from paceline.supervisor.finishing import fail_internally, finish
-from paceline.supervisor.storing import with_outputs_stored
+from paceline.supervisor.storing import settle_links, with_outputs_stored
 from paceline.supervisor.supervision import Supervision
 from paceline.targets import target_of_run
 
@@ -17,7 +17,9 @@ def supervise(folder: RunFolder) -> None:
     """See the run of this folder to its end. The caller holds the run's lock. Never raises once the record can be read."""
     run = Supervision(folder)
     try:
-        finish(run, with_outputs_stored(run, _attempts(run)))
+        outcome = _attempts(run)
+        settle_links(run, outcome)
+        finish(run, with_outputs_stored(run, outcome))
     except BaseException as error:
         fail_internally(run, error)
 

@@ -26,6 +26,7 @@ class Supervision:
 
     target: None until it has been found. nodes, seen, prepared: what the run holds at the moment.
     held: what is kept for it until it ends: an environment, the views of its data.
+    left_out: {"name": ..., "why": ...} of what is no file of the run's, once its workers have ended.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -41,6 +42,7 @@ class Supervision:
         self.seen: Seen | None = None
         self.prepared: tuple[Prepared, ...] = ()
         self.held = contextlib.ExitStack()
+        self.left_out: list[dict[str, str]] = []
         self._deadline: float | None = None
 
     # --- the record

@@ -27,7 +27,7 @@ class Copies:
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
         self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
-        self._inbox = Inbox(folder.path)
+        self._inbox = Inbox(folder.path, of_run=True)
         self._inbox.close()  # what a killed supervisor has left
         self._groups: dict[int, int] = {}
         #: groups in which something has run since their files were last brought home

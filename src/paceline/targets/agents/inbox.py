@@ -12,19 +12,26 @@ from typing import IO, Any
 
 from paceline import gaps
 from paceline.agent.sender import stamp_of
+from paceline.links import target_in
+from paceline.runs.files import append_line
+from paceline.runs.folder import RunFolder
 
 #: Files on their way, in the folder that they come to: on the same file system, and found by whoever cleans up.
 INCOMING = ".incoming"
+#: Folders of a run that its nodes write in.
+MIRRORED = ("attempts", "metrics", "prepared", "checkpoints", "outputs", "artifacts", "uploads")
 
 
 class Inbox:
     """The folder that files of one or several nodes come to. Thread-safe.
 
     Where two nodes have files of one name, the later one stays; of two that are equally old, that of the lower rank.
+    of_run: the folder is a run's. Then nothing but what nodes write in it is taken, and what they leave out is noted.
+    A node says what it likes: no name and no link of its leads out of the folder.
     """
 
-    def __init__(self, top: Path) -> None:
-        self.top = top
+    def __init__(self, top: Path, *, of_run: bool = False) -> None:
+        self.top, self._of_run = top, of_run
         self._real = os.path.realpath(top)
         self._lock = threading.Lock()
         self._parts: dict[tuple[int, int], tuple[str, IO[bytes]]] = {}
@@ -33,6 +40,7 @@ class Inbox:
         #: (group, name, inode) -> bytes of it that were appended here
         self._appended: dict[tuple[int, str, int], int] = {}
         self._known: dict[tuple[int, str], int] = {}
+        self._left: set[tuple[str, str]] = set()
 
     def have(self, folders: tuple[str, ...]) -> dict[str, list[int]]:
         """What is here below these folders: name -> [size, time of change]."""
@@ -62,10 +70,9 @@ class Inbox:
             elif how == "part":
                 self._part(path, header, data, rank)
             elif how == "link":
-                if self._is_later(header, path, rank):
-                    beside = self._incoming(f"{rank}-link")
-                    os.symlink(header["target"], beside)
-                    os.replace(beside, path)
+                self._link(path, header, rank)
+            elif how == "left":
+                self._note_left(header)
             elif how == "dir":
                 os.makedirs(path, exist_ok=True)
                 self._origin[header["file"]] = rank
@@ -85,18 +92,36 @@ class Inbox:
 
     def _path(self, name: str) -> str:
         path = os.path.normpath(os.path.join(self.top, name))
+        if self._of_run and not _is_written_there(name):
+            raise PermissionError(1, "is no name that nodes give", name)
         parent = os.path.realpath(os.path.dirname(path))
         if os.path.commonpath([parent, self._real]) != self._real or path == str(self.top):
             raise PermissionError(1, "leaves the run's folder", name)
         os.makedirs(parent, exist_ok=True)
         return os.path.join(parent, os.path.basename(path))
 
+    def _link(self, path: str, header: dict[str, Any], rank: int) -> None:
+        # Where it will lie, which may be behind a link to another folder of the run.
+        name = os.path.relpath(path, self._real)
+        target = target_in(name, header["target"], self._of_run)
+        if target is None:
+            self._note_left({**header, "why": f"a link that leads out of the run, to {header['target']!r}"})
+        elif self._is_later(header, path, rank):
+            beside = self._incoming(f"{rank}-link")
+            os.symlink(target, beside)
+            os.replace(beside, path)
+
+    def _note_left(self, header: dict[str, Any]) -> None:
+        if self._of_run and (header["file"], header["why"]) not in self._left:
+            self._left.add((header["file"], header["why"]))
+            append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
+
     def _grow(self, path: str, header: dict[str, Any], data: bytes, group: int) -> None:
         # Another node of the group may have brought this very file, and more of it.
         known = self._known.get((group, header["file"]))
         cut = header["cut"] == "shrunk" or (header["cut"] == "new" and known != header["ino"])
         self._known[group, header["file"]] = header["ino"]
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if cut else 0), 0o666)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_TRUNC if cut else 0), 0o666)
         try:
             _write_all(fd, data, header["at"])
         finally:
@@ -106,7 +131,7 @@ class Inbox:
         key = (group, header["file"], header["ino"])
         done = self._appended.get(key, header["at"])
         if new := data[max(0, done - header["at"]) :]:
-            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             try:
                 _write_all(fd, new, None)
             finally:
@@ -159,7 +184,9 @@ class Inbox:
         return True
 
     def _gone(self, path: str, header: dict[str, Any], rank: int) -> None:
-        if self._origin.get(header["file"], rank) != rank or stamp_of(path) != header["stamp"]:
+        if self._origin.get(header["file"], rank) != rank:
+            return
+        if not os.path.islink(path) and stamp_of(path) != header["stamp"]:  # a link is as old as it is here
             return
         with contextlib.suppress(OSError):  # a folder in which others have something
             if stat.S_ISDIR(os.lstat(path).st_mode):
@@ -177,6 +204,14 @@ class Inbox:
         folder = self.top / INCOMING
         folder.mkdir(exist_ok=True)
         return str(folder / name)
+
+
+def _is_written_there(name: str) -> bool:
+    """Whether it is a name in a run's folder that its nodes write."""
+    top, _, rest = os.path.normpath(name).partition(os.sep)
+    if top == "logs":
+        return rest == "driver.log" or rest.startswith("prepare_")
+    return top in MIRRORED if rest else top in MIRRORED or top in ("environment.json", "notes.jsonl")
 
 
 def _write_all(fd: int, data: bytes, at: int | None) -> None:

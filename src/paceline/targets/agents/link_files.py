@@ -12,12 +12,9 @@ from paceline.agent.mirror import STREAM
 from paceline.agent.outgoing import BULK
 from paceline.runs.folder import RunFolder
 from paceline.targets.agents.conversation import Conversation
-from paceline.targets.agents.inbox import Inbox
+from paceline.targets.agents.inbox import MIRRORED, Inbox
 from paceline.targets.agents.requests import Pending
 from paceline.targets.agents.trees import entries, entries_of
-
-#: What a node has that the supervisor may have had before.
-MIRRORED = ("attempts", "metrics", "prepared", "checkpoints", "outputs", "artifacts", "uploads")
 
 
 class LinkFiles:
@@ -141,7 +138,7 @@ class LinkFiles:
         """
         first = STREAM not in self._inboxes
         self._rank, self._group = rank, group
-        here = self._inboxes.setdefault(STREAM, inbox or Inbox(folder.path))
+        here = self._inboxes.setdefault(STREAM, inbox or Inbox(folder.path, of_run=True))
         have = here.have(MIRRORED) if first else {}
         self._talk.ask(
             "mirror",

@@ -12,12 +12,15 @@ a sequence of pieces, each a JSON header of 4-byte big-endian length and then it
     {"path": "checkpoints/1.pt", "gone": true}
     {"end": true}                                                                nothing follows any more
 
-The record comes last in a part: whoever sees a run's end sees all that came before it.
+The record comes last in a part: whoever sees a run's end sees all that came before it. Links among the user's files are
+resolved where they are recorded (`paceline.links`); what is left out of them the record says. Whoever can write to the store
+can write parts: no name and no link of theirs leads out of the folder, or to what is of one machine alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -27,8 +30,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from paceline.links import entries, open_below, target_in
 from paceline.runs import states
 from paceline.runs.files import read_json
 
@@ -116,23 +120,34 @@ class Recorder:
 
     def _large(self, is_final: bool) -> Iterator[bytes]:
         seen = set()
-        for name, path in _walk(self._top, lambda top: top in _LARGE and (is_final or top != "work")):
-            seen.add(name)
-            yield from self._changes(name, path, settled=is_final)
+        for folder in sorted(_LARGE if is_final else _LARGE - {"work"}):
+            for entry in entries(os.fspath(self._top), folder):
+                if entry.kind == "left":
+                    continue
+                seen.add(entry.name)
+                if entry.kind == "link":
+                    yield from self._linked(entry.name, entry.target)
+                else:
+                    yield from self._changes(entry.name, self._top / entry.real, settled=is_final)
         for name in [name for name in self._known if _top_of(name) in _LARGE and name not in seen]:
             del self._known[name]
             yield _piece({"path": name, "gone": True})
 
+    def _linked(self, name: str, target: str) -> Iterator[bytes]:
+        known = self._known.setdefault(name, _Known())
+        if known.link != target:
+            self._known[name] = _Known(link=target)
+            yield _piece({"path": name, "link": target})
+
     def _changes(self, name: str, path: Path, *, settled: bool = False) -> Iterator[bytes]:
         with contextlib.suppress(FileNotFoundError):
             status = path.lstat()
-            known = self._known.setdefault(name, _Known())
             if stat.S_ISLNK(status.st_mode):
-                target = os.readlink(path)
-                if known.link != target:
-                    known.link = target
-                    yield _piece({"path": name, "link": target})
-            elif stat.S_ISDIR(status.st_mode):
+                if _is_small(_top_of(name)) and target_in(name, target := os.readlink(path)) is not None:
+                    yield from self._linked(name, target)
+                return
+            known = self._known.setdefault(name, _Known())
+            if stat.S_ISDIR(status.st_mode):
                 if known.inode == 0:
                     known.inode = 1
                     yield _piece({"path": name, "folder": True})
@@ -144,14 +159,28 @@ class Recorder:
                 settled or _is_small(_top_of(name)) or time.time() - status.st_mtime > _SETTLED_S
             ):
                 known.size, known.mtime_ns, known.inode = status.st_size, status.st_mtime_ns, status.st_ino
+                known.link = None
                 yield from self._whole(name, path, status)
+
+    def _opened(self, path: Path) -> IO[bytes]:
+        """A file that was found a moment ago, by a way without links.
+
+        Raises:
+            FileNotFoundError: it has gone, or one has come in its way.
+        """
+        try:
+            return open(open_below(os.fspath(self._top), path.relative_to(self._top).as_posix()), "rb")
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EINVAL):
+                raise FileNotFoundError(error.errno, error.strerror, str(path)) from None
+            raise
 
     def _growth(self, name: str, path: Path, known: _Known, status: os.stat_result) -> Iterator[bytes]:
         if status.st_ino != known.inode or status.st_size < known.size:
             known.inode, known.size = status.st_ino, 0
             if status.st_size == 0 and name != _NOTES:
                 yield _piece({"path": name, "at": 0})
-        with open(path, "rb") as file:
+        with self._opened(path) as file:
             file.seek(known.size)
             while data := file.read(_CHUNK_BYTES):
                 header: dict[str, Any] = {"path": name}
@@ -162,7 +191,7 @@ class Recorder:
     def _whole(self, name: str, path: Path, status: os.stat_result) -> Iterator[bytes]:
         self._count += 1
         at = 0
-        with open(path, "rb") as file:
+        with self._opened(path) as file:
             while True:
                 data = file.read(_CHUNK_BYTES)
                 header: dict[str, Any] = {"path": name, "of": self._count, "at": at}
@@ -205,7 +234,7 @@ def replay(part: bytes, top: Path, take_record: Callable[[bytes], None] | None =
                 path.unlink()  # the user's own, there in a folder's place before
             path.mkdir(parents=True, exist_ok=True)
         elif "link" in header:
-            _link(top, path, str(header["link"]))
+            _link(str(header["path"]), path, str(header["link"]))
         elif "of" in header:
             beside = _replay_whole(path, header, data)
             if header.get("last") and take_record is not None and header["path"] == _RECORD:
@@ -240,7 +269,8 @@ def _replay_whole(path: Path, header: Mapping[str, Any], data: bytes) -> Path:
     """Write a piece of a file; where, until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name[:200]}.{int(header['of'])}.part")
-    with open(beside, "r+b" if header["at"] and beside.exists() else "wb") as file:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (0 if header["at"] else os.O_TRUNC)
+    with open(os.open(beside, flags, 0o666), "r+b", buffering=0) as file:
         file.seek(int(header["at"]))
         file.write(data)
     return beside
@@ -254,16 +284,17 @@ def _put_in_place(beside: Path, path: Path, header: Mapping[str, Any]) -> None:
     os.replace(beside, path)
 
 
-def _link(top: Path, path: Path, target: str) -> None:
-    """The link, if it stays inside: the user's own links may lead anywhere, and are left out here."""
-    meant = os.path.normpath(os.path.join(path.parent, target))
-    if os.path.isabs(target) or not meant.startswith(f"{os.path.normpath(top)}/"):
-        return
+def _link(name: str, path: Path, target: str) -> None:
+    meant = target_in(name, target)
+    if meant is None:
+        raise ValueError(f"the link {name!r} to {target!r} leads out of the run's folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name[:200]}.link")
     with contextlib.suppress(FileNotFoundError):
         beside.unlink()
-    beside.symlink_to(target)
+    beside.symlink_to(meant)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
     os.replace(beside, path)
 
 
@@ -278,11 +309,13 @@ def _inside(top: Path, name: str) -> Path:
     """The path of this name below `top`, none of whose folders is a link.
 
     Raises:
-        ValueError: it leads outside.
+        ValueError: it leads outside, or is that of what is of one machine alone.
     """
     parts = name.split("/")
     if not name or any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise ValueError(f"the name {name!r} is none of a file below a folder")
+    if parts[0] in _OWN or parts[0].startswith("."):
+        raise ValueError(f"the name {name!r} is none that comes from the other side")
     path = top
     for part in parts[:-1]:
         path = path / part

@@ -89,6 +89,7 @@ class RayTarget:
             **{"engine": "ray", "job_id": f"{_PREFIX}{folder.run_id}", "address": self.settings.address},
             # Ray puts no job back into a queue: a signal to it is somebody's stop.
             **{"sigterm": "cancel", "by": _BY_RAY},
+            **({} if self.settings.is_shared else {"mirrored": True}),
         }
         # Before the cluster hears of it: whoever finds the record then knows whom to ask.
         write_json(folder.engine, {**told, "time": time.time()})

@@ -34,7 +34,7 @@ from paceline.data.filesystem import Store, place_of
 from paceline.data.reference import Source
 from paceline.data.store_record import StoreRecord
 from paceline.data.upload import put_files
-from paceline.errors import TargetError
+from paceline.errors import TargetError, TransferError
 from paceline.runs import states
 from paceline.runs import store as run_store
 from paceline.runs.files import read_json, write_json
@@ -228,7 +228,13 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
     state = folder.path / ".travel.json"
 
     def replay(part: bytes) -> bool:
-        return journal.replay(part, folder.path, lambda data: take_record(folder, data))
+        try:
+            return journal.replay(part, folder.path, lambda data: take_record(folder, data))
+        except ValueError as error:
+            raise TransferError(
+                f"what the run sends back through datastore {settings.datastore!r} can't be taken: {error}. Has somebody else "
+                f"written below {run_prefix(folder.run_id)!r} there?"
+            ) from error
 
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
@@ -322,17 +328,51 @@ def remove(store: Store, path: str) -> None:
 
 
 def unpack(data: bytes, folder: Path) -> None:
-    """Put an archive of our own making into a new folder.
+    """Put an archive into a new folder. We have made it, but others may be able to write where it lay.
 
     Raises:
-        TargetError: a name in it leads outside.
+        TargetError: a name or a link in it leads outside, or it has something that is no file, folder or link.
     """
+    # By hand, not with filter="data": not each Python 3.10 has that, and it takes rights away from files.
+    options: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
+    linked = []
     with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
         for member in archive:
-            parts = member.name.split("/")
-            if member.name.startswith("/") or ".." in parts or member.isdev():
-                raise TargetError(f"the archive of the run has the name {member.name!r}, which leads outside.")
-            if hasattr(tarfile, "fully_trusted_filter"):
-                archive.extract(member, folder, filter="fully_trusted")
-            else:
-                archive.extract(member, folder)
+            if (why := _wrong_with(member, folder)) is not None:
+                raise TargetError(f"the archive of the run has the name {member.name!r}, which {why}.")
+            archive.extract(member, folder, **options)
+            if member.issym():
+                linked.append(member)
+    # Nothing was written through any of them.
+    top = os.path.realpath(folder)
+    for member in linked:
+        if not f"{os.path.realpath(folder / member.name)}/".startswith(f"{top}/"):
+            raise TargetError(
+                f"the archive of the run has the name {member.name!r}, which is a link that leads outside, to "
+                f"{member.linkname!r}."
+            )
+
+
+def _wrong_with(member: tarfile.TarInfo, folder: Path) -> str | None:
+    """Why a piece of an archive must not be written into the folder; None where it may."""
+    if _leaves(member.name, folder):
+        return "leads outside"
+    if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
+        return "is of no file, folder or link"
+    if (folder / member.name).is_symlink():
+        return "is there already, as a link"
+    if member.issym() and os.path.isabs(member.linkname):
+        return f"is a link that leads outside, to {member.linkname!r}"
+    if member.islnk() and (_leaves(member.linkname, folder) or (folder / member.linkname).is_symlink()):
+        return f"is a link that leads outside, to {member.linkname!r}"
+    return None
+
+
+def _leaves(name: str, folder: Path) -> bool:
+    """Whether a name leads out of the folder, or through a link."""
+    parts = name.split("/")
+    return (
+        name.startswith("/")
+        or ".." in parts
+        or any((folder / "/".join(parts[:count])).is_symlink() for count in range(1, len(parts)))
+    )

@@ -19,11 +19,14 @@ import tarfile
 import tempfile
 from typing import IO, Any
 
+if "entries" not in globals():  # there the text of that module stands above this one
+    from paceline.links import entries, find, open_below
+
 GROWING = (".log", ".jsonl", ".txt")
 LIVE = ("attempts", "metrics", "prepared", "logs")
 AT_THE_END = ("outputs", "artifacts", "uploads", "checkpoints")
 PARTS = ("lib", "snapshots", "carried", "runs")
-ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "snapshot")
+ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "left_out.jsonl")
 
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
@@ -83,38 +86,50 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
     with open(os.path.join(top, "run.json"), "rb") as file:
         record = file.read()  # first read, last sent: all else is at least as new
     ended = json.loads(record.decode()).get("status") in request["final"]
-    names = [name for name in ALONE if os.path.lexists(os.path.join(top, name))]
-    for part in LIVE + (AT_THE_END if ended else ()):
+    for name in ALONE:
+        send(top, name, name, known.get(name), stdout)
+    for part in LIVE:
         for directory, folders, files in os.walk(os.path.join(top, part)):
             folders.sort()
-            names += [os.path.relpath(os.path.join(directory, name), top) for name in sorted(files)]
-            names += [
-                os.path.relpath(os.path.join(directory, name), top)
-                for name in folders
-                if os.path.islink(os.path.join(directory, name))
-            ]
-    for name in names:
-        if not name.endswith(".held"):
-            send(top, name, known.get(name), stdout)
+            for name in (os.path.relpath(os.path.join(directory, name), top) for name in sorted(files)):
+                if not name.endswith(".held"):
+                    send_live(top, name, known.get(name), stdout)
+    # What of the user's files is left out, and why, the run's record says.
+    for part in AT_THE_END if ended else ():
+        for entry in entries(top, part):
+            if entry.kind == "link":
+                frame(stdout, {"file": entry.name, "how": "link", "target": entry.target})
+            elif entry.kind == "file":
+                send(top, entry.name, entry.real, known.get(entry.name), stdout)
     frame(stdout, {"file": "run.json", "how": "whole", "mode": 0o644}, record)  # (its mode is the taker's to choose)
 
 
-def send(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
+def send_live(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
     path = os.path.join(top, name)
+    if not os.path.islink(path):
+        send(top, name, name, known, stdout)
+        return
+    entry = find(top, name)  # logs of the attempt that runs
+    if name.startswith("logs/") and entry is not None and entry.kind == "file":
+        target = os.path.relpath(
+            os.path.join(os.path.realpath(top), entry.real), os.path.realpath(os.path.dirname(path))
+        )
+        frame(stdout, {"file": name, "how": "link", "target": target})
+
+
+def send(top: str, name: str, real: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
+    """Send the file that lies at `real` under its name, unless the other side has it already."""
     try:
-        found = os.lstat(path)
-        if os.path.islink(path):
-            frame(stdout, {"file": name, "how": "link", "target": os.readlink(path)})
-            return
-        stamp = [found.st_size, found.st_mtime_ns]
-        start, grows = 0, name.endswith(GROWING) and name.split(os.sep, maxsplit=1)[0] not in AT_THE_END
-        if grows and known:
-            start = known[0] if known[0] <= found.st_size else 0
-            if start == found.st_size:
+        with os.fdopen(open_below(top, real), "rb") as file:
+            found = os.fstat(file.fileno())
+            stamp = [found.st_size, found.st_mtime_ns]
+            start, grows = 0, name.endswith(GROWING) and name.split(os.sep, 1)[0] not in AT_THE_END
+            if grows and known:
+                start = known[0] if known[0] <= found.st_size else 0
+                if start == found.st_size:
+                    return
+            elif known and known == stamp:
                 return
-        elif known and known == stamp:
-            return
-        with open(path, "rb") as file:
             file.seek(start)
             left = found.st_size - start
             while True:

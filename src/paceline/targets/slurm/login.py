@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from paceline import locks
+from paceline import links, locks
 from paceline.carried.home import expect, is_over, take_record
 from paceline.carried.manifest import FOLDER
 from paceline.carried.packing import Packed, add_json, pack_run
@@ -41,8 +41,8 @@ _FRESH_S = 1.0
 #: What of a run's folder the cluster is given.
 _SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
-#: What a run's folder has of its own on each side.
-_NEVER_TAKEN = ("engine.json", "lock", "cancel.json", "home.json", "secrets.json")
+#: Files beside them that it gives.
+_ALONE = ("run.json", *far.ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +135,8 @@ class Login:
         take: Callable[[dict[str, Any], bytes], None] = lambda header, data: None,
     ) -> dict[str, Any]:
         mark = f"PACELINE-{secrets.token_hex(8)}"
-        code = (
-            Path(far.__file__).read_text(encoding="utf-8") + f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
-        )
+        code = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (links, far))
+        code += f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
         first = f"import sys;exec(sys.stdin.buffer.read({len(code.encode())}).decode())\n"
         command = shlex.join([self._python, "-c", "import sys;exec(sys.stdin.buffer.readline())"])
         process = subprocess.Popen(
@@ -210,12 +209,10 @@ class _Taker:
         if path == self._folder.record:
             take_record(self._folder, data)
         elif how == "link":
-            if not path.is_symlink() or os.readlink(path) != header["target"]:
-                beside = path.with_name(f".{path.name}.{os.getpid()}")
-                beside.symlink_to(header["target"])
-                os.replace(beside, path)
+            self._link(path, header)
         elif how == "grow":
-            with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
                 if header["at"] == 0:
                     file.truncate()
                 file.seek(header["at"])
@@ -223,9 +220,22 @@ class _Taker:
         else:
             self._whole(path, header, data)
 
+    def _link(self, path: Path, header: dict[str, Any]) -> None:
+        target = links.target_in(header["file"], header["target"])
+        if target is None:
+            raise TargetError(
+                f"the login host sent a link {header['file']!r} to {header['target']!r}, which leads out of the run's folder."
+            )
+        if not path.is_symlink() or os.readlink(path) != target:
+            beside = path.with_name(f".{path.name}.{os.getpid()}")
+            beside.symlink_to(target)
+            os.replace(beside, path)
+
     def _whole(self, path: Path, header: dict[str, Any], data: bytes) -> None:
         beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(beside, "wb" if header.get("at", 0) == 0 else "ab") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags |= os.O_TRUNC if header.get("at", 0) == 0 else os.O_APPEND
+        with open(os.open(beside, flags, 0o666), "ab", buffering=0) as file:
             file.write(data)
         if header["how"] == "part" and not header.get("last"):
             return
@@ -235,10 +245,15 @@ class _Taker:
         os.replace(beside, path)
 
     def _path(self, name: str) -> Path:
-        parts = name.split("/")
-        if name.startswith("/") or ".." in parts or parts[0] in _NEVER_TAKEN:
+        parts, tops = name.split("/"), (*far.LIVE, *far.AT_THE_END)
+        if any(part in ("", ".", "..") for part in parts) or parts[0] not in (tops if parts[1:] else _ALONE):
             raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
-        return self._folder.path / name
+        path = self._folder.path
+        for part in parts[:-1]:
+            path /= part
+            if path.is_symlink():
+                path.unlink()  # the user's own, there in a folder's place before
+        return path / parts[-1]
 
 
 def _have(top: Path) -> dict[str, list[int]]:

@@ -119,7 +119,7 @@ class SlurmTarget:
             has_secrets = folder.secrets.exists()
             there = self._login().push(folder, library_dir)
             user, run_dir_there, library_there = there.user, there.run_dir, there.library_dir
-            self._note(folder, user=user, run_dir=run_dir_there, has_secrets=has_secrets)
+            self._note(folder, user=user, run_dir=run_dir_there, has_secrets=has_secrets, mirrored=True)
         script = self.script(
             self._job, run_id=folder.run_id, run_dir=run_dir_there, library_dir=library_there, python=python
         )

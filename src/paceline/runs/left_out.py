@@ -1,0 +1,95 @@
+"""What of a run's files is no file of the run's, and how links are set right before the run's working folder goes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from paceline.links import KEPT, Entry, entries
+from paceline.runs.files import json_lines
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+
+#: As many names as a record takes; it says how many there are in all.
+LIMIT = 100
+
+
+def find(folder: RunFolder) -> list[dict[str, str]]:
+    """{"name": ..., "why": ...} of each name that is left out of the run's files, sorted: of outputs, artifacts and
+    checkpoints by a look at them, and what nodes elsewhere have not sent."""
+    found = {str(line["name"]): str(line["why"]) for line in json_lines(folder.left_out)}
+    # What came later after all is not left out.
+    found = {name: why for name, why in found.items() if not os.path.lexists(folder.path / name)}
+    for top in KEPT:
+        found |= {entry.name: entry.why for entry in entries(os.fspath(folder.path), top) if entry.kind == "left"}
+    found |= _outputs_elsewhere(folder)
+    return [{"name": name, "why": found[name]} for name in sorted(found)]
+
+
+def text(one: Mapping[str, str]) -> str:
+    """One of them in words, a piece of a sentence."""
+    return f"{one['name']!r} is {one['why']}"
+
+
+def lines(record: RunRecord, limit: int = 5) -> list[str]:
+    """What a run has left out, for people: a line each, and one for the rest."""
+    shown = [text(one) for one in record.left_out[:limit]]
+    more = record.left_out_count - len(shown)
+    return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
+
+
+def settle(folder: RunFolder) -> None:
+    """Put files in the place of links from outputs, artifacts and checkpoints to what does not outlive the run: its working
+    folder, and outputs that are stored elsewhere. For when no worker runs any more.
+
+    Raises:
+        OSError: no space, or no right to.
+    """
+    for top in KEPT:
+        found = list(entries(os.fspath(folder.path), top))
+        for at, entry in enumerate(found):
+            path = folder.path / entry.name
+            if entry.kind in ("file", "dir") and path.is_symlink():
+                _replace(folder.path, entry, list(_inside(found, at)))
+
+
+def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
+    for entry in found[at + 1 :]:
+        if not entry.name.startswith(f"{found[at].name}/"):
+            return
+        yield entry
+
+
+def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
+    """Put what a link stands for in its place, whole or not at all."""
+    beside = top / f"{link.name}.{secrets.token_hex(4)}"
+    try:
+        for entry in (link, *inside):
+            path = Path(str(beside) + entry.name[len(link.name) :])
+            if entry.kind == "dir":
+                path.mkdir()
+            elif entry.kind == "link":
+                path.symlink_to(entry.target)
+            elif entry.kind == "file":
+                try:
+                    os.link(top / entry.real, path, follow_symlinks=False)
+                except OSError:
+                    shutil.copy2(top / entry.real, path, follow_symlinks=False)
+        if beside.is_dir():
+            (top / link.name).unlink()
+        os.rename(beside, top / link.name)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(beside) if beside.is_dir() else beside.unlink()
+
+
+def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
+    """Of a script that has put a link of its own in the place of `outputs` in its working folder."""
+    link = folder.work / "outputs"
+    if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
+        return {}
+    return {"work/outputs": f"a link in the place of the run's outputs, to {os.readlink(link)!r}"}
