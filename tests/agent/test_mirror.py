@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.agent import mirror
+from paceline.agent import mirror, sender
 from paceline.agent.mirror import Mirror
 from paceline.agent.outgoing import BULK
 from paceline.agent.wire import CHUNK_BYTES
@@ -148,3 +148,65 @@ def test_a_checkpoint_that_the_script_removes_is_said_to_be_gone(top, start):
     path.unlink()
     wait_until(lambda: [one["how"] for one in sent.of("checkpoints/old")] == ["part", "gone"], "that it is gone")
     assert sent.of("checkpoints/old")[-1]["stamp"] == stamp
+
+
+def flushed(one: Mirror, sent: Sent) -> None:
+    one.tell({"re": 1, "all": True})
+    wait_until(lambda: any(frame.get("re") == 1 for frame in sent.frames), "all that there is")
+
+
+def test_a_link_goes_as_an_equal_one_or_as_what_it_leads_to_and_none_that_leads_out(top, start, tmp_path):
+    write_tree(tmp_path, {"mine": "secret"})
+    write_tree(top, {"outputs/step/a": "1", "work/w": "w", "checkpoints/9.pt": "nine"})
+    for name, target in {
+        "latest": top / "outputs/step",
+        "best": "../checkpoints/9.pt",
+        "w": "../work/w",
+        "mine": tmp_path / "mine",
+        "dangling": "gone",
+    }.items():
+        (top / "outputs" / name).symlink_to(target)
+    os.mkfifo(top / "outputs/pipe")
+    sent = Sent()
+    flushed(start(top, sent), sent)
+    told = {one["file"]: one.get("target") or one.get("why") or one["data"] for one in sent.frames if "how" in one}
+    assert {name: told[f"outputs/{name}"] for name in ("latest", "best", "w", "mine", "dangling", "pipe")} == {
+        "latest": "step",
+        "best": "../checkpoints/9.pt",
+        "w": b"w",
+        "mine": f"a link that leads out of the run, to {str(tmp_path / 'mine')!r}",
+        "dangling": "a link to 'gone', where there is nothing",
+        "pipe": "a pipe",
+    }
+    assert not [one for one in sent.frames if b"secret" in one["data"]]
+
+
+@pytest.mark.parametrize("name", ["outputs/a", "metrics/rank_0.jsonl"])
+def test_what_becomes_a_link_before_it_is_read_is_not_read_through_it(top, start, tmp_path, monkeypatch, name):
+    """As a script in a container may try, which sees less of the node than its agent does."""
+    write_tree(tmp_path, {"mine": "secret"})
+    write_tree(top, {"outputs/a": "1"})
+    real = sender.open_below
+
+    def swapped(folder: str, asked: str) -> int:
+        if asked == name:
+            (top / name).unlink()
+            (top / name).symlink_to(tmp_path / "mine")
+        return real(folder, asked)
+
+    monkeypatch.setattr(sender, "open_below", swapped)
+    sent = Sent()
+    flushed(start(top, sent), sent)
+    assert not [one for one in sent.frames if b"secret" in one["data"]]
+
+
+def test_what_was_sent_and_is_a_link_out_of_the_run_now_is_gone(top, start):
+    sent = Sent()
+    (top / "checkpoints/a").write_text("1")
+    one = start(top, sent)
+    flushed(one, sent)
+    (top / "checkpoints/a").unlink()
+    (top / "checkpoints/a").symlink_to("/etc/passwd")
+    sent.frames.clear()
+    flushed(one, sent)
+    assert {frame["how"] for frame in sent.of("checkpoints/a")} == {"left", "gone"}

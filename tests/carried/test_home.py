@@ -146,7 +146,7 @@ def test_a_look_that_is_killed_once_all_is_stored_only_writes_the_end(
         with pytest.raises(KeyboardInterrupt):
             settle(trip.folder)
     assert trip.texts() == FILES
-    monkeypatch.setattr(upload, "upload_folder", None)
+    monkeypatch.setattr(upload, "upload_output", None)
     settle(trip.folder)
     assert (trip.record.status, trip.texts()) == (states.COMPLETED, FILES)
 

@@ -30,6 +30,8 @@ SUMMARY_KEYS = [
     "exit_code",
     "failure",
     "warnings",
+    "left_out",
+    "left_out_count",
     "parent_run_id",
     "tags",
     "folder",

@@ -166,3 +166,63 @@ def test_a_file_that_is_not_there_is_refused_with_those_that_are(folder):
     artifacts.put(folder, "b", io.BytesIO(b""))
     with pytest.raises(LookupError, match=r"no file 'a'. Its files: b"):
         artifacts.get(folder, "a")
+
+
+def test_nothing_is_put_through_a_link_that_leads_out(folder, tmp_path):
+    (tmp_path / "out").mkdir()
+    (folder.outputs / "esc").symlink_to(tmp_path / "out")
+    folder.artifacts.symlink_to(tmp_path / "out")
+    for name in ("outputs/esc/x", "outputs/esc/deep/x", "plain", "images/x"):
+        with pytest.raises(FileNameError, match="behind a link, which leads out of the run's files, to"):
+            artifacts.put(folder, name, io.BytesIO(b"x"))
+    assert os.listdir(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("target", ["../../run.json", "/tmp/paceline-test-nothing", "OUT"])
+def test_a_link_in_a_files_place_is_another_file(folder, tmp_path, target):
+    (tmp_path / "out").write_text("x")
+    (folder.outputs / "x").symlink_to(target.replace("OUT", str(tmp_path / "out")))
+    with pytest.raises(RunStateError, match="another file 'outputs/x' already"):
+        artifacts.put(folder, "outputs/x", io.BytesIO(b"x"))
+    assert os.listdir(folder.outputs) == ["x"]
+    assert (tmp_path / "out").read_text() == "x"
+
+
+def test_a_link_inside_the_run_is_a_way_like_any_other(folder, tmp_path):
+    write_tree(folder.path, {"outputs/step/a": "1", "checkpoints/9.pt": "nine"})
+    (folder.outputs / "latest").symlink_to("step")
+    (folder.outputs / "best.pt").symlink_to(folder.checkpoints / "9.pt")
+    artifacts.put(folder, "outputs/latest/b", io.BytesIO(b"2"))
+    assert (folder.outputs / "step/b").read_text() == "2"
+    assert artifacts.put(folder, "outputs/best.pt", folder.checkpoints / "9.pt") == "outputs/best.pt"
+    assert artifacts.names(folder) == [
+        "outputs/best.pt",
+        *(f"outputs/{name}/{part}" for name in ("latest", "step") for part in ("a", "b")),
+    ]
+    assert Path(artifacts.get(folder, "outputs/latest/a", tmp_path / "copy")).read_text() == "1"
+
+
+def test_what_a_link_leads_to_elsewhere_is_no_file_of_the_run(folder, tmp_path):
+    write_tree(tmp_path, {"out/x": "secret"})
+    for name, target in {"esc": tmp_path / "out", "x": tmp_path / "out/x", "gone": "nothing"}.items():
+        (folder.outputs / name).symlink_to(target)
+    os.mkfifo(folder.outputs / "pipe")
+    assert artifacts.names(folder) == []
+    for name in ("outputs/esc/x", "outputs/x"):
+        with pytest.raises(RunNotFoundError, match="no file of the run's"):
+            artifacts.get(folder, name, tmp_path / "copy")
+    for name in ("outputs/gone", "outputs/pipe"):
+        with pytest.raises(RunNotFoundError, match=f"has no file '{name}'"):
+            artifacts.get(folder, name, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_folder_is_put_in_with_what_its_links_lead_to_or_not_at_all(folder, tmp_path):
+    top = write_tree(tmp_path, {"mine/a": "1", "other/b": "2"}) / "mine"
+    (top / "linked").symlink_to(tmp_path / "other")
+    (top / "up").symlink_to(".")
+    assert artifacts.put_folder(folder, "all", top) == ["all/a", "all/linked/b"]
+    (top / "linked/nowhere").symlink_to("nothing")
+    with pytest.raises(UserError, match="is no file: a link that leads nowhere"):
+        artifacts.put_folder(folder, "again", top)
+    assert artifacts.names(folder) == ["all/a", "all/linked/b"]

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
+import paceline as pl
 from paceline.errors import TargetError
-from paceline.runs import elsewhere, states, store
+from paceline.runs import elsewhere, notes, states, store
 from paceline.runs.elsewhere import Look
 from paceline.runs.files import write_json
+from paceline.runs.folder import RunFolder
+from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
-from tests.helpers import RUN_ID, make_run
+from tests.helpers import RUN_ID, make_record, make_run, write_tree
 
 
 class Engine:
@@ -143,3 +148,73 @@ def test_a_cancel_reaches_the_engine_and_the_folder(engine, folder):
     store.request_cancel(run, "me")
     assert (engine.canceled, run.cancel_request.exists()) == (1, True)
     assert store.read(run).status == states.CANCEL_REQUESTED
+
+
+class Far(Engine):
+    """An engine whose jobs write in another folder; a look brings here what is new there."""
+
+    def __init__(self, there):
+        super().__init__()
+        self.there, self.looks = there, 0
+
+    def look(self, folder, record):
+        self.looks += 1
+        shutil.copytree(self.there, folder.path, dirs_exist_ok=True)
+        return super().look(folder, record)
+
+
+READS = {
+    "metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
+    "one metric": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
+    "by rank": (lambda run, top: run.get_metrics(by_rank=True), {"0": {"loss": 0.5}}),
+    "with children": (lambda run, top: list(run.get_metrics(recursive=True).values()), [{"loss": 0.5}]),
+    "names": (lambda run, top: run.get_file_names(), ["logs/driver.log", "outputs/a"]),
+    "file": (lambda run, top: Path(run.download_file("outputs/a", top / "copy")).read_text(), "1"),
+    "files": (lambda run, top: run.download_files("outputs/", str(top)), ["TOP/outputs/a"]),
+    "logs": (lambda run, top: [Path(path).read_text() for path in run.get_all_logs(top)], ["line\n"]),
+    "details": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
+    "tags": (lambda run, top: run.tags, {"phase": "late"}),
+    "inputs": (lambda run, top: list(run.input_datasets), ["train"]),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there(monkeypatch, folder, tmp_path, read):
+    run = folder()
+    engine = Far(tmp_path / "there")
+    monkeypatch.setattr(elsewhere, "_teller", lambda folder: engine)
+    write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
+    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    there = RunFolder(write_tree(tmp_path / "there", {"outputs/a": "1", "logs/driver.log": "line\n"}))
+    there.metrics.mkdir()
+    MetricLog(there.metric_log(0, 1), attempt=1).scalar("loss", 0.5, None)
+    notes.set_tags(there.notes, {"phase": "late"})
+    write_json(there.data, {"inputs": [{"name": "train", "node_rank": 0}]})
+
+    call, expected = READS[read]
+    found = call(handle, tmp_path / "copies")
+
+    assert str(found).replace(str(tmp_path / "copies"), "TOP") == str(expected)
+    looks = engine.looks
+    assert looks in range(1, 5), "targets keep their answers for a second or more"
+    store.change(run, store.stored(run), states.COMPLETED, exit_code=0)
+    call(handle, tmp_path / "copies2")
+    assert engine.looks == looks, "its end comes last: all is here"
+
+
+def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, folder, tmp_path):
+    run = folder()
+    write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
+    engine.says = TargetError("no route")
+    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
+
+
+def test_of_a_run_whose_folder_this_is_nobody_is_asked(monkeypatch, folder, tmp_path):
+    run = folder()
+    monkeypatch.setattr(elsewhere, "_teller", None)
+    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    assert (handle.get_metrics(), handle.get_file_names(), handle.tags) == ({}, [], {})
+    write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
+    monkeypatch.setenv("PACELINE_RUN_ID", run.run_id)
+    assert handle.get_metrics() == {}, "nor by the run's own processes"

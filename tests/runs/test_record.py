@@ -38,6 +38,8 @@ FULL = RunRecord(
     failure=FailureReport(cause="exception", message="m", rank=1, last_lines=("a", "b"), victims=((0, "was lost"),)),
     canceled_by="you",
     warnings=("2 workers, none joined a process group: each has trained alone.",),
+    left_out=({"name": "outputs/etc", "why": "a link that leads out of the run, to '/etc'"},),
+    left_out_count=1,
 )
 
 

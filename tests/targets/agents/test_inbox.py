@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.runs.files import json_lines
 from paceline.targets.agents.inbox import Inbox
 
 
@@ -116,3 +117,80 @@ def test_a_file_for_which_there_is_no_room_is_an_error_once_it_is_to_have_its_na
     inbox.take(*part("b", piece, key=2))
     assert sorted(os.listdir(small_disk)) == [".incoming", "b"]
     assert os.listdir(small_disk / ".incoming") == []
+
+
+@pytest.fixture
+def of_run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return Inbox(tmp_path / "run", of_run=True)
+
+
+def left_out(inbox):
+    return [line["name"] for line in json_lines(inbox.top / "left_out.jsonl")]
+
+
+@pytest.mark.parametrize(
+    ("target", "made"),
+    [
+        ("b", "b"),
+        ("../checkpoints/9.pt", "../checkpoints/9.pt"),
+        ("./x/../b", "b"),
+        ("/etc/passwd", None),
+        ("../../x", None),
+        ("../run.json", None),
+    ],
+)
+def test_a_link_from_a_node_leads_to_the_runs_own_files_or_is_left_out_by_name(of_run, target, made):
+    of_run.take({"file": "outputs/a", "how": "link", "target": target, "mtime": 1}, b"")
+    path = of_run.top / "outputs/a"
+    assert (os.readlink(path) if path.is_symlink() else None) == made
+    assert left_out(of_run) == ([] if made else ["outputs/a"])
+
+
+def test_behind_a_link_a_link_is_made_for_where_it_will_lie(of_run):
+    of_run.take({"file": "outputs/d", "how": "link", "target": "deep/er", "mtime": 1}, b"")
+    (of_run.top / "outputs/deep/er").mkdir(parents=True)
+    # By its name it would stay in the run's folder; from where it lies it leads out of the run's files.
+    of_run.take({"file": "outputs/d/l", "how": "link", "target": "../../../../x", "mtime": 1}, b"")
+    of_run.take({"file": "outputs/d/m", "how": "link", "target": "../../x", "mtime": 1}, b"")
+    assert os.readlink(of_run.top / "outputs/deep/er/m") == "../../x"
+    assert left_out(of_run) == ["outputs/d/l"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["run.json", "target.json", "engine.json", "lock", "cancel.json", "snapshot", "left_out.jsonl", "logs/rank_0.log"],
+)
+def test_what_nodes_do_not_write_is_not_taken_from_them(of_run, name):
+    for header, data in (part(name, b"x"), (grow(name, 0, "new"), b"x"), part(f"{name}/x", b"x")):
+        with pytest.raises(PermissionError):
+            of_run.take(header, data)
+    with pytest.raises(PermissionError):
+        of_run.take({"file": name, "how": "link", "target": "outputs", "mtime": 1}, b"")
+    assert os.listdir(of_run.top) == []
+
+
+def test_nothing_is_added_to_what_a_link_leads_to(of_run, tmp_path):
+    (of_run.top / "metrics").mkdir()
+    (tmp_path / "mine").write_text("")
+    for name, how in (("metrics/rank_0.jsonl", "grow"), ("notes.jsonl", "append")):
+        (of_run.top / name).symlink_to(tmp_path / "mine")
+        with pytest.raises(OSError, match="symbolic links"):
+            of_run.take(grow(name, 0, how=how), b"x")
+    assert (tmp_path / "mine").read_text() == ""
+
+
+def test_a_folder_takes_the_place_of_a_link_and_a_link_that_is_gone_goes(of_run):
+    for name in ("a", "b"):
+        of_run.take({"file": f"outputs/{name}", "how": "link", "target": "../checkpoints", "mtime": 1}, b"")
+    of_run.take({"file": "outputs/a", "how": "dir", "mode": 0o755}, b"")
+    of_run.take(*part("outputs/a/x", b"x"))
+    of_run.take({"file": "outputs/b", "how": "gone", "stamp": [7, 7]}, b"")
+    of_run.close()
+    assert sorted(path.name for path in of_run.top.rglob("*")) == ["a", "outputs", "x"]
+
+
+def test_what_a_node_leaves_out_is_noted_once(of_run):
+    for _ in range(2):
+        of_run.take({"file": "outputs/pipe", "how": "left", "why": "a pipe"}, b"")
+    assert list(json_lines(of_run.top / "left_out.jsonl")) == [{"name": "outputs/pipe", "why": "a pipe"}]

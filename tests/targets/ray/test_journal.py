@@ -225,6 +225,43 @@ def test_a_link_that_leads_outside_is_left_out(two: Two) -> None:
     assert list((two.here / "outputs").iterdir()) == []
 
 
+def test_a_link_to_the_runs_own_files_arrives_as_one_or_as_the_file(two: Two) -> None:
+    for name in ("outputs/step/a", "checkpoints/9.pt", "work/w"):
+        two.write(name, name)
+    for name, target in {"latest": two.there / "outputs/step", "best": "../checkpoints/9.pt", "w": "../work/w"}.items():
+        (two.there / "outputs" / name).symlink_to(target)
+    os.mkfifo(two.there / "outputs/pipe")
+    two.sync(is_final=True)
+    found = {path.name: os.readlink(path) if path.is_symlink() else "" for path in (two.here / "outputs").iterdir()}
+    assert found == {"step": "", "latest": "step", "best": "../checkpoints/9.pt", "w": ""}
+    assert two.text("outputs/w") == "work/w"
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("outputs/x", "/etc"),
+        ("outputs/x", "../../x"),
+        ("outputs/x", "../run.json"),
+        ("outputs/a/b", "d/../../../../x"),
+        ("metrics/x", "../outputs/x"),
+        ("outputs", "checkpoints"),
+    ],
+)
+def test_a_part_with_a_link_that_leads_out_is_refused(two: Two, name: str, target: str) -> None:
+    header = json.dumps({"path": name, "link": target, "bytes": 0}).encode()
+    with pytest.raises(ValueError, match="leads out of the run's folder"):
+        replay(len(header).to_bytes(4, "big") + header, two.here)
+    assert not any(path.is_symlink() for path in two.here.rglob("*"))
+
+
+@pytest.mark.parametrize("name", ["lock", "target.json", "home.json", "engine.json", ".travel.json"])
+def test_what_is_of_this_machine_alone_is_taken_from_nobody(two: Two, name: str) -> None:
+    header = json.dumps({"path": name, "at": 0, "bytes": 1}).encode()
+    with pytest.raises(ValueError, match="none that comes from the other side"):
+        replay(len(header).to_bytes(4, "big") + header + b"x", two.here)
+
+
 def test_half_a_part_is_no_part(two: Two) -> None:
     two.write("logs/driver.log", "x" * 100)
     part = two.recorder.part()

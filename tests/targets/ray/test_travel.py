@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,14 @@ import paceline
 from paceline.carried.home import settle
 from paceline.data.filesystem import Store
 from paceline.data.reference import DataReference, Source
-from paceline.errors import DataError, TargetError
+from paceline.errors import DataError, TargetError, TransferError
 from paceline.runs import states, store
 from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.settings import RaySettings, read_settings
 from paceline.targets.ray.travel import Ticket, fetch_run, get, send_run, snapshot_name, unpack
-from tests.helpers import make_job, make_run
+from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
 
 NASTY = "a 'b\" $(touch oops)"
@@ -47,7 +49,9 @@ if record["job"]["inputs"]:
     from paceline.runs.folder import RunFolder
     assert not RunFolder(folder).home.exists()
     (folder / "uploads" / "model").mkdir(parents=True)
-    (folder / "uploads" / "model" / "link.pt").symlink_to("/proc/sys/kernel/ostype")
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    (folder / "checkpoints" / "9.pt").write_text("Linux\\n")
+    (folder / "uploads" / "model" / "link.pt").symlink_to(folder / "checkpoints" / "9.pt")
     (folder / "data.json").write_text(json.dumps(store_outputs(Job.from_json(record["job"]), RunFolder(folder), 0)))
 (folder / "run.json").write_text(json.dumps({**record, "status": os.environ["END"], "canceled_by": "SIGTERM"}))
 """
@@ -248,3 +252,72 @@ def test_a_file_keeps_its_mode_on_the_way(trip: Trip, tmp_path: Path) -> None:
     unpack(data, tmp_path / "there")
     assert stat.S_IMODE((tmp_path / "there" / "data.txt").stat().st_mode) == 0o755
     assert RunFolder(trip.folder.path).snapshot.is_symlink()
+
+
+def packed(*members: tarfile.TarInfo) -> bytes:
+    """An archive that nobody but a liar would make."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as archive:
+        for member in members:
+            archive.addfile(member, io.BytesIO(b"x" * member.size))
+    return made.getvalue()
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.linkname, found.size, found.mode = kind, link, int(kind == tarfile.REGTYPE), 0o644
+    return found
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([member("../x")], "leads outside"),
+        ([member("/tmp/paceline-test-x")], "leads outside"),
+        ([member("esc", tarfile.SYMTYPE, "/OUTSIDE"), member("esc/pwn")], "is a link that leads outside"),
+        ([member("esc", tarfile.SYMTYPE, "../outside"), member("esc/pwn")], "leads outside"),
+        ([member("esc", tarfile.SYMTYPE, "../outside")], "is a link that leads outside"),
+        ([member("d", tarfile.SYMTYPE, "."), member("d/x")], "leads outside"),
+        ([member("d", tarfile.SYMTYPE, "e"), member("d")], "is there already, as a link"),
+        ([member("h", tarfile.LNKTYPE, "../outside/file")], "is a link that leads outside"),
+        (
+            [member("s", tarfile.SYMTYPE, "../outside/file"), member("h", tarfile.LNKTYPE, "s")],
+            "a link that leads outside",
+        ),
+        ([member("pipe", tarfile.FIFOTYPE)], "is of no file"),
+        ([member("device", tarfile.CHRTYPE)], "is of no file"),
+    ],
+)
+def test_an_archive_that_lies_is_refused_and_writes_nothing_elsewhere(
+    tmp_path: Path, members: list[tarfile.TarInfo], why: str
+) -> None:
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "file").write_text("mine")
+    for one in members:
+        one.linkname = one.linkname.replace("/OUTSIDE", str(tmp_path / "outside"))
+    with pytest.raises(TargetError, match=why):
+        unpack(packed(*members), tmp_path / "there")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "outside").iterdir()] == [("file", "mine")]
+    assert not (tmp_path / "x").exists()
+
+
+def test_links_inside_an_archive_are_kept(tmp_path: Path) -> None:
+    unpack(
+        packed(member("d/x"), member("d/l", tarfile.SYMTYPE, "../d/x"), member("h", tarfile.LNKTYPE, "d/x")), tmp_path
+    )
+    assert ((tmp_path / "d/l").read_text(), os.readlink(tmp_path / "d/l"), (tmp_path / "h").read_text()) == (
+        "x",
+        "../d/x",
+        "x",
+    )
+
+
+def test_what_others_put_into_the_store_is_no_part_and_that_is_said(trip: Trip) -> None:
+    trip.send()
+    back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
+    header = json.dumps({"path": "target.json", "of": 1, "at": 0, "last": True, "mode": 420, "mtime_ns": 1, "bytes": 2})
+    write_tree(back, {"00000000": len(header).to_bytes(4, "big") + header.encode() + b"{}"})
+    before = trip.folder.target.read_bytes() if trip.folder.target.exists() else None
+    with pytest.raises(TransferError, match=r"'target.json' is none that comes from the other side.*somebody else"):
+        fetch_run(trip.settings, trip.folder)
+    assert (trip.folder.target.read_bytes() if trip.folder.target.exists() else None) == before

@@ -16,7 +16,7 @@ from paceline.node.store import check_outputs, store_outputs
 from paceline.runs import states, store
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
-from paceline.targets.slurm.login import Login, There
+from paceline.targets.slurm.login import Login, There, _Taker
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
 from tests.helpers import make_job, make_run, write_program, write_tree
@@ -210,9 +210,9 @@ def test_an_output_goes_home_before_the_run_is_over_here(tmp_path: Path, home: P
     far = RunFolder(Path(there.run_dir))
     assert not far.home.exists()
     write_tree(far.uploads / "model", {"deep/a.pt": "weights"})
-    (far.uploads / "model" / "link.pt").symlink_to(write_tree(tmp_path / "work", {"b.pt": "elsewhere"}) / "b.pt")
+    (far.uploads / "model" / "link.pt").symlink_to(write_tree(far.work, {"b.pt": "elsewhere"}) / "b.pt")
     assert check_outputs([reference], as_here(far)) == {}
-    assert store_outputs(make_job(inputs=(reference,)), far, 0) == {"outputs": [reference.to_json()]}
+    assert store_outputs(make_job(inputs=(reference,)), far, 0) == {"outputs": [reference.to_json()], "left_out": []}
     store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
 
     login.pull(folder, there.run_dir)
@@ -250,3 +250,64 @@ def test_a_login_host_without_that_python_says_so(tmp_path: Path, home: Path):
     folder = submitted(tmp_path)
     with pytest.raises(AwayError, match="no '/nowhere/python3' there"):
         make_login(python="/nowhere/python3").push(folder, library(tmp_path))
+
+
+def test_links_come_as_what_they_stand_for_and_none_that_leads_out(tmp_path: Path, home: Path):
+    folder, login = submitted(tmp_path), make_login()
+    there = login.push(folder, library(tmp_path))
+    far = RunFolder(Path(there.run_dir))
+    write_tree(far.path, {"outputs/step/a": "1", "checkpoints/9.pt": "nine", "work/w": "w"})
+    write_tree(tmp_path, {"mine": "secret"})
+    for name, target in {
+        "latest": far.outputs / "step",
+        "best.pt": "../checkpoints/9.pt",
+        "w": far.work / "w",
+        "mine": tmp_path / "mine",
+        "record": "../run.json",
+    }.items():
+        (far.outputs / name).symlink_to(target)
+    os.mkfifo(far.outputs / "pipe")
+    store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
+
+    login.pull(folder, there.run_dir)
+
+    assert sorted(path.name for path in folder.outputs.iterdir()) == ["best.pt", "latest", "step", "w"]
+    assert (os.readlink(folder.outputs / "latest"), os.readlink(folder.outputs / "best.pt")) == (
+        "step",
+        "../checkpoints/9.pt",
+    )
+    assert (folder.outputs / "latest/a").read_text() + (folder.outputs / "best.pt").read_text() == "1nine"
+    assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
+
+
+@pytest.mark.parametrize(
+    ("header", "data"),
+    [
+        ({"file": "outputs/x", "how": "link", "target": "/etc"}, b""),
+        ({"file": "outputs/x", "how": "link", "target": "../run.json"}, b""),
+        ({"file": "outputs/x", "how": "link", "target": "../../../x"}, b""),
+        ({"file": "metrics/rank_0.jsonl", "how": "link", "target": "../outputs/x"}, b""),
+        ({"file": "outputs", "how": "link", "target": "checkpoints"}, b""),
+        ({"file": "target.json", "how": "part", "last": True, "mode": 0o644}, b"{}"),
+        ({"file": "snapshot", "how": "link", "target": "outputs"}, b""),
+        ({"file": "outputs/../run.json", "how": "part", "last": True, "mode": 0o644}, b"{}"),
+    ],
+)
+def test_a_login_host_that_lies_puts_nothing_elsewhere(tmp_path: Path, home: Path, header: dict, data: bytes):
+    folder = submitted(tmp_path)
+    before = sorted(path for path in folder.path.rglob("*") if path.parent.name != "outputs")
+    with pytest.raises(TargetError, match=r"must not take|leads out of the run's folder"):
+        _Taker(folder).take(header, data)
+    assert sorted(folder.path.rglob("*")) == before
+
+
+def test_what_comes_in_a_links_place_is_not_written_through_it(tmp_path: Path, home: Path):
+    folder = submitted(tmp_path)
+    write_tree(folder.path, {"checkpoints/9.pt": "nine"})
+    taker = _Taker(folder)
+    taker.take({"file": "outputs/latest", "how": "link", "target": "../checkpoints"}, b"")
+    taker.take({"file": "outputs/latest/9.pt", "how": "part", "last": True, "mode": 0o644}, b"other")
+    assert ((folder.checkpoints / "9.pt").read_text(), (folder.outputs / "latest/9.pt").read_text()) == (
+        "nine",
+        "other",
+    )

@@ -74,6 +74,8 @@ class Inbox:
             elif how == "left":
                 self._note_left(header)
             elif how == "dir":
+                if os.path.islink(path):
+                    os.unlink(path)  # the user's own, there in a folder's place before
                 os.makedirs(path, exist_ok=True)
                 self._origin[header["file"]] = rank
             elif how == "gone":

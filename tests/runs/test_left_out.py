@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from paceline.runs import left_out, work_dir
+from paceline.runs.files import append_line
+from paceline.runs.folder import RunFolder
+from tests.helpers import make_record, write_tree
+
+
+@pytest.fixture
+def folder(tmp_path):
+    top = tmp_path / "runs/digits_1_1"
+    write_tree(top, {"outputs/a": "1", "checkpoints/9.pt": "nine", "work/w": "w", "work/d/x": "x", "uploads/o/y": "y"})
+    (top / "work/outputs").symlink_to("../outputs")
+    return RunFolder(top)
+
+
+def names(folder):
+    return {one["name"]: one["why"] for one in left_out.find(folder)}
+
+
+def test_what_is_no_file_of_the_run_is_found_by_name(folder):
+    (folder.outputs / "etc").symlink_to("/etc")
+    (folder.checkpoints / "latest").symlink_to("gone")
+    (folder.outputs / "best").symlink_to("../checkpoints/9.pt")
+    os.mkfifo(folder.outputs / "pipe")
+    assert names(folder) == {
+        "checkpoints/latest": "a link to 'gone', where there is nothing",
+        "outputs/etc": "a link that leads out of the run, to '/etc'",
+        "outputs/pipe": "a pipe",
+    }
+
+
+def test_what_nodes_have_left_out_is_among_it_unless_it_has_come_later(folder):
+    for name in ("outputs/etc", "uploads/o/pipe", "outputs/a"):
+        append_line(folder.left_out, {"name": name, "why": "a pipe"})
+    assert sorted(names(folder)) == ["outputs/etc", "uploads/o/pipe"]
+
+
+def test_outputs_that_a_script_has_turned_elsewhere_are_named(folder, tmp_path):
+    (folder.work / "outputs").unlink()
+    (folder.work / "outputs").symlink_to(tmp_path)
+    assert names(folder) == {"work/outputs": f"a link in the place of the run's outputs, to {str(tmp_path)!r}"}
+
+
+def test_a_link_to_what_does_not_outlive_the_run_becomes_what_it_leads_to(folder):
+    (folder.outputs / "w").symlink_to("../work/w")
+    (folder.outputs / "d").symlink_to(folder.work / "d")
+    (folder.checkpoints / "y").symlink_to("../uploads/o/y")
+    (folder.work / "d/best").symlink_to("../../checkpoints/9.pt")
+    (folder.work / "d/etc").symlink_to("/etc")
+    (folder.outputs / "best").symlink_to("../checkpoints/9.pt")
+    folder.artifacts.symlink_to("work/d")
+    left_out.settle(folder)
+    assert not (folder.outputs / "w").is_symlink()
+    assert not folder.artifacts.is_symlink()
+    assert (folder.outputs / "best").is_symlink()
+    for path in (folder.work, folder.uploads):
+        path.rename(path.with_name(f"{path.name}-gone"))
+    assert (folder.outputs / "w").read_text() + (folder.checkpoints / "y").read_text() == "wy"
+    assert {path.name: path.read_text() for path in (folder.outputs / "d").iterdir()} == {"x": "x", "best": "nine"}
+    assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "best", "d", "w"]
+
+
+def test_links_of_a_folder_of_the_scripts_own_in_the_outputs_place_are_brought_where_they_belong(folder):
+    (folder.work / "outputs").unlink()
+    write_tree(folder.work, {"outputs/step/b": "2"})
+    (folder.work / "outputs/latest").symlink_to("step")
+    work_dir.rescue_outputs(folder)
+    assert ((folder.outputs / "latest").readlink().name, (folder.outputs / "latest/b").read_text()) == ("step", "2")
+
+
+def test_lines_for_people_name_some_and_count_the_rest():
+    record = make_record()
+    assert left_out.lines(record) == []
+    found = tuple({"name": f"outputs/{n}", "why": "a pipe"} for n in range(7))
+    record = replace(record, left_out=found, left_out_count=9)
+    assert left_out.lines(record) == [
+        *(f"'outputs/{n}' is a pipe" for n in range(5)),
+        f"and 4 more: paceline show {record.run_id} --json",
+    ]
+    assert len(left_out.lines(replace(record, left_out_count=7), limit=100)) == 7
