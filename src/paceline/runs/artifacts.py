@@ -31,7 +31,9 @@ def names(folder: RunFolder) -> list[str]:
 
 def files(folder: RunFolder) -> list[tuple[str, Path]]:
     """(name, where it lies, by a way without links) of each file, sorted by name."""
-    return sorted((_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file")
+    return sorted(
+        (_name(folder, entry), folder.path / entry.real) for entry in _entries(folder) if entry.kind == "file"
+    )
 
 
 def left_out(folder: RunFolder) -> list[str]:
