@@ -230,6 +230,14 @@ def test_what_a_queued_run_will_ask_for_is_needed(tmp_path, monkeypatch):
     assert environments._needed(tmp_path, EnvironmentStore(tmp_path), [queued]) == {"k"}
 
 
+def test_env_prune_leaves_what_living_runs_need(tmp_path, layers):
+    assert environments.free_keys(tmp_path) == {"a", "b", "c"}
+    run = RunFolder(tmp_path / "runs" / make(tmp_path, 1, status=states.RUNNING))
+    files.write_json(run.environment, {"key": "a"})
+    assert environments.free_keys(tmp_path) == {"b", "c"}
+    assert environments.free_keys(tmp_path / "none") == set()
+
+
 def test_only_named_kinds_go_unless_an_age_or_a_size_is_given(tmp_path, layers):
     assert not prune(tmp_path, Wish(), dry_run=True)
     assert keys(prune(tmp_path, Wish(older_than_s=30 * DAY), dry_run=True)) == ["a"]

@@ -167,7 +167,8 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
         ("Properties", ", ".join(f"{key}={value}" for key, value in found["properties"].items())),
         ("Attempts", [*map(_attempt, record.attempts)] if len(record.attempts) > 1 else ""),
         ("Left out", left_out.lines(record, limit=left_out.LIMIT)),
-        ("Folder", f"{folder.path}, {size_text(found['size_bytes'])}"),
+        ("Disk", size_text(found["size_bytes"])),
+        ("Folder", str(folder.path)),
     ]
     print_fields(lines, Status=state_colour(record.status))
     if found["metrics"]:
