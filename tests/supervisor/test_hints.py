@@ -46,3 +46,16 @@ def test_of_a_script_that_can_not_be_loaded_is_said_why_no_attempt_follows_if_on
     assert with_hints(told, asked).message.endswith("so none follows. Mend the source and submit it again.")
     assert with_hints(told, make_job(max_restarts=1)) is told
     assert with_hints(dataclasses.replace(told, attempt=2), asked).message == told.message
+
+
+@pytest.mark.parametrize(
+    ("values", "is_told"),
+    [
+        ({"distributed_backend": "mpi"}, True),
+        ({"distributed_backend": "mpi", "environment_variables": {"OMPI_MCA_btl": "self,vader,tcp"}}, False),
+        ({"distributed_backend": "gloo"}, False),
+    ],
+)
+def test_a_script_that_starts_processes_by_mpi_is_told_what_it_needs(values, is_told):
+    told = with_hints(report("mpi4py.MPI.Exception: MPI_ERR_INTERN: internal error"), make_job(**values))
+    assert ("OMPI_MCA_btl=self,vader,tcp" in told.message) == is_told

@@ -5,6 +5,7 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.targets.agents import Hello
+from paceline.targets.slurm import allocation as allocations
 from paceline.targets.slurm.allocation import Allocation, common_addresses, link_words, srun_words, step_environment
 
 ENVIRONMENT = {
@@ -121,3 +122,10 @@ def test_an_interface_that_a_node_lacks_is_named_with_those_it_has():
         TargetError, match="node n2 has no network interface 'ib0' with an IPv4 address; it has eth0, lo"
     ):
         common_addresses(["n1", "n2"], [hello("n1", ib0="10.1.0.1"), hello("n2", eth0="10.0.0.2")], "ib0")
+
+
+def test_a_node_that_does_not_answer_is_not_said_to_be_starting_for_ever():
+    # A cut node is one of the job's until Slurm notices.
+    assert allocations._starts_on([], 1) == "starts"
+    assert allocations._starts_on(["n1", "n2"], 1) == "starts on n1, n2"
+    assert allocations._starts_on(["n1"], 11).startswith("waits for n1 to answer: down, or cut off?")

@@ -34,6 +34,8 @@ OPEN_S = 60.0
 #: For a step to begin on a node that had one already.
 AGAIN_S = 8.0
 
+#: From then on a run says that a node is slow to answer. A guess: an agent starts within 2 s.
+_SLOW_S = 10.0
 #: Of the batch step's environment: would be taken by srun for options of the step.
 _FOR_SRUN = (
     *(
@@ -220,10 +222,10 @@ def _open_all(
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
     for thread in threads:
         thread.start()
-    gives_up = False
+    gives_up, began = False, time.monotonic()
     while any(thread.is_alive() for thread in threads) and not gives_up:
         left = [name for name in commands if name not in found and name not in errors]
-        gives_up = waiting(f"starts on {', '.join(left[:4])}{', ...' if len(left) > 4 else ''}" if left else "starts")
+        gives_up = waiting(_starts_on(left, time.monotonic() - began))
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -235,6 +237,17 @@ def _open_all(
             return None
         raise next(errors[name] for name in commands if name in errors)
     return [found[name] for name in commands]
+
+
+def _starts_on(left: Sequence[str], for_s: float) -> str:
+    """What a run waits for whose nodes `left` have not answered for so long. A node that was just lost may still be one of the
+    job's: Slurm notices it later than we."""
+    shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
+    if not left:
+        return "starts"
+    if for_s < _SLOW_S:
+        return f"starts on {shown}"
+    return f"waits for {shown} to answer: down, or cut off? Slurm takes a lost node away after its SlurmdTimeout"
 
 
 def _close_all(links: Sequence[Link]) -> None:

@@ -1,0 +1,173 @@
+"""Nothing that somebody else could have written is opened in a way that runs what is in it: pickles above all.
+
+The source is read for every call that can; each that there is stands here, with the reason why it is safe. A new one needs
+a reason, and a line in docs/security.md.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import paceline
+
+SOURCE = Path(paceline.__file__).parent
+DOCS = SOURCE.parents[1] / "docs"
+
+_OPENERS = frozenset(("pickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"))
+_OPENING = frozenset(("load", "loads", "Unpickler", "open"))
+_OBJECT_COLLECTIVES = frozenset(
+    (
+        *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+        *("send_object_list", "recv_object_list"),
+    )
+)
+#: mpi4py's methods in small letters send pickles.
+_OBJECTS_OF_MPI = frozenset(
+    (
+        *(
+            "bcast",
+            "allgather",
+            "gather",
+            "scatter",
+            "alltoall",
+            "allreduce",
+            "reduce",
+            "send",
+            "recv",
+            "isend",
+            "irecv",
+        ),
+        *("sendrecv", "exscan", "scan"),
+    )
+)
+
+OF_THE_GROUP = "between ranks that have met in the script's own process group, which is torch's to protect"
+OF_MPI = "between ranks of one mpirun, over Open MPI's own connections: shared memory on one machine"
+#: (file, what) -> why it is safe.
+ALLOWED = {
+    ("collectives/plain.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
+    ("compat/horovod/common/objects.py", "pickle.loads"): "signed by a rank with the run's secret, where there is one",
+    (
+        "compat/horovod/runner/call.py",
+        "pickle.loads",
+    ): "the ranks' results, over connections that have proved the job's key",
+    ("compat/horovod/runner/task.py", "pickle.load"): "of the process beside the rank, in a folder of mode 0700",
+    (
+        "compat/horovod/runner/task.py",
+        "pickle.loads",
+    ): "the same; and what this process has just pickled, to see whether it can",
+    **dict.fromkeys(
+        (
+            ("collectives/torch_calls.py", "comm.allgather"),
+            ("collectives/torch_calls.py", "comm.alltoall"),
+            ("collectives/torch_lane.py", "comm.allgather"),
+            ("compat/horovod/common/process_sets.py", "comm.allgather"),
+        ),
+        OF_MPI,
+    ),
+    **dict.fromkeys(
+        (
+            ("parallel/auto.py", "all_gather_object"),
+            ("parallel/auto.py", "broadcast_object_list"),
+            ("parallel/batches/agree.py", "all_gather_object"),
+            ("parallel/batches/order.py", "all_gather_object"),
+            ("parallel/batches/order.py", "broadcast_object_list"),
+            ("parallel/batches/same_data.py", "all_gather_object"),
+            ("parallel/check.py", "all_gather_object"),
+            ("parallel/checkpoint/store.py", "all_gather_object"),
+            ("parallel/checkpoint/whole.py", "all_gather_object"),
+            ("parallel/clip.py", "all_gather_object"),
+            ("parallel/evaluate.py", "all_gather_object"),
+            ("parallel/first.py", "broadcast_object_list"),
+            ("parallel/mesh.py", "broadcast_object_list"),
+            ("parallel/same_model.py", "all_gather_object"),
+            ("parallel/tensor/check.py", "all_gather_object"),
+        ),
+        OF_THE_GROUP,
+    ),
+}
+
+
+def found_in(tree: ast.AST) -> Iterator[str]:
+    """What in a module can run what it opens, by name."""
+    connections = any(
+        isinstance(node, ast.ImportFrom) and (node.module or "").startswith("multiprocessing")
+        for node in ast.walk(tree)
+    )
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in _OPENERS:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names if alias.name in _OPENING)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.value.id in _OPENERS and node.attr in _OPENING:
+                yield f"{node.value.id}.{node.attr}"
+            if node.value.id == "yaml" and node.attr.startswith(("load", "full_load", "unsafe_load")):
+                yield f"yaml.{node.attr}"
+        if isinstance(node, ast.Attribute) and node.attr in _OBJECT_COLLECTIVES | {"read_pickle"}:
+            # Horovod's, of common/objects.py, has a name of torch's.
+            yield from () if ast.unparse(node.value) == "objects" else (node.attr,)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            yield from _calls(node, node.func, connections)
+
+
+def _calls(node: ast.Call, func: ast.Attribute, connections: bool) -> Iterator[str]:
+    of = ast.unparse(func.value)
+    given = {word.arg: ast.unparse(word.value) for word in node.keywords}
+    if of == "torch" and func.attr == "load" and given.get("weights_only") != "True":
+        yield "torch.load"
+    if given.get("allow_pickle", "False") != "False":
+        yield "allow_pickle"
+    if func.attr in _OBJECTS_OF_MPI and of.rpartition(".")[2] in ("comm", "COMM_WORLD", "_comm", "mpi_comm"):
+        yield f"comm.{func.attr}"
+    if connections and func.attr in ("recv", "send") and "connection" in of:
+        yield f"Connection.{func.attr}"
+
+
+def test_whatever_could_run_what_it_opens_has_a_reason() -> None:
+    found = {
+        (str(path.relative_to(SOURCE)), what)
+        for path in SOURCE.rglob("*.py")
+        for what in found_in(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found - ALLOWED.keys() == set(), "new: read it as JSON, or give a reason here and in docs/security.md"
+    assert ALLOWED.keys() - found == set(), "gone: take it out of the list"
+    assert "## Pickles" in (DOCS / "security.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("import pickle\npickle.loads(x)", "pickle.loads"),
+        ("from pickle import loads", "pickle.loads"),
+        ("import marshal\nmarshal.load(f)", "marshal.load"),
+        ("class R(pickle.Unpickler): pass", "pickle.Unpickler"),
+        ("torch.load(f)", "torch.load"),
+        ("torch.load(f, weights_only=flag)", "torch.load"),
+        ("numpy.load(f, allow_pickle=True)", "allow_pickle"),
+        ("yaml.load(f, Loader=yaml.Loader)", "yaml.load"),
+        ("dist.broadcast_object_list(x)", "broadcast_object_list"),
+        ("self.comm.allgather(x)", "comm.allgather"),
+        ("from multiprocessing.connection import Connection\nconnection.recv()", "Connection.recv"),
+    ],
+)
+def test_the_look_would_see_it(text: str, what: str) -> None:
+    assert what in set(found_in(ast.parse(text)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.load(f, weights_only=True)",
+        "yaml.safe_load(f)",
+        "pickle.dumps(x)",
+        "comm.Allgather(x, y)",
+        "sock.recv(3)",
+        "hvd.allgather(x)",
+        "json.loads(x)",
+    ],
+)
+def test_what_runs_nothing_needs_no_reason(text: str) -> None:
+    assert list(found_in(ast.parse(text))) == []
