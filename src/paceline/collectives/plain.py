@@ -1,8 +1,9 @@
 """The engine's messages as bytes: numbers, text, bytes, tuples, and what it has of its own. Nothing else is ever made.
 
 They are pickles, for speed: a message of a usual step is a tuple of numbers, which JSON takes several times as long for, and
-it knows no bytes. What pickles can do beyond that, call any function there is, is refused: whoever could send one would run what he likes here
-(https://docs.python.org/3/library/pickle.html#restricting-globals). So a message that was forged can be wrong, no more.
+JSON knows no bytes. What pickles can do beyond that, call any function there is, is refused: whoever could send one would run
+what he likes here (https://docs.python.org/3/library/pickle.html#restricting-globals). So a message that was forged can be
+wrong, no more.
 """
 
 from __future__ import annotations
