@@ -231,8 +231,8 @@ def test_the_last_lines_are_those_that_the_whole_log_ends_with(long: Gallery) ->
     ]
     of_one = long("logs", long.good, "--rank", "1").stdout
     assert long("logs", long.good, "--rank", "1", "-n", "53").stdout == "".join(of_one.splitlines(keepends=True)[-53:])
-    first = long("logs", long.good, "--attempt", "1", "-n", "2").stdout
-    assert first == "[1: rank 1] line 1 48\n[1: rank 1] line 1 49\n"
+    first = [line for line in everything if line.startswith("[1:")]
+    assert long("logs", long.good, "--attempt", "1", "-n", "2").stdout.splitlines() == first[-2:]
     driver = long("logs", long.good, "--driver").stdout.splitlines()
     assert long("logs", long.good, "--driver", "-n", "2").stdout.splitlines() == driver[-2:]
 
