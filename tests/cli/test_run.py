@@ -118,6 +118,24 @@ def test_run_says_what_the_script_left(cli: Cli) -> None:
     assert f"The script also left in {folder / 'work'}: beside\n" in done.stderr
 
 
+def test_run_names_what_the_script_left_that_is_no_file_of_the_runs(cli: Cli) -> None:
+    script = cli.script("import os\nos.symlink('/etc', 'outputs/etc')\nos.mkfifo('outputs/p\\x1b[2Jipe')\n")
+    done = cli("run", script)
+
+    assert "Completed" in done.stderr
+    assert "Outputs in" not in done.stderr
+    told = ["'outputs/etc' is a link that leads out of the run, to '/etc'", "'outputs/p\\x1b[2Jipe' is a pipe"]
+    for shown in (done.stderr, cli("status").stdout):
+        assert all(f"Left out: {text}\n" in shown for text in told)
+    assert all(text in cli("show").stdout for text in told)
+    found = cli.json("show")
+    assert ([one["name"] for one in found["left_out"]], found["left_out_count"], found["files"]) == (
+        ["outputs/etc", "outputs/p\x1b[2Jipe"],
+        2,
+        ["logs/driver.log", "logs/rank_0.log"],
+    )
+
+
 def test_run_with_json_prints_json_alone_on_standard_output(cli: Cli) -> None:
     done = cli("run", "--json", cli.script("print('out')\nraise SystemExit(3)\n"), code=3)
     found = json.loads(done.stdout)

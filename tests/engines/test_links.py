@@ -110,6 +110,7 @@ def test_links_are_resolved_where_they_were_made_and_no_other_files_are_had_thro
     stored = Path(store.url) / "up"
     assert {str(path.relative_to(stored)): path.read_text() for path in stored.rglob("*") if path.is_file()} == stays
     assert read_json(run.folder.data)["outputs"][0]["files"] == len(stays)
+    assert not list(run.folder.uploads.iterdir())
     names = [name for name in run.get_file_names() if not name.startswith("logs/")]
     assert names == sorted(["plots/a.txt", *(f"outputs/{name}" for name in stays)])
     run.download_files("outputs/", str(top))

@@ -193,4 +193,6 @@ def test_a_folder_takes_the_place_of_a_link_and_a_link_that_is_gone_goes(of_run)
 def test_what_a_node_leaves_out_is_noted_once(of_run):
     for _ in range(2):
         of_run.take({"file": "outputs/pipe", "how": "left", "why": "a pipe"}, b"")
+    of_run.take({"file": "../../x", "how": "left", "why": "a pipe"}, b"")
     assert list(json_lines(of_run.top / "left_out.jsonl")) == [{"name": "outputs/pipe", "why": "a pipe"}]
+    assert os.listdir(of_run.top) == ["left_out.jsonl"], "no folder is made for it: the output may be stored and gone"

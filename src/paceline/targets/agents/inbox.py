@@ -61,8 +61,11 @@ class Inbox:
             OSError: no room; PermissionError for a name that leaves the folder.
         """
         with self._lock:
-            path = self._path(header["file"])
             how = header["how"]
+            if how == "left":
+                self._note_left(header)
+                return
+            path = self._path(header["file"])
             if how == "grow":
                 self._grow(path, header, data, group)
             elif how == "append":
@@ -71,8 +74,6 @@ class Inbox:
                 self._part(path, header, data, rank)
             elif how == "link":
                 self._link(path, header, rank)
-            elif how == "left":
-                self._note_left(header)
             elif how == "dir":
                 if os.path.islink(path):
                     os.unlink(path)  # the user's own, there in a folder's place before
@@ -114,7 +115,7 @@ class Inbox:
             os.replace(beside, path)
 
     def _note_left(self, header: dict[str, Any]) -> None:
-        if self._of_run and (header["file"], header["why"]) not in self._left:
+        if self._of_run and _is_written_there(header["file"]) and (header["file"], header["why"]) not in self._left:
             self._left.add((header["file"], header["why"]))
             append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
 
