@@ -74,6 +74,23 @@ def test_links_of_a_folder_of_the_scripts_own_in_the_outputs_place_are_brought_w
     assert ((folder.outputs / "latest").readlink().name, (folder.outputs / "latest/b").read_text()) == ("step", "2")
 
 
+@pytest.mark.parametrize("place", ["outputs", "outputs/esc", "work"])
+def test_nothing_is_moved_out_of_the_run_nor_into_it_through_a_link(folder, tmp_path, place):
+    """As a script in a container may try, which can't write where its supervisor can."""
+    theirs = write_tree(tmp_path / "home", {"outputs/esc/old": "mine"})
+    (folder.work / "outputs").unlink()
+    write_tree(folder.work, {"outputs/esc/key": "theirs", "outputs/new": "theirs"})
+    target = folder.path / place
+    if target.exists():
+        target.rename(tmp_path / "away")
+    target.symlink_to(theirs)
+    work_dir.rescue_outputs(folder)
+    work_dir.clean(folder)
+    left_out.settle(folder)
+    assert [str(path.relative_to(theirs)) for path in theirs.rglob("*") if path.is_file()] == ["outputs/esc/old"]
+    assert not list(folder.path.glob("outputs/**/old")) or place == "outputs"
+
+
 def test_lines_for_people_name_some_and_count_the_rest():
     record = make_record()
     assert left_out.lines(record) == []

@@ -12,6 +12,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from paceline.links import KEPT
 from paceline.runs.folder import RunFolder
 
 
@@ -35,7 +36,7 @@ def make(folder: RunFolder) -> Path:
 def clean(folder: RunFolder) -> None:
     """Remove from the working directory what is as it was in the snapshot; the directory too, if nothing else is there."""
     work = folder.work
-    if not work.is_dir():
+    if not work.is_dir() or work.is_symlink():
         return
     with contextlib.suppress(OSError):
         rescue_outputs(folder)
@@ -55,17 +56,20 @@ def clean(folder: RunFolder) -> None:
 def rescue_outputs(folder: RunFolder) -> None:
     """Move files of a script that put a folder of its own in the place of the link to the outputs to where they belong.
 
+    No link leads them elsewhere: a script in a container may not write where the supervisor may.
+
     Raises:
         OSError: no space, or no right to.
     """
-    outputs = folder.work / "outputs"
-    if outputs.is_symlink():
+    outputs, top = folder.work / "outputs", os.path.realpath(folder.path)
+    if outputs.is_symlink() or folder.work.is_symlink():
         return
     for directory, folders, files in os.walk(outputs):
         links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
         for name in (*files, *links):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
-            if not os.path.lexists(target):
+            place = os.path.relpath(os.path.realpath(target.parent), top)
+            if not os.path.lexists(target) and place.split(os.sep)[0] in KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
 
