@@ -29,6 +29,19 @@ TORCH = KEEP + (
     "keep([dist.get_backend(), dist.get_world_size(), model.module.weight.grad.tolist()])\n"
     "dist.destroy_process_group()\n"
 )
+ELASTIC = KEEP + (
+    "import signal\n"
+    "import torch\n"
+    "import horovod.torch as hvd\n"
+    "hvd.init()\n"
+    "@hvd.elastic.run\n"
+    "def train(state):\n"
+    "    for state.batch in range(state.batch, 50):\n"
+    "        if hvd.rank() == 1 and state.batch == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+    "        hvd.allreduce(torch.ones(1), name='step')\n"
+    "        state.commit()\n"
+    "train(hvd.elastic.TorchState(batch=0))\n"
+)
 WORLD = {"estimator": pl.PyTorch, "distributed_backend": "mpi", "process_count_per_node": 2}
 
 
@@ -68,3 +81,12 @@ def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab, script: str, en
     assert run.failure is not None
     assert (run.failure.cause, run.failure.rank, run.failure.exit_code) == ("exception", 1, code)
     assert exit_codes(run)["0"] != 0
+
+
+def test_a_killed_rank_of_an_elastic_script_is_named_not_the_one_that_lost_it(lab: Lab) -> None:
+    """The other starts the engine anew, which MPI can't do after a death: it was blamed for that."""
+    run = lab.finish(ELASTIC, **WORLD)
+    assert run.failure is not None
+    assert (run.failure.cause, run.failure.rank, run.failure.signal) == ("killed", 1, "SIGKILL")
+    [(victim, what)] = run.failure.victims
+    assert (victim, "rank 1 was lost, and MPI can't go on" in what) == (0, True)

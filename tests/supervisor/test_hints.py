@@ -35,6 +35,37 @@ def test_fit_under_keras_3_is_told_what_works():
     assert "TF_USE_LEGACY_KERAS" in told.message
 
 
+@pytest.mark.parametrize(
+    ("exception", "line"),
+    [
+        ("TypeError: 'list' object is not callable", "hvd.broadcast_variables(opt.variables(), root_rank=0)"),
+        ("TypeError: Trainer.compile() got an unexpected keyword argument 'experimental_run_tf_function'", ""),
+        ("ValueError: Argument(s) not recognized: {'lr': 0.1}", ""),
+        ("AttributeError: module 'keras.backend' has no attribute 'get_session'", ""),
+        ("AttributeError: 'Sequential' object has no attribute 'fit_generator'", ""),
+        ("AttributeError: 'SGD' object has no attribute 'lr'", "tf.keras.backend.set_value(opt.lr, 0.1)"),
+        ("ImportError: `keras.optimizers.legacy` is not supported in Keras 3.", ""),
+        ("ModuleNotFoundError: No module named 'keras.layers.core'", ""),
+    ],
+)
+def test_a_script_for_keras_2_is_told_how_it_runs(exception, line):
+    told = dataclasses.replace(
+        report(exception), traceback=f"Traceback (most recent call last):\n  {line}\n{exception}"
+    )
+    job = make_job(environment_variables={"TF_USE_LEGACY_KERAS": "1"})
+    assert "pip_packages=['tf_keras']" in with_hints(told, make_job()).message
+    assert "TF_USE_LEGACY_KERAS" in with_hints(told, make_job()).message
+    assert with_hints(told, job) is told
+
+
+@pytest.mark.parametrize(
+    "exception", ["AttributeError: 'SGD' object has no attribute 'lr'", "TypeError: 'list' object is not callable"]
+)
+def test_what_other_libraries_say_too_is_not_taken_for_keras(exception):
+    told = dataclasses.replace(report(exception), traceback="  import torch\n  print(opt.lr, losses())")
+    assert with_hints(told, make_job()) is told
+
+
 def test_what_the_ranks_waited_for_comes_last():
     told = with_hints(report(None), make_job(), "At its end the ranks were stalled: x.")
     assert told.message == "Rank 1 failed. At its end the ranks were stalled: x."

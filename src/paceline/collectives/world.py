@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.collectives import mpi
-from paceline.collectives.errors import ArgumentError, CollectivesError
+from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
 from paceline.collectives.peers import Place
 from paceline.collectives.transport import Transport
 
@@ -30,6 +30,7 @@ _comm: Any = None
 _comm_places: Sequence[Place] = ()
 #: Ranks that were lost, and the rendezvous that they were of. Another one may be joined, the same one not.
 _lost: tuple[set[int], object] = (set(), None)
+_lost_of_mpi: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +98,18 @@ def _join_mpi(environ: Mapping[str, str]) -> World:
     global _comm, _comm_places
     world = mpi.world()
     if mpi.is_abandoned():
-        raise CollectivesError(
-            "a rank was lost, and MPI can't go on in this process. Let the run be restarted (max_restarts)."
-        )
+        names = ", ".join(map(str, sorted(_lost_of_mpi)))
+        told = f"rank {names} was lost, and MPI can't go on in this process without it"
+        if not _lost_of_mpi:
+            told = "communication has failed before, and MPI can't go on in this process"
+        text = f"{told}. Let the run be restarted (max_restarts)."
+        raise LostRankError(text, min(_lost_of_mpi)) if _lost_of_mpi else CollectivesError(text)
     generation = next(_generations[MPI])
     if _comm is None:
         _comm = world.Dup()
         _comm_places = Place.of_all(MpiTransport(_comm), environ)
     transport = MpiTransport(_comm, generation) if _comm.size > 1 else None
-    return World(name=MPI, transport=transport, places=_comm_places, generation=generation)
+    return World(name=MPI, transport=transport, places=_comm_places, lost_ranks=_lost_of_mpi, generation=generation)
 
 
 def _join_gloo(environ: Mapping[str, str]) -> World:
@@ -118,10 +122,11 @@ def _join_gloo(environ: Mapping[str, str]) -> World:
         return World(name=GLOO, transport=None, places=Place.of_all(None, environ))
     if _lost[0] and _lost[1] == where:
         names = ", ".join(map(str, sorted(_lost[0])))
-        raise CollectivesError(
+        raise LostRankError(
             f"rank {names} of {size} was lost, and nobody has started it again: this process is still told RANK={rank}, "
             f"WORLD_SIZE={size}, MASTER_ADDR={host}, MASTER_PORT={port}. Let the run be restarted (max_restarts), or "
-            "set these variables to those of the ranks that are left, and a free port, before hvd.init()."
+            "set these variables to those of the ranks that are left, and a free port, before hvd.init().",
+            min(_lost[0]),
         )
     generation = next(_generations[where[1:]])
     meeting = rendezvous.meet(environ, generation)

@@ -23,7 +23,7 @@ _LOST_PEER = re.compile(
     r"|connectFullMesh failed|gloo.*(timed out|timeout)|timed out (after )?waiting .*(recv|send|operation)|wait timeout after"
     r"|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError|ncclSystemError|NCCL communicator was aborted"
     r"|failed to recv, got 0 bytes|recvValue failed|sendBytes failed|TCPStore.*(closed|reset|timed? ?out)"
-    r"|Horovod(Internal|Unknown)Error|UnavailableError|MPI_ERR_PROC_FAILED|MPI_ERR_REVOKED|coordination service"
+    r"|Horovod(Internal|Unknown)Error|LostRankError|UnavailableError|MPI_ERR_PROC_FAILED|MPI_ERR_REVOKED|coordination service"
     r"|Connection(Reset|Aborted)Error|BrokenPipeError",
     re.IGNORECASE,
 )

@@ -18,6 +18,22 @@ _KERAS = (
     "tf_keras (pip_packages=['tf_keras'], environment_variables={'TF_USE_LEGACY_KERAS': '1'}); a training loop of the "
     "script's own with strategy.run; or horovod.keras with distributed_backend='mpi'. See docs/estimators.md."
 )
+#: What Keras 3 says to a script that was written for Keras 2, with words of Keras's own in it.
+_OF_KERAS_2 = re.compile(
+    r"Trainer\.compile\(\) got an unexpected keyword argument|Argument\(s\) not recognized: \{'(lr|decay)'"
+    r"|`keras\.optimizers\.legacy` is not supported|module 'keras[\w.]*' has no attribute"
+    r"|cannot import name '\w+' from '(tensorflow\.)?keras|No module named '(tensorflow\.)?keras\."
+    r"|object has no attribute '(fit|predict|evaluate)_generator'|passed to BatchNormalization: \{'fused'"
+    r"|Could not interpret optimizer identifier: <tensorflow\.python\.training"
+)
+#: The same without such words; they count where the traceback speaks of Keras.
+_PERHAPS_OF_KERAS_2 = re.compile(
+    r"'list' object is not callable|object has no attribute '(lr|get_weights|set_weights|ref|get_session)'"
+)
+_LEGACY_KERAS = (
+    "The script is written for Keras 2, and tf.keras is Keras 3. It runs as it is with pip_packages=['tf_keras'] and "
+    "environment_variables={'TF_USE_LEGACY_KERAS': '1'}."
+)
 
 #: What Open MPI says of two processes that no transport connects; its own words are in the log.
 _UNREACHABLE = re.compile(r"MPI_ERR_INTERN|MPI_ERR_UNREACH|MPI_ERR_SPAWN|unable to reach each other|unreachable proc")
@@ -30,7 +46,14 @@ _SPAWN = (
 
 def with_hints(report: FailureReport, job: Job, stalled: str | None = None) -> FailureReport:
     """The report, its message with what helps against this failure. stalled: what ranks were waiting for at the end."""
-    hints = (_of_gpus(report, job), _of_keras(report), _of_spawning(report, job), _of_source(report, job), stalled)
+    hints = (
+        _of_gpus(report, job),
+        _of_keras(report),
+        _of_keras_2(report, job),
+        _of_spawning(report, job),
+        _of_source(report, job),
+        stalled,
+    )
     found = [text for text in hints if text]
     return dataclasses.replace(report, message=" ".join([report.message, *found])) if found else report
 
@@ -56,6 +79,18 @@ def _of_spawning(report: FailureReport, job: Job) -> str | None:
     if "OMPI_MCA_btl" in job.environment_variables:
         return None
     return _SPAWN if _UNREACHABLE.search(report.exception or "") else None
+
+
+def _of_keras_2(report: FailureReport, job: Job) -> str | None:
+    """Keras 3 took away what most older examples call: `opt.variables()`, `opt.lr`, `experimental_run_tf_function`."""
+    said = report.exception or ""
+    if job.environment_variables.get("TF_USE_LEGACY_KERAS") == "1":
+        return None
+    if _OF_KERAS_2.search(said):
+        return _LEGACY_KERAS
+    told = "\n".join([report.traceback or "", *report.last_lines])
+    is_keras = "keras" in told.lower() or ("is not callable" in said and ".variables()" in told)
+    return _LEGACY_KERAS if is_keras and _PERHAPS_OF_KERAS_2.search(said) else None
 
 
 def _of_source(report: FailureReport, job: Job) -> str | None:

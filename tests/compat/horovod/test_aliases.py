@@ -33,7 +33,18 @@ MODULES = (
     "horovod.data",
     "horovod.data.data_loader_base",
     "horovod.runner",
+    "horovod.runner.common",
+    "horovod.runner.common.util.codec",
+    "horovod.runner.common.util.env",
+    "horovod.runner.common.util.host_hash",
+    "horovod.runner.common.util.hosts",
+    "horovod.runner.common.util.safe_shell_exec",
+    "horovod.runner.common.util.secret",
+    "horovod.runner.common.util.settings",
+    "horovod.runner.common.util.timeout",
+    "horovod.runner.common.util.tiny_shell_exec",
     "horovod.runner.launch",
+    "horovod.runner.util.threads",
 )
 KERAS = (
     "horovod.tensorflow",
@@ -134,6 +145,15 @@ def test_uninstalling_takes_the_name_away():
 def test_what_is_not_there_says_so():
     code = "import paceline.compat as c; c.install('horovod'); import horovod.mxnet"
     assert "MXNet is retired" in run(code, check=False)
+    for name in (
+        "http.http_server",
+        "driver.driver_service",
+        "gloo_run",
+        "common.service.task_service",
+        "util.network",
+    ):
+        code = f"import paceline.compat as c; c.install('horovod'); import horovod.runner.{name}"
+        assert "horovod.runner.launch._run (docs/horovod.md)" in run(code, check=False)
     code = "import paceline.compat as c; c.install('horovod'); import horovod.torch.nothing"
     assert "No module named 'horovod.torch.nothing'" in run(code, check=False)
 

@@ -18,6 +18,32 @@ _ABSENT = {
     "mxnet": "MXNet is retired",
     "spark": "use an estimator of Paceline, or horovod itself, on Spark",
     "ray": "use a compute target of Paceline",
+    "tensorflow.data": "read with tf.data on each rank, or with torch's DataLoader",
+}
+_JOBS = (
+    "Horovod's own services for starting ranks are not here. A job is started by horovod.run, by horovodrun, or, with "
+    "horovod.runner._HorovodArgs, by horovod.runner.launch._run"
+)
+_ABSENT |= {
+    f"runner.{name}": _JOBS
+    for name in (
+        "common.service",
+        "common.util.config_parser",
+        "common.util.network",
+        "driver",
+        "elastic",
+        "gloo_run",
+        "http",
+        "js_run",
+        "mpi_run",
+        "run_task",
+        "task_fn",
+        "util.cache",
+        "util.lsf",
+        "util.network",
+        "util.remote",
+        "util.streams",
+    )
 }
 
 
@@ -57,10 +83,8 @@ class _Finder(MetaPathFinder):
             return None
         rest = fullname[len("horovod") :]
         first = rest[1:].partition(".")[0]
-        if first in _ABSENT:
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r}: {_ABSENT[first]} (docs/horovod.md).", name=fullname
-            )
+        if (instead := _ABSENT.get(rest[1:]) or _ABSENT.get(first)) is not None:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: {instead} (docs/horovod.md).", name=fullname)
         own = importlib.util.find_spec(_OURS + rest)
         if own is None or first == "aliases":
             return None

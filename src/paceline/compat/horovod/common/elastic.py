@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+from paceline.collectives.errors import CollectivesError
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 
 T = TypeVar("T")
@@ -156,11 +157,12 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         notification_manager.init()
         notification_manager.register_listener(state)
         is_new, skip_sync, restores, commits = True, False, 0, state._commits
+        last: Exception | None = None
         try:
             while True:
                 try:
                     if not is_new:
-                        reset()
+                        _reset(reset, last)
                         state.on_reset()
                     if not skip_sync:
                         state.sync()
@@ -172,11 +174,19 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                         raise
                     _log.warning("a collective has failed; going back to the last commit: %s", error)
                     state.restore()
-                    skip_sync = False
+                    skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:
-                    skip_sync = change.skip_sync
+                    skip_sync, last = change.skip_sync, change
                 is_new = False
         finally:
             notification_manager.remove_listener(state)
 
     return wrapper
+
+
+def _reset(reset: Callable[[], object], why: Exception | None) -> None:
+    """Start the engine anew. Where that can't be done, the error has in its traceback why it had to be."""
+    try:
+        reset()
+    except CollectivesError as error:
+        raise error from why

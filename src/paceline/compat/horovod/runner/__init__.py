@@ -5,6 +5,7 @@
     driver     one job: start, watch, end                            output     the ranks' lines, with their prefixes
     rank       beside each rank; kills it when the driver is gone    wire       the line between the two
     call       functions for `horovod.run`                           launch     the command itself
+    launcher_arguments, common/, util/                               what launchers and helpers built on Horovod import
 
 No run of Paceline's is made: nothing is copied, nothing recorded (docs/horovodrun.md).
 """
@@ -12,6 +13,8 @@ No run of Paceline's is made: nothing is copied, nothing recorded (docs/horovodr
 from __future__ import annotations
 
 from typing import Any
+
+from paceline.compat.horovod.runner.launcher_arguments import _HorovodArgs as _HorovodArgs
 
 __all__ = ["run", "run_commandline"]
 

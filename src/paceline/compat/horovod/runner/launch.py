@@ -8,16 +8,18 @@ import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paceline import processes
 from paceline.compat.horovod.runner import hosts as host_lists
+from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
 from paceline.compat.horovod.runner import settings, start
 from paceline.compat.horovod.runner.driver import Driver, Job
 from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import Outcome
-from paceline.errors import PacelineError, UserError
+from paceline.errors import PacelineError, RunFailedError, UserError
 
 _START_TIMEOUT_S = 30.0
 _ELASTIC = ("min_np", "max_np", "host_discovery_script", "slots", "elastic_timeout", "reset_limit")
@@ -48,18 +50,12 @@ def main(argv: Sequence[str]) -> int:
 
             print(text())
             return 0
-        job = _job(options)
-        for line in settings.without_meaning(options):
-            print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
-        output = Output(len(job.slots), folder=options.output_filename, timestamps=options.prefix_timestamp)
         try:
-            outcome = Driver(job, output).run()
+            outcome = _driven(options)
         except BrokenPipeError:
             # Nobody reads any more: `horovodrun ... | head`. What Python would still flush would fail as well.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             return 128 + signal.SIGPIPE
-        finally:
-            output.close()
     except PacelineError as error:
         print(f"horovodrun: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -67,6 +63,36 @@ def main(argv: Sequence[str]) -> int:
         print(f"horovodrun: {error}. Is there room in {tempfile.gettempdir()} and /dev/shm?", file=sys.stderr)
         return 1
     return _ended(outcome)
+
+
+def parse_args() -> Namespace:
+    """The options that this process was given, for `_run`; a launcher of its own may change them in between."""
+    return command_line.parse(sys.argv[1:])
+
+
+def _run(args: Any) -> list[Any] | None:
+    """Run a job that a launcher built on Horovod has put together: `_HorovodArgs`, or what `parse_args` gives.
+
+    The results of `run_func` on the ranks, where there is one; else None.
+
+    Raises:
+        RunFailedError: a rank failed, or could not be started; the message says which, and why. Also a RuntimeError.
+        UserError: the job can't be run as it is. Also a ValueError.
+    """
+    options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
+    if options is None:
+        options = arguments.options(args, command_line.parse([]))
+        if args.run_func is not None:
+            return _function(args, options)
+    outcome = _driven(options)
+    if outcome.stopped_by == signal.SIGINT:
+        raise KeyboardInterrupt
+    if outcome.stopped_by is not None:
+        raise RunFailedError(f"the job was stopped by {signal.Signals(outcome.stopped_by).name}.")
+    failed = why(outcome)
+    if outcome.problem is not None or failed is not None:
+        raise RunFailedError(outcome.problem or (failed or (0, 0, ""))[2])
+    return None
 
 
 def why(outcome: Outcome) -> tuple[int, int, str] | None:
@@ -156,6 +182,40 @@ def refuse_elastic(*given: object) -> None:
             "join nor leave a running job. Start it with `paceline run --backend mpi --max-restarts 3`: the next attempt "
             "goes on from the script's checkpoints; or give -np alone."
         )
+
+
+def _driven(options: Namespace) -> Outcome:
+    """What came of the job that the options describe."""
+    job = _job(options)
+    for line in settings.without_meaning(options):
+        print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
+    output = Output(len(job.slots), folder=options.output_filename, timestamps=options.prefix_timestamp)
+    try:
+        return Driver(job, output).run()
+    finally:
+        output.close()
+
+
+def _function(args: Any, options: Namespace) -> list[Any]:
+    from paceline.compat.horovod.runner.call import run
+
+    refuse_elastic(*(getattr(options, name) for name in _ELASTIC), options.blacklist_cooldown_range)
+    return run(
+        args.run_func,
+        num_proc=options.np,
+        hosts=options.hosts,
+        hostfile=options.hostfile,
+        start_timeout=options.start_timeout,
+        ssh_port=options.ssh_port,
+        ssh_identity_file=options.ssh_identity_file,
+        output_filename=options.output_filename,
+        verbose=options.verbose,
+        use_gloo=options.gloo,
+        use_mpi=options.mpi,
+        mpi_args=options.mpi_args,
+        network_interfaces=options.network_interfaces,
+        executable=args.executable,
+    )
 
 
 def _job(options: Namespace) -> Job:

@@ -1,0 +1,104 @@
+"""Hosts with their slots, and the place of each rank on them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from paceline.compat.horovod.runner import hosts as _hosts
+
+_HOST = re.compile(r"[\w.-]+:[0-9]+")
+
+
+@dataclass
+class HostInfo:
+    """A machine, and how many ranks it takes."""
+
+    hostname: str
+    slots: int
+
+    @staticmethod
+    def from_string(host_string: str) -> HostInfo:
+        """Of `name:slots`."""
+        [name], [slots] = parse_hosts_and_slots(host_string)[0], parse_hosts_and_slots(host_string)[1].values()
+        return HostInfo(name, slots)
+
+
+@dataclass
+class SlotInfo:
+    """Where one rank runs."""
+
+    hostname: str
+    rank: int
+    local_rank: int
+    cross_rank: int
+    size: int
+    local_size: int
+    cross_size: int
+
+    def to_response_string(self) -> str:
+        """rank,size,local_rank,local_size,cross_rank,cross_size"""
+        _, rank, local_rank, cross_rank, size, local_size, cross_size = astuple(self)
+        return f"{rank},{size},{local_rank},{local_size},{cross_rank},{cross_size}"
+
+
+INVALID_SLOT_INFO = SlotInfo("", -1, -1, -1, -1, -1, -1)
+
+
+def parse_host_files(filename: str) -> str:
+    """`host:slots,host:slots` of a file with a line `host slots=N` for each.
+
+    Raises:
+        ValueError: it can't be read, or has a line that is no host.
+    """
+    return ",".join(f"{host.name}:{host.slots}" for host in _hosts.read(filename))
+
+
+def parse_hosts_and_slots(hosts: str) -> tuple[list[str], dict[str, int]]:
+    """The names, and name -> slots, of `host:slots,host:slots`.
+
+    Raises:
+        ValueError: a part is no host.
+    """
+    parts = [part.strip() for part in hosts.split(",")]
+    wrong = [part for part in parts if not _HOST.fullmatch(part)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} in {hosts!r} is no host. Write them as worker-0:2,worker-1:2.")
+    pairs = [part.rsplit(":", 1) for part in parts]
+    return [name for name, _ in pairs], {name: int(slots) for name, slots in pairs}
+
+
+def parse_hosts(hosts_string: str) -> list[HostInfo]:
+    """The hosts of `host:slots,host:slots`.
+
+    Raises:
+        ValueError: a part is no host.
+    """
+    return [HostInfo.from_string(part) for part in hosts_string.split(",")]
+
+
+def get_host_assignments(
+    hosts: Sequence[HostInfo], min_num_proc: int, max_num_proc: int | None = None
+) -> list[SlotInfo]:
+    """The place of each rank: hosts are filled in their order, all their slots unless `max_num_proc` says fewer.
+
+    Raises:
+        ValueError: there are fewer slots than `min_num_proc`.
+    """
+    given = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
+    free = sum(host.slots for host in given)
+    size = free if max_num_proc is None else min(free, max_num_proc)
+    places = _hosts.slots(given, max(size, min_num_proc))
+    return [
+        SlotInfo(
+            hostname=place.host,
+            rank=place.rank,
+            local_rank=place.local_rank,
+            cross_rank=place.cross_rank,
+            size=size,
+            local_size=place.local_size,
+            cross_size=place.cross_size,
+        )
+        for place in places
+    ]

@@ -1,0 +1,93 @@
+"""A shell's command whose processes end with this one, however it ends."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.compat.horovod.runner.util.threads import in_thread, on_event
+
+#: Between SIGTERM and SIGKILL.
+GRACEFUL_TERMINATION_TIME_S = 5
+_BESIDE = str(Path(__file__).with_name("beside_shell.py"))
+
+
+def execute(
+    command: str | Sequence[str],
+    env: Mapping[str, str] | None = None,
+    stdout: Any = None,
+    stderr: Any = None,
+    index: Any = None,
+    events: Sequence[threading.Event] | None = None,
+    prefix_output_with_timestamp: bool = False,
+) -> int:
+    """The exit code of the command, 128+n where signal n has ended it. What it prints is forwarded line by line.
+
+    stdout, stderr: streams of text; this process's by default. index: stands in front of each line, as `[index]<stdout>:`.
+    events: when one of them is set, the command and all that it has started get SIGTERM, and SIGKILL after five seconds;
+        so they do when this process ends, is interrupted, or is killed.
+    """
+    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+    # Its standard input is this process's line to it: it ends when this process does.
+    beside = subprocess.Popen(
+        [sys.executable, "-S", _BESIDE, str(GRACEFUL_TERMINATION_TIME_S), *argv],
+        env=None if env is None else dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert beside.stdin is not None
+    line, lock = beside.stdin, threading.Lock()
+
+    def end() -> None:
+        with lock:
+            line.close()
+
+    readers = [
+        in_thread(_forward, (source, target or default, name, index, prefix_output_with_timestamp))
+        for source, target, default, name in (
+            (beside.stdout, stdout, sys.stdout, "stdout"),
+            (beside.stderr, stderr, sys.stderr, "stderr"),
+        )
+    ]
+    stop = threading.Event()
+    for event in events or ():
+        on_event(event, end, stop=stop, check_stop_interval_s=0.1, silent=True)
+    try:
+        code = beside.wait()
+    except BaseException:
+        end()
+        beside.wait()
+        raise
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+        end()
+    return code if code >= 0 else 128 - code
+
+
+def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bool) -> None:
+    decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
+
+    def write(text: str) -> None:
+        when = time.asctime() if is_timed else ""
+        target.write(text if index is None else f"{when}[{index}]<{name}>:{text}")
+        target.flush()
+
+    with source:
+        while data := os.read(source.fileno(), 1 << 16):
+            *lines, left = re.split("(?<=[\r\n])", left + decoder.decode(data))
+            for text in lines:
+                write(text)
+    if left := left + decoder.decode(b"", final=True):
+        write(left)

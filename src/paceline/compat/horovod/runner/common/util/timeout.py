@@ -1,0 +1,35 @@
+"""A time by which something has to be done."""
+
+from __future__ import annotations
+
+import time
+
+
+class TimeoutException(Exception):  # noqa: N818
+    """Time is up."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class Timeout:
+    """Begins when it is made. timeout: seconds; message: what is raised when time is up, with `{activity}` in it."""
+
+    def __init__(self, timeout: float, message: str) -> None:
+        self._timeout, self._message = timeout, message
+        self._end_s = time.monotonic() + timeout
+
+    def remaining(self) -> float:
+        """Seconds that are left, from 0 on."""
+        return max(0.0, self._end_s - time.monotonic())
+
+    def timed_out(self) -> bool:
+        """Whether time is up."""
+        return time.monotonic() > self._end_s
+
+    def check_time_out_for(self, activity: str) -> None:
+        """Raise TimeoutException if time is up."""
+        if self.timed_out():
+            told = self._message.format(activity=activity).rstrip()
+            raise TimeoutException(f"{told.rstrip('.')}. Timeout after {self._timeout} seconds.")

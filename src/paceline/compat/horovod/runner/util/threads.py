@@ -1,0 +1,101 @@
+"""Functions in threads of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+def execute_function_multithreaded(
+    fn: Callable[..., Any],
+    args_list: Sequence[Sequence[Any]],
+    block_until_all_done: bool = True,
+    max_concurrent_executions: int = 1000,
+) -> dict[int, Any] | None:
+    """Place in `args_list` -> what `fn(*args)` has returned; None, at once, without `block_until_all_done`.
+
+    Raises:
+        RuntimeError: a call has raised; its exception is the cause.
+    """
+    if not args_list:
+        return {} if block_until_all_done else None
+    if not block_until_all_done:
+        turn = threading.Semaphore(max_concurrent_executions)
+
+        def call(*args: Any) -> None:
+            with turn:
+                fn(*args)
+
+        for args in args_list:
+            in_thread(call, tuple(args))
+        return None
+    with ThreadPoolExecutor(min(max_concurrent_executions, len(args_list))) as pool:
+        calls = [pool.submit(fn, *args) for args in args_list]
+    for done in calls:
+        if (error := done.exception()) is not None:
+            name = getattr(fn, "__name__", repr(fn))
+            raise RuntimeError(f"Some threads for func {name} did not complete successfully: {error}") from error
+    return {place: done.result() for place, done in enumerate(calls)}
+
+
+def in_thread(
+    target: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    name: str | None = None,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """The thread that runs `target(*args)`. silent: what it raises is swallowed.
+
+    Raises:
+        ValueError: `args` is no tuple.
+    """
+    _check_args(args)
+
+    def quiet(*given: Any) -> None:
+        with contextlib.suppress(BaseException):
+            target(*given)
+
+    thread = threading.Thread(target=quiet if silent else target, args=args, name=name, daemon=daemon)
+    thread.start()
+    return thread
+
+
+def on_event(
+    event: threading.Event,
+    func: Callable[..., object],
+    args: tuple[Any, ...] = (),
+    stop: threading.Event | None = None,
+    check_stop_interval_s: float = 1.0,
+    daemon: bool = True,
+    silent: bool = False,
+) -> threading.Thread:
+    """The thread that runs `func(*args)` once the event is set, unless `stop` is set before.
+
+    Raises:
+        ValueError: there is no event; `args` is no tuple; or a thread that the program waits for could never be stopped.
+    """
+    if event is None:
+        raise ValueError("Event must not be None")
+    _check_args(args)
+    if stop is None and not daemon:
+        raise ValueError("Stop event must be given for non-daemon event thread")
+
+    def wait() -> None:
+        if stop is None:
+            event.wait()
+        else:
+            while not event.wait(check_stop_interval_s) and not stop.is_set():
+                pass
+        if stop is None or not stop.is_set():
+            func(*args)
+
+    return in_thread(wait, daemon=daemon, silent=silent)
+
+
+def _check_args(args: Any) -> None:
+    if not isinstance(args, tuple):
+        raise ValueError(f"args must be a tuple, not {type(args)}, for a single argument use (arg,)")

@@ -1,0 +1,164 @@
+"""What launchers and helpers that are built on Horovod import from `horovod.runner`."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from paceline import processes
+from paceline.compat.horovod.runner import _HorovodArgs, launch
+from paceline.compat.horovod.runner.common.util import (
+    codec,
+    env,
+    host_hash,
+    hosts,
+    safe_shell_exec,
+    secret,
+    settings,
+    tiny_shell_exec,
+)
+from paceline.compat.horovod.runner.common.util.timeout import Timeout, TimeoutException
+from paceline.compat.horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
+from paceline.errors import RunFailedError, UserError
+from tests.helpers import wait_until
+
+#: A command that says that it runs, and whose child waits for ever.
+_LONG = "sleep 1000 & echo $!; wait"
+
+
+def args(**given: object) -> _HorovodArgs:
+    made = _HorovodArgs()
+    made.use_gloo = True
+    for name, value in given.items():
+        assert hasattr(made, name), name
+        setattr(made, name, value)
+    return made
+
+
+def test_a_launcher_runs_a_command_on_several_ranks(capfd):
+    words = [sys.executable, "-c", "import os; print('rank', os.environ['HOROVOD_RANK'])"]
+    assert launch._run(args(num_proc=2, command=words, hosts="localhost:2")) is None
+    assert sorted(capfd.readouterr().out.splitlines()) == ["[0]<stdout>:rank 0", "[1]<stdout>:rank 1"]
+
+
+def test_a_launcher_hears_which_rank_failed():
+    words = [sys.executable, "-c", "import os, sys; sys.exit(7 * (os.environ['HOROVOD_RANK'] == '1'))"]
+    with pytest.raises(RunFailedError, match=r"rank 1 on .* failed first: its process ended with exit code 7"):
+        launch._run(args(num_proc=2, command=words))
+    with pytest.raises(UserError, match="elastic jobs"):
+        launch._run(args(min_num_proc=1, command=words))
+
+
+def test_a_launcher_runs_a_function():
+    assert launch._run(args(num_proc=2, run_func=lambda: int(os.environ["HOROVOD_RANK"]))) == [0, 1]
+
+
+def test_a_launcher_reads_the_command_line_itself(monkeypatch, capfd):
+    program = "import os; print(os.environ['HOROVOD_SIZE'])"
+    monkeypatch.setattr(sys, "argv", ["launcher", "-np", "2", "--gloo", sys.executable, "-c", program])
+    options = launch.parse_args()
+    options.np = 1
+    launch._run(options)
+    assert capfd.readouterr().out == "[0]<stdout>:1\n"
+
+
+def test_a_shells_command_is_run_and_forwarded():
+    out, error = io.StringIO(), io.StringIO()
+    command = "echo one; echo two >&2; printf '\\303\\244'; exit 3"
+    assert safe_shell_exec.execute(command, stdout=out, stderr=error, index=5) == 3
+    assert (out.getvalue(), error.getvalue()) == ("[5]<stdout>:one\n[5]<stdout>:ä", "[5]<stderr>:two\n")
+    assert tiny_shell_exec.execute("echo $A", env={"A": "b"}) == ("b\n", 0)
+    assert safe_shell_exec.execute("kill -9 $$", stdout=out) == 128 + signal.SIGKILL
+
+
+def test_an_event_ends_the_command_and_what_it_has_started():
+    out, event = io.StringIO(), threading.Event()
+    done: list[int] = []
+    thread = in_thread(lambda: done.append(safe_shell_exec.execute(_LONG, stdout=out, events=[event])))
+    wait_until(out.getvalue, "the command has begun")
+    event.set()
+    thread.join(60)
+    assert done == [128 + signal.SIGTERM]
+    assert not processes.is_alive(int(out.getvalue()))
+
+
+def test_a_killed_caller_takes_the_command_along(tmp_path):
+    code = (
+        "from paceline.compat.horovod.runner.common.util import safe_shell_exec as s\n"
+        f"s.execute({_LONG!r}, stdout=open({str(tmp_path / 'out')!r}, 'w'))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        out = tmp_path / "out"
+        wait_until(lambda: out.exists() and out.read_text().endswith("\n"), "the command has begun")
+        caller.kill()
+    wait_until(lambda: not processes.is_alive(int(out.read_text())), "what it had started has ended")
+
+
+def test_threads():
+    assert execute_function_multithreaded(lambda a, b: a + b, [[1, 2], [3, 4]]) == {0: 3, 1: 7}
+    with pytest.raises(RuntimeError, match="did not complete successfully: division by zero"):
+        execute_function_multithreaded(lambda a: 1 / a, [[0], [1]])
+    called = threading.Event()
+    assert execute_function_multithreaded(called.set, [[]], block_until_all_done=False) is None
+    assert called.wait(60)
+    event, stop, seen = threading.Event(), threading.Event(), []
+    event.set()
+    on_event(event, seen.append, (1,)).join(60)
+    stop.set()
+    on_event(threading.Event(), seen.append, (2,), stop=stop, check_stop_interval_s=0.01).join(60)
+    assert seen == [1]
+    with pytest.raises(ValueError, match="must be a tuple"):
+        in_thread(print, "ab")  # type: ignore[arg-type]
+
+
+def test_a_digest_proves_the_key():
+    key = secret.make_secret_key()
+    digest = secret.compute_digest(key, b"message")
+    assert (len(key), len(digest)) == (secret.SECRET_LENGTH, secret.DIGEST_LENGTH)
+    assert secret.check_digest(key, b"message", digest)
+    assert not secret.check_digest(key, b"another", digest)
+
+
+def test_a_rank_is_read_from_the_environment(monkeypatch):
+    for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
+        monkeypatch.delenv(f"{prefix}_RANK", raising=False)
+        monkeypatch.delenv(f"{prefix}_SIZE", raising=False)
+    assert env.get_env_rank_and_size() == (0, 1)
+    monkeypatch.setenv("PMI_RANK", "3")
+    with pytest.raises(RuntimeError, match="PMI_RANK is set and PMI_SIZE is not"):
+        env.get_env_rank_and_size()
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert env.get_env_rank_and_size() == (3, 4)
+    assert [env.is_exportable(name) for name in ("PATH", "CUDA_VISIBLE_DEVICES", "BASH_FUNC_a")] == [True, False, False]
+
+
+def test_hosts_and_the_places_of_ranks(tmp_path):
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=1\n")
+    assert hosts.parse_host_files(str(tmp_path / "hosts")) == "a:2,b:1"
+    assert hosts.parse_hosts_and_slots("a:2,b:1") == (["a", "b"], {"a": 2, "b": 1})
+    places = hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 3)
+    assert [place.to_response_string() for place in places] == ["0,3,0,2,0,2", "1,3,1,2,0,1", "2,3,0,1,1,2"]
+    assert len(hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 1, 2)) == 2
+    assert len(hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 1)) == 3
+    with pytest.raises(ValueError, match="-np 4 needs as many slots"):
+        hosts.get_host_assignments(hosts.parse_hosts("a:2,b:1"), 4)
+    with pytest.raises(ValueError, match="'b' in 'a:1,b' is no host"):
+        hosts.parse_hosts_and_slots("a:1,b")
+
+
+def test_small_things(monkeypatch):
+    text = codec.dumps_base64({"a": [1]})
+    assert isinstance(text, str)
+    assert codec.loads_base64(text) == {"a": [1]} == codec.loads_base64(codec.dumps_base64({"a": [1]}, to_ascii=False))
+    assert host_hash.host_hash() == host_hash.host_hash()
+    assert host_hash.host_hash("other") != host_hash.host_hash()
+    assert Timeout(1000, "no").remaining() > 900
+    with pytest.raises(TimeoutException, match=r"waiting for x\. Timeout after -1 seconds\."):
+        Timeout(-1, "waiting for {activity}").check_time_out_for("x")
+    assert settings.Settings(hosts="a:1", num_proc=2).num_proc == 2
