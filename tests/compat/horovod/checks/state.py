@@ -77,6 +77,36 @@ def check_26_optimizer_state_and_options_come_from_the_root(hvd):
         assert all(weight == weights[0] for weight in weights)
 
 
+def check_26_gradients_are_zeros_where_there_was_no_state(hvd):
+    """As in Horovod, whose scripts read `p.grad` before the first step."""
+    model = torch.nn.ModuleDict({"dense": torch.nn.Linear(2, 2), "table": torch.nn.Embedding(3, 2, sparse=True)})
+    model["dense"].bias.requires_grad_(False)
+    hvd.broadcast_optimizer_state(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), 0, model=model)
+    assert model["dense"].weight.grad.tolist() == [[0.0, 0.0]] * 2
+    assert model["dense"].bias.grad is None
+    assert model["table"].weight.grad.is_sparse
+    assert model["table"].weight.grad.to_dense().count_nonzero() == 0
+    # One that is there is left alone, also by an optimizer that has a state.
+    plain = torch.nn.Linear(2, 1)
+    opt = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    plain(torch.ones(1, 2)).sum().backward()
+    opt.step()
+    hvd.broadcast_optimizer_state(opt, 0)
+    assert plain.weight.grad.tolist() == [[1.0, 1.0]]
+    opt.zero_grad()
+    hvd.broadcast_optimizer_state(opt, 0)
+    assert plain.weight.grad is None
+
+
+def check_23_the_names_of_parameters_can_be_read(hvd):
+    model = torch.nn.Linear(2, 2)
+    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    assert list(opt._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
+    assert opt._parameter_names[model.bias] == "allreduce.noname.0.1"
+    named = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    assert named._parameter_names == {model.weight: "weight", model.bias: "bias"}
+
+
 def check_26_a_root_without_state_takes_that_of_the_others_away(hvd):
     model = model_of(hvd)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -37,7 +37,7 @@ class AdasumOptimizer(GradientOptimizer):
             under_way = []
             for p, before in zip(trained, start, strict=True):
                 delta, ctx = compression.compress(p.detach() - before)
-                under_way.append((allreduce_async_(delta, name=f"delta.{self._names[p]}", op=Adasum), ctx))
+                under_way.append((allreduce_async_(delta, name=f"delta.{self._parameter_names[p]}", op=Adasum), ctx))
             for p, before, (handle, ctx) in zip(trained, start, under_way, strict=True):
                 with torch.no_grad():
                     p.copy_(before + compression.decompress(handles.synchronize(handle), ctx))

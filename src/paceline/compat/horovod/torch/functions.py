@@ -44,8 +44,9 @@ def broadcast_optimizer_state(
 ) -> None:
     """Give every rank's optimizer the state and the options (learning rate, ...) of `root_rank`'s.
 
-    Nothing is stepped: a rank whose optimizer has no state yet is given the root's, one that has more loses it.
-    model: not needed here; it is for a signature that scripts know.
+    Nothing is stepped: a rank whose optimizer has no state yet is given the root's, one that has more loses it. Where an
+    optimizer had none, parameters without a gradient get one of zeros, as in Horovod; sparse ones are told by `model`, whose
+    embeddings say so, and by SparseAdam.
 
     Raises:
         ValueError: an LBFGS optimizer, whose state is not one of tensors by parameter; or the ranks' optimizers have
@@ -54,6 +55,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
     groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
+    is_new = not optimizer.state
     shape = [len(group["params"]) for group in groups]
     own = {
         "shape": shape,
@@ -70,6 +72,8 @@ def broadcast_optimizer_state(
             f"parameters than rank {root_rank}'s, which has groups of {sent['shape']} (here: {shape})."
         )
     filled = _receive(sent, root_rank, tensors)
+    if is_new:
+        _add_gradients(optimizer, params, model)
     if basics.rank() == root_rank:
         return
     for group, options in zip(groups, filled["options"], strict=True):
@@ -78,6 +82,20 @@ def broadcast_optimizer_state(
         optimizer.state.pop(parameter, None)
     for index, state in filled["state"].items():
         optimizer.state[params[index]] = _beside(state, params[index])
+
+
+def _add_gradients(optimizer: torch.optim.Optimizer, params: list[torch.Tensor], model: torch.nn.Module | None) -> None:
+    """Zeros, for parameters that are trained and have no gradient: scripts read `p.grad` before the first step."""
+    embeddings = [] if model is None else [m for m in model.modules() if isinstance(m, torch.nn.Embedding) and m.sparse]
+    sparse = {id(p) for embedding in embeddings for p in embedding.parameters()}
+    for p in params:
+        if not p.requires_grad or p.grad is not None:
+            continue
+        is_sparse = isinstance(optimizer, torch.optim.SparseAdam) or (
+            isinstance(optimizer, torch.optim.SGD) and id(p) in sparse
+        )
+        zeros = torch.zeros_like(p, memory_format=torch.preserve_format).detach()
+        p.grad = zeros.to_sparse() if is_sparse else zeros
 
 
 @dataclass(frozen=True)

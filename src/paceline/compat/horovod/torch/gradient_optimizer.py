@@ -118,7 +118,7 @@ class GradientOptimizer:
         passes: int,
         hooked: bool,
     ) -> None:
-        self._reduction, self._names, self._hooked = reduction, names, hooked
+        self._reduction, self._parameter_names, self._hooked = reduction, names, hooked
         self._groups = groups
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
         self._watched: set[torch.Tensor] = set()
@@ -240,9 +240,9 @@ class GradientOptimizer:
         """Take in what was frozen, unfrozen or added since: each rank reduces what one process would train now."""
         for group, of_group in enumerate(self.param_groups):
             for index, p in enumerate(of_group["params"]):
-                if p not in self._names:
-                    self._names[p] = f"allreduce.noname.{group}.{index}"
-        self._trained = [p for p in self._names if p.requires_grad]
+                if p not in self._parameter_names:
+                    self._parameter_names[p] = f"allreduce.noname.{group}.{index}"
+        self._trained = [p for p in self._parameter_names if p.requires_grad]
         for p in [p for p in self._group_of if not p.requires_grad]:
             # From now on alone, for a group is sent when all its members have their gradients.
             index = self._group_of.pop(p)
@@ -294,7 +294,7 @@ class GradientOptimizer:
         if p.grad.is_sparse:
             self._sparse_axes[p] = p.grad.sparse_dim()
         self._submitted.add(p)
-        self._finishes.append(self._reduction.begin(p, self._names[p]))
+        self._finishes.append(self._reduction.begin(p, self._parameter_names[p]))
 
     def _submit_group(self, index: int) -> None:
         name, members = self._groups[index]
