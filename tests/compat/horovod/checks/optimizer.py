@@ -173,7 +173,7 @@ def check_23_names_must_be_complete_and_unique(hvd):
         with pytest.raises(ValueError, match=reason):
             hvd.DistributedOptimizer(sgd, named_parameters=wrong)
     opt = hvd.DistributedOptimizer(sgd)
-    assert list(opt._names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
+    assert list(opt._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
 
 
 def check_23_groups_and_predivide(hvd):

@@ -98,15 +98,6 @@ def check_26_gradients_are_zeros_where_there_was_no_state(hvd):
     assert plain.weight.grad is None
 
 
-def check_23_the_names_of_parameters_can_be_read(hvd):
-    model = torch.nn.Linear(2, 2)
-    opt = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    assert list(opt._parameter_names.values()) == ["allreduce.noname.0.0", "allreduce.noname.0.1"]
-    assert opt._parameter_names[model.bias] == "allreduce.noname.0.1"
-    named = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
-    assert named._parameter_names == {model.weight: "weight", model.bias: "bias"}
-
-
 def check_26_a_root_without_state_takes_that_of_the_others_away(hvd):
     model = model_of(hvd)
     opt = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
