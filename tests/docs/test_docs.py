@@ -148,6 +148,17 @@ def test_the_readmes_ten_lines_print_what_it_says(checkout: Path) -> None:
     assert_printed(said.splitlines(), done.stdout)
 
 
+@pytest.mark.slow
+def test_the_readme_s_model_trains_as_it_stands_on_one_worker_and_on_two(checkout: Path) -> None:
+    # It used names that it did not define, and did not say what the loss is given.
+    (program,) = [block.text for block in blocks(README, "python") if "paceline.parallelize(" in block.text]
+    (checkout / "readme.py").write_text(program + "print('loss', round(float(loss), 3))\n")
+    for start in ([sys.executable], [sys.executable, "-m", "paceline", "run", "-j", "1x2", "--backend", "gloo"]):
+        done = subprocess.run([*start, "readme.py"], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "loss " in done.stdout
+
+
 def test_the_readme_is_held_to_what_is_printed() -> None:
     """Numbers and ids may differ, "..." stands for anything, and a state may be too short to be seen. Words may not."""
     printed = "-- Starting\n[rank 0] loss 0.25\n-- Completed in 1 min 2 s\nMore: paceline logs a_1700000000_0123abcd"

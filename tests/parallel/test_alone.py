@@ -104,6 +104,12 @@ def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("seed=1.5", seed=1.5)
     refused("loss='mse'", loss="mse")
     refused(r"that is the class; write CrossEntropyLoss\(\)", loss=nn.CrossEntropyLoss)
+
+    def loss_of(model, batch):
+        return model(batch[0]).mean()
+
+    refused(r"loss=loss_of\(model, batch\): a loss gets \(output, target\): what the model has returned", loss=loss_of)
+    refused(r"loss=<lambda>\(output, batch\): a loss gets .* def loss\(output, target\)", loss=lambda output, batch: 0)
     refused("optimizer=str", optimizer="adam")
     refused("can't be iterated", loader=3)
     refused("no shape yet", model=nn.Sequential(nn.LazyLinear(3)), optimizer=None)

@@ -221,6 +221,7 @@ def _check_arguments(
         )
     if isinstance(loss, type):
         raise ParallelError(f"loss={loss.__name__}: that is the class; write {loss.__name__}().")
+    _check_loss_takes_output_and_target(loss)
     if not isinstance(microbatches, int) or isinstance(microbatches, bool) or microbatches < 1:
         raise ParallelError(f"microbatches={microbatches!r}: a whole number of at least 1.")
     if clip_norm is not None and not (isinstance(clip_norm, (int, float)) and clip_norm > 0):
@@ -229,3 +230,27 @@ def _check_arguments(
         raise ParallelError(f"precision={precision!r}: None or 'bf16'.")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ParallelError(f"seed={seed!r}: a whole number.")
+
+
+#: By these names a loss says that it was written for something else: to call the model itself, or to take the batch apart.
+_MODELS, _BATCHES = ("model", "net", "network", "module"), ("batch", "batch_data")
+
+
+def _check_loss_takes_output_and_target(loss: Any) -> None:
+    """Refuse a loss of (model, batch): what it is called with are the output and the target, and it would fail with
+    "'Tensor' object is not callable", or train on rows of the target, without a word."""
+    import inspect
+
+    try:
+        parameters = [*inspect.signature(loss).parameters.values()]
+    except (TypeError, ValueError):
+        return
+    names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):
+        return
+    called = getattr(loss, "__name__", type(loss).__name__)
+    raise ParallelError(
+        f"loss={called}({names[0]}, {names[1]}): a loss gets (output, target): what the model has returned, and the second "
+        "part of the batch. Paceline calls the model itself. Write it as "
+        f"def {called if called.isidentifier() else 'loss'}(output, target), and call no model in it."
+    )
