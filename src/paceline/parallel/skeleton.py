@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.tracing.shadow import Mirror
+from paceline.parallel.whole import whole
 
 
 class Skeleton:
@@ -29,15 +31,38 @@ class Skeleton:
             self._model = copy.deepcopy(model, shells)
         except Exception as error:
             self._reason = f"{type(error).__name__}: {error}"
+        self._mirror = Mirror(model, self._model, by_version=True) if self._model is not None else None
+
+    def follow(self) -> None:
+        """Take over what the user has set on the modules since: numbers, lists, plain tensors.
+
+        Raises:
+            ParallelError: it can't be copied.
+        """
+        if self._mirror is None:
+            return
+        try:
+            self._mirror.follow(lambda tensor: whole(tensor).detach().clone())
+        except Exception as error:
+            raise ParallelError(
+                f"check() needs a copy of the model, and what was set on it since can't be copied: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    def begin(self) -> None:
+        """What the modules' attributes are now is the layout's doing; only later changes are the user's."""
+        if self._mirror is not None:
+            self._mirror.begin()
 
     def filled(self, values: dict[str, Tensor], device: torch.device) -> nn.Module:
-        """A plain model with these values.
+        """A plain model with these values, and with the attributes that the user's has now.
 
         Raises:
             ParallelError: the model could not be copied.
         """
         if self._model is None:
             raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self._reason}")
+        self.follow()
         model = copy.deepcopy(self._model)
         first = ties.first_names(model)
         for name in list(dict(ties.all_names(model))):

@@ -297,7 +297,9 @@ class Parallel:
     def executor_for_sample(self, sample: Callable[[], Any]) -> Executor:
         """The same, with a batch that is only asked for where it is needed."""
         if self._executor is None:
+            self.skeleton.follow()
             executor = self._build(sample)
+            self.skeleton.begin()
             if self.optimizer is not None:
                 self._original.hand_over(self.optimizer, executor.named_parameters())
             self._original.forget()

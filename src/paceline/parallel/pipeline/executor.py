@@ -104,6 +104,7 @@ class Pipelined:
 
     def train_step(self, micros: Sequence[Micro]) -> Tensor:
         self._check_trained()
+        self._programs.refresh()
         # What no replica has rows of adds nothing; all ranks agree on it.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         turns = [self._turns(micro, trains=True) for micro in micros]
@@ -131,6 +132,7 @@ class Pipelined:
     def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         total: Tensor | None = None
+        self._programs.refresh()
         with torch.no_grad():
             # A round goes through all stages before the next one begins. With several stages on a worker it is one microbatch:
             # where a message waits for its receiver, as with NCCL, two workers that both send first would wait for ever.
@@ -174,10 +176,11 @@ class Pipelined:
         for index in self._own:
             missing = set(segments[index].uses) - self.plan.uses[index]
             if missing:
+                since = f", or since {self._programs.changed} was changed" if self._programs.changed else ""
                 raise ParallelError(
-                    f"stage {index} needs {', '.join(sorted(missing))}, which it doesn't hold: for a batch of this shape, or in "
-                    f"this mode (training={training}), the model's forward takes another way than for the first batch. Put "
-                    "that choice into one block, or cut elsewhere (Pipeline(cut=[...]))."
+                    f"stage {index} needs {', '.join(sorted(missing))}, which it doesn't hold: for a batch of this shape, in "
+                    f"this mode (training={training}){since}, the model's forward takes another way than for the first batch. "
+                    "Put that choice into one block, or cut elsewhere (Pipeline(cut=[...]))."
                 )
         last = self.plan.stages - 1
         return [

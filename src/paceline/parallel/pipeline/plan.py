@@ -69,9 +69,10 @@ def _decide(task: Task, world: World, sample: Micro, programs: Programs, memory_
         marks = [(of_place[place], place) for place in sorted(of_place)]
     if len(marks) + 1 < stages:
         names = ", ".join(str(mark) for mark, _ in marks) or "nowhere"
+        shut = "".join(f" {name} is one block, for it can't be cut: {why}." for name, why in programs.shut.items())
         raise ParallelError(
             f"{type(task.model).__name__} can be cut into {len(marks) + 1} parts at most (before: {names}), but the pipeline has "
-            f"{stages} stages. Take fewer, or split its forward into more modules, called one after the other."
+            f"{stages} stages.{shut} Take fewer, or split its forward into more modules, called one after the other."
         )
     seen: list[torch.dtype] = []
 

@@ -35,6 +35,12 @@ class _Latest(Generic[_Value]):
         if len(self._values) > KEPT:
             del self._values[list(self._values)[2]]
 
+    def items(self) -> list[tuple[Hashable, _Value]]:
+        return list(self._values.items())
+
+    def drop(self, key: Hashable) -> None:
+        self._values.pop(key, None)
+
     def clear(self) -> None:
         self._values.clear()
 
@@ -52,6 +58,9 @@ class Programs:
         # What was traced first is found again, even if it can be traced only once.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
+        self._digests: dict[Hashable, int] = {}
+        #: What the outer forward reads and was last found to be changed, in words; "" if nothing was.
+        self.changed = ""
         cut = world.layout.cut or ()
         wanted = world.layout.pipe * world.layout.chunks
         for level in range(LEVELS + 1):
@@ -82,6 +91,37 @@ class Programs:
             found = split(traced, [boundaries.find(mark) for mark in marks], boundaries)
             self._known.keep(key, found)
         return found
+
+    def refresh(self) -> None:
+        """Before a step: forget the traces of what the outer forward reads, if that is not what it was.
+
+        Each microbatch is then traced anew, at the same marks.
+        """
+        stale: list[Hashable] = []
+        texts: list[str] = []
+        for key, traced in self._traced.items():
+            if changed := traced.reads.changed():
+                stale.append(key)
+                texts += [read.text for read in changed]
+        for key in stale:
+            self._traced.drop(key)
+            self._known.drop(key)
+            self._digests.pop(key, None)
+        if texts:
+            self.changed = ", ".join(dict.fromkeys(texts))
+            self._tracer.note_changed(self.changed)
+
+    @property
+    def shut(self) -> dict[str, str]:
+        """Modules that are not traced because they can't be -> why."""
+        return self._tracer.shut
+
+    def digest(self, micro: Micro, training: bool) -> int:
+        """A number for what is computed for such a microbatch, the same on all ranks that compute the same."""
+        key = key_of(micro.args, micro.kwargs, training)
+        if key not in self._digests:
+            self._digests[key] = self.trace(micro, training).digest
+        return self._digests[key]
 
     def forget(self) -> None:
         """Keep nothing of the real model."""

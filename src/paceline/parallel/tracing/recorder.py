@@ -18,14 +18,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
+from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.source import Line, users_line
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
 READS_VALUES = frozenset(
@@ -39,7 +41,29 @@ _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device,
 
 
 class CannotRecordError(Exception):
-    """The outer forward does something that a graph can't hold; the message says what."""
+    """The outer forward does something that a graph can't hold; the message says what.
+
+    line: where, if it is not the line that raised it.
+    """
+
+    def __init__(self, message: str, line: Line | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Ran:
+    """What a block gave on fake tensors, so that it needn't run again for the same arguments.
+
+    state_writes: which of its buffers, by their numbers, it changes in place.
+    """
+
+    result: Any
+    state_writes: tuple[int, ...]
+
+
+#: What blocks gave, by name, arguments and modes.
+Ran = dict[Hashable, _Ran]
 
 
 class Recorder(TorchFunctionMode):
@@ -49,7 +73,8 @@ class Recorder(TorchFunctionMode):
     names: module's id -> name. state: id of a parameter or buffer -> name. plain: id of a tensor that stands for one that is
     neither -> that one.
     Of each node, meta holds `shape`, `dtype`, `requires_grad` and `storage` of its tensor (none: no tensor), `touches` and
-    `writes` (storages; `state` are those of buffers), `no_grad`, `random`, and `module`, in which the call stands.
+    `writes` (storages; `state` are those of buffers), `no_grad`, `random`, `module`, in which the call stands, and `line`.
+    ran: of a model with fake tensors, what its blocks gave before; more is added.
     """
 
     def __init__(
@@ -59,6 +84,7 @@ class Recorder(TorchFunctionMode):
         state: Mapping[int, str],
         plain: Mapping[int, Tensor],
         opened: Callable[[str], bool],
+        ran: Ran | None = None,
     ) -> None:
         super().__init__()
         self.graph = fx.Graph()
@@ -75,6 +101,13 @@ class Recorder(TorchFunctionMode):
         self._nodes: dict[int, tuple[Tensor, fx.Node]] = {}
         self._autocast = _autocast_state()
         self._paused = False
+        self._ran = ran
+        self._handed: list[tuple[Any, Fingerprint, Hashable, Line | None]] = []
+
+    @property
+    def is_outer(self) -> bool:
+        """Whether what runs now is the outer forward, and not a block of it or the recorder."""
+        return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
         """The placeholder for this tensor of the batch."""
@@ -85,6 +118,13 @@ class Recorder(TorchFunctionMode):
 
     def finish(self, output: Any) -> fx.Node:
         """The graph's output node."""
+        for value, _, content, line in self._handed:
+            if Fingerprint().of(value) != content:
+                raise CannotRecordError(
+                    f"the {type(value).__name__} that is handed on there is changed later in the same call; a stage would only "
+                    "know it as it was at the end. Make another one for each call",
+                    line,
+                )
         node: fx.Node = self.graph.output(self._argument(output))
         return node
 
@@ -113,22 +153,50 @@ class Recorder(TorchFunctionMode):
                 self._stack.pop()
         self._paused = True
         own = list(module.buffers())
-        before = [tensor._version for tensor in own]
-        given = [tensor for _, tensor in tensors_at((args, kwargs))]
-        versions = [tensor._version for tensor in given]
         node = self._node("call_module", name, args, kwargs)
         # After an error it stays as it is: it says where that was.
         self.inside = name
-        result = original(module, *args, **kwargs)
+        result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
         self.leaves.add(name)
         node.meta["module"] = name
         node.meta["state"] = frozenset(_storage(tensor) for tensor in own)
         node.meta["touches"] |= node.meta["state"]
-        node.meta["writes"] = frozenset(_changed(own, before) | _changed(given, versions))
+        node.meta["writes"] = frozenset(writes)
         self._give_out(node, result)
         self._paused = False
         return result
+
+    def _run(
+        self, original: Callable[..., Any], module: nn.Module, name: str, own: list[Tensor], args: Any, kwargs: Any
+    ) -> tuple[Any, set[int]]:
+        """What the block gives, and the storages that it changes."""
+        given = [tensor for _, tensor in tensors_at((args, kwargs))]
+        key = None
+        if self._ran is not None and _is_data((args, kwargs)):
+            modes = tuple(part.training for part in module.modules())
+            key = (name, signature((args, kwargs)), torch.is_grad_enabled(), modes)
+            known = self._ran.get(key)
+            if known is not None:
+                return map_tensors(known.result, _alike), {_storage(own[index]) for index in known.state_writes}
+        before = [tensor._version for tensor in own]
+        versions = [tensor._version for tensor in given]
+        parts = [Fingerprint() for _ in (*args, *kwargs.values())]
+        contents = [part.of(value) for part, value in zip(parts, (*args, *kwargs.values()), strict=True)]
+        result = original(module, *args, **kwargs)
+        for value, content in zip((*args, *kwargs.values()), contents, strict=True):
+            if Fingerprint().of(value) != content:
+                self.inside = None
+                raise CannotRecordError(_changes(name, value))
+        writes = _changed(own, before)
+        into_given = _changed(given, versions)
+        if self._ran is not None and key is not None and not into_given and _is_data(result):
+            storages = [_storage(tensor) for _, tensor in tensors_at(result)]
+            is_new = len(set(storages)) == len(storages)
+            if is_new and not {*storages} & {_storage(tensor) for tensor in (*given, *own, *module.parameters())}:
+                places = tuple(index for index, tensor in enumerate(own) if _storage(tensor) in writes)
+                self._ran[key] = _Ran(result=map_tensors(result, _alike), state_writes=places)
+        return result, writes | into_given
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         given = [tensor for _, tensor in tensors_at((args, kwargs))]
@@ -163,6 +231,7 @@ class Recorder(TorchFunctionMode):
         node.meta |= {"writes": frozenset(), "state": frozenset(), "touches": set(), "random": False}
         node.meta["no_grad"] = not torch.is_grad_enabled()
         node.meta["module"] = self._stack[-1]
+        node.meta["line"] = users_line()
         self.order.append(node)
 
     def _give_out(self, node: fx.Node, result: Any) -> None:
@@ -250,6 +319,9 @@ class Recorder(TorchFunctionMode):
         """A value that the code has from elsewhere. tensor: what stands for it here."""
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
+        if tensor is None:
+            taken = Fingerprint()
+            self._handed.append((value, taken, taken.of(value), users_line()))
         node = self.graph.get_attr(name)
         self._append(node)
         if tensor is not None:
@@ -272,6 +344,34 @@ def recording(recorder: Recorder) -> Iterator[None]:
             yield
     finally:
         nn.Module.__call__ = original  # type: ignore[method-assign]
+
+
+def _is_data(value: Any) -> bool:
+    """Whether it is tensors and numbers in plain containers, and nothing else."""
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_data, value))
+    if type(value) is dict:
+        return all(map(_is_data, value.values()))
+    return isinstance(value, (Tensor, *_PLAIN))
+
+
+def _alike(tensor: Tensor) -> Tensor:
+    """Another fake tensor like this one, with a history if this has one."""
+    other = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return other.requires_grad_().clone() if tensor.requires_grad else other
+
+
+def _changes(name: str, value: Any) -> str:
+    kind = type(value).__name__
+    text = (
+        f"{name} changes the {kind} that it is given, and in a pipeline other stages, which are other processes, would not "
+        "see that; let the block return tensors instead"
+    )
+    if "cache" in kind.lower():
+        return (
+            f"{text}. It is a cache of keys and values, which training doesn't need: set model.config.use_cache = False"
+        )
+    return text
 
 
 def _take_item(container: Any, key: Any) -> Any:

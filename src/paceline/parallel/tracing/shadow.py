@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.reads import plain_attributes
 
 #: Where nn.Module keeps what is registered.
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -50,14 +52,103 @@ def names_by_tensor(model: nn.Module) -> dict[int, str]:
     return {id(tensor): name for name, tensor in reversed(all_names(model))}
 
 
-def contents(model: nn.Module) -> dict[str, Any]:
-    """Name -> which tensor a parameter or buffer is, and what a number, text or flag is that a module keeps."""
-    found: dict[str, Any] = {name: id(tensor) for name, tensor in all_names(model)}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            if isinstance(value, (bool, int, float, str)) and key != "training":
-                found[f"{name}.{key}".lstrip(".")] = value
+def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
+    """(module's id, attribute) -> its name in the model, and what it is: of a parameter or buffer, which tensor."""
+    found: dict[tuple[int, str], tuple[str, Hashable]] = {}
+    names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    taken = Fingerprint()
+    for module in model.modules():
+        tables = (module._parameters, module._buffers)
+        own = {key: ("tensor", id(tensor)) for table in tables for key, tensor in table.items()}
+        plain = {key: taken.of(value) for key, value in plain_attributes(module).items()}
+        for key, value in {**own, **plain}.items():
+            found[id(module), key] = f"{names[id(module)]}.{key}".lstrip("."), value
     return found
+
+
+class Mirror:
+    """Keeps the plain attributes of a copy of a model what they are in the model itself.
+
+    The model may have been cut since the copy was made: its modules are still the user's to set attributes of.
+    by_version: also what plain tensors hold.
+    """
+
+    def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
+        self._by_version = by_version
+        self._pairs = list(zip(model.modules(), copied.modules(), strict=True))
+        self._copied = {id(module): other for module, other in self._pairs}
+        self._originals = {id(other): module for module, other in self._pairs}
+        self.begin()
+
+    def begin(self) -> None:
+        """Only what changes from now on is copied."""
+        self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
+
+    def original(self, module: nn.Module) -> nn.Module:
+        """The user's module that this one is a copy of."""
+        return self._originals.get(id(module), module)
+
+    def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
+        """Copy what has changed since the last time; the copy's modules that it was in. change: a tensor -> its copy."""
+        changed = []
+        for module, other in self._pairs:
+            stamp = self._stamp(module)
+            if stamp == self._stamps[id(module)]:
+                continue
+            before, self._stamps[id(module)] = self._stamps[id(module)], stamp
+            changed.append(other)
+            for name in before.keys() - stamp.keys():
+                other.__dict__.pop(name, None)
+            for name in (name for name, value in stamp.items() if before.get(name) != value):
+                other.__dict__[name] = self._copy(vars(module)[name], change)
+        return changed
+
+    def _copy(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        memo: dict[int, Any] = dict(self._copied)
+        for module, other in self._pairs:
+            for table in ("_parameters", "_buffers"):
+                for name, tensor in getattr(module, table).items():
+                    if tensor is not None and getattr(other, table).get(name) is not None:
+                        memo[id(tensor)] = getattr(other, table)[name]
+        for _, tensor in tensors_at(value):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = change(tensor)
+        return copy.deepcopy(value, memo)
+
+    def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
+        # Each by itself, or one that is large would leave the others unseen.
+        return {
+            name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
+        }
+
+
+@contextlib.contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """The plain attributes of all modules are put back when the block ends, what lists and dicts hold too.
+
+    Gives a function that does so at once.
+    """
+    saved = [(module, plain_attributes(module)) for module in model.modules()]
+    inside = [
+        (value, copy.copy(value)) for _, own in saved for value in own.values() if type(value) in (list, dict, set)
+    ]
+
+    def put_back() -> None:
+        for module, own in saved:
+            for name in plain_attributes(module).keys() - own.keys():
+                del module.__dict__[name]
+            module.__dict__.update(own)
+        for value, before in inside:
+            if isinstance(value, list):
+                value[:] = before
+            else:
+                value.clear()
+                value.update(before)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ then there is no second signature.
 
 from __future__ import annotations
 
-import linecache
+import contextlib
 import random
+import sys
 import traceback
-from collections.abc import Callable, Hashable
+import zlib
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,21 +23,24 @@ from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
-from paceline.parallel.tracing.recorder import CannotRecordError, Recorder, recording
-from paceline.parallel.tracing.shadow import contents, make_shadow, names_by_tensor, untouched
+from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.reads import Reads, noting
+from paceline.parallel.tracing.recorder import CannotRecordError, Ran, Recorder, recording
+from paceline.parallel.tracing.shadow import Mirror, attributes_kept, contents, make_shadow, names_by_tensor, untouched
+from paceline.parallel.tracing.source import Line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parents[1])
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Traced:
     """What the outer forward does for one signature; the metadata of the nodes is the recorder's.
 
     order: the calls, without placeholders and output. inputs: one placeholder for each tensor of (args, kwargs).
     entries: (module's name, number of nodes before its call). leaves: the modules that are single nodes.
-    constants: what `get_attr` nodes name that is not the model's.
+    constants: what `get_attr` nodes name that is not the model's. reads: what it holds for, beside the shapes.
     """
 
     graph: fx.Graph
@@ -45,6 +50,52 @@ class Traced:
     entries: tuple[tuple[str, int], ...]
     leaves: frozenset[str]
     constants: dict[str, Any]
+    reads: Reads
+
+    def calls(self) -> list[Hashable]:
+        """The calls with their arguments, the output last; the same for the same calls, in another process too."""
+        index = {node: number for number, node in enumerate((*self.inputs, *self.order))}
+        taken = Fingerprint(by_content=True)
+
+        def told(value: Any) -> Any:
+            return fx.node.map_arg(value, lambda node: f"value {index[node]}")
+
+        def target(node: fx.Node) -> Hashable:
+            if str(node.target) in self.constants:
+                return taken.of(self.constants[str(node.target)])
+            if isinstance(node.target, str):
+                return node.target
+            return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+
+        return [
+            (node.op, target(node), taken.of(told(node.args)), taken.of(told(node.kwargs)))
+            for node in (*self.order, self.output)
+        ]
+
+    def difference(self, other: Traced) -> Line | None:
+        """The line of the first call that is another one there; None if both are the same."""
+        mine, theirs = self.calls(), other.calls()
+        for number, (one, two) in enumerate(zip(mine, theirs, strict=False)):
+            if one != two:
+                return self._line(number) or other._line(number)
+        if len(mine) != len(theirs):
+            longer = self if len(mine) > len(theirs) else other
+            return longer._line(min(len(mine), len(theirs)))
+        return None
+
+    @property
+    def digest(self) -> int:
+        """A number of 32 bits that ranks can compare."""
+        return zlib.crc32(repr(self.calls()).encode())
+
+    def _line(self, number: int) -> Line | None:
+        order = [*self.order, *self.order[-1:]]
+        line: Line | None = order[number].meta["line"] if number < len(order) else None
+        return line
+
+
+#: Runs the outer forward and notes it; tells the recorder that it does so with.
+Record = Callable[[Callable[[Recorder], None]], Traced]
 
 
 class Tracer:
@@ -55,92 +106,181 @@ class Tracer:
 
     def __init__(self, model: nn.Module, opened: Callable[[str], bool]) -> None:
         self._opened = opened
-        self._shut: set[str] = set()
+        #: Opened modules that can't be traced, which are blocks therefore -> why.
+        self.shut: dict[str, str] = {}
         self._model: nn.Module | None = model
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         _check_hooks(model)
         self._fake, self._plain = make_shadow(model, self._mode)
+        self._mirror = Mirror(model, self._fake)
+        self._names = {
+            id(module): name for name, module in reversed(list(self._fake.named_modules(remove_duplicate=False)))
+        }
+        self._ran: Ran = {}
+        self._changed = ""
 
     def forget(self) -> None:
-        """Let go of the real model: from here on only fake tensors are used."""
+        """Let go of the real model's values: from here on only fake tensors are used."""
         self._model = None
 
     def trace(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, training: bool | None = None) -> Traced:
         """The graph for a microbatch such as this one, in the given mode; None: in the modes that its modules are in.
 
         Raises:
-            ParallelError: the outer forward can't be noted; the message names the line that prevents it.
+            ParallelError: the outer forward can't be noted, or does something else each time it is called; the message
+                names the line that prevents it.
         """
         if training is not None:
             self._fake.train(training)
+        if self._mirror.follow(self._fake_of):
+            self._ran.clear()
         while True:
             try:
-                return self._trace_fake(args, kwargs)
+                try:
+                    return self._trace_fake(args, kwargs)
+                except _InBlockError as failed:
+                    if self._model is None:
+                        raise self._without_values(failed) from failed.__cause__
+                # Not where the error is handled: one of the block's own would be told as a second one.
+                return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
-                self._shut.add(shut.name)
-            except _InBlockError as failed:
-                if self._model is None:
-                    raise ParallelError(
-                        f"{failed} A microbatch of another shape than the first needs the model's shapes, which can't be "
-                        "found without running that block. Give all microbatches one shape: drop_last=True and a number of "
-                        "rows that microbatches divides."
-                    ) from failed.__cause__
-                break
-        # Not where the error is handled: one of the block's own would be told as a second one.
-        return self._trace_real(args, kwargs, training)
+                self.shut[shut.name] = shut.reason
+
+    def note_changed(self, text: str) -> None:
+        """Told by who sees that what a graph has read is not what it was, for the message where no new graph can be made."""
+        self._changed = text
+
+    def _without_values(self, failed: Exception) -> ParallelError:
+        if self._changed:
+            return ParallelError(
+                f"{self._changed} was changed, which the model's outer forward reads, and what it does now can't be noted: "
+                f"{failed} Read it inside of a block, where any change is followed, or set it before parallelize."
+            )
+        return ParallelError(
+            f"{failed} A microbatch of another shape than the first needs the model's shapes, which can't be "
+            "found without running that block. Give all microbatches one shape: drop_last=True and a number of "
+            "rows that microbatches divides."
+        )
+
+    def _fake_of(self, tensor: Tensor) -> Tensor:
+        fake: Tensor = self._mode.from_tensor(tensor.detach().requires_grad_(tensor.requires_grad))
+        self._plain[id(fake)] = tensor
+        return fake
 
     def _trace_fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        with torch.enable_grad():
-            fake_args, fake_kwargs = map_tensors((args, kwargs), self._mode.from_tensor)
-        before = contents(self._fake)
-        with self._mode:
-            traced = self._record(self._fake, fake_args, fake_kwargs, names_by_tensor(self._fake), self._plain)
-        after = contents(self._fake)
-        for name in before:
-            # What blocks change, inside of them, they will change in their stage.
-            if after.get(name) != before[name] and not any(name.startswith(f"{leaf}.") for leaf in traced.leaves):
-                raise ParallelError(
-                    f"{type(self._fake).__name__}.forward puts something new in the place of {name!r}, which a stage of a "
-                    "pipeline would not do. Change a tensor in place (`self.x.copy_(new)`, `self.x.add_(1)`), or do it inside a "
-                    "block."
-                )
-        return traced
+        def record(begin: Callable[[Recorder], None]) -> Traced:
+            with torch.enable_grad():
+                fake_args, fake_kwargs = map_tensors((args, kwargs), self._mode.from_tensor)
+            state = names_by_tensor(self._fake)
+            with self._mode:
+                return self._record(self._fake, fake_args, fake_kwargs, state, begin)
+
+        with attributes_kept(self._fake) as put_back, _generators_kept():
+            return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
         model = self._model
         assert model is not None
-        with untouched(model, training):
-            own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
-            return self._record(model, own_args, own_kwargs, names_by_tensor(model), {})
+
+        def record(begin: Callable[[Recorder], None]) -> Traced:
+            with untouched(model, training):
+                own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
+                return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin)
+
+        with attributes_kept(model) as put_back, _generators_kept():
+            return self._twice(model, record, put_back)
+
+    def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
+        """What `record` gives, which is the same when it is run once more; a stage would do it again and again.
+
+        put_back: sets the model's attributes to what they were.
+        """
+        cannot = f"{type(model).__name__} can't be cut into stages"
+
+        def line_where(probe: Callable[[], Hashable]) -> str:
+            put_back()
+            running: list[Recorder] = []
+            is_outer = lambda: bool(running) and running[-1].is_outer  # noqa: E731
+            return shown(find_line(lambda: record(running.append), probe, is_outer))
+
+        before = contents(model)
+        states = [state() for _, state in _GENERATORS]
+        traced = record(_nothing)
+        for (name, state), earlier in zip(_GENERATORS, states, strict=True):
+            if state() != earlier:
+                raise ParallelError(
+                    f"{cannot}: {line_where(state)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
+                    "with torch (torch.rand(())), inside a block."
+                )
+        if written := self._written(before, contents(model), traced):
+            key, name = written
+            raise ParallelError(
+                f"{cannot}: {line_where(lambda: contents(model).get(key))}: it changes {name!r}, or puts something new in the "
+                f"place of {name!r}, which a stage of a pipeline would not do. Change a tensor in place "
+                "(`self.x.copy_(new)`, `self.x.add_(1)`), or do it inside a block."
+            )
+        if changed := traced.reads.changed():
+            read = changed[0]
+            raise ParallelError(
+                f"{cannot}: {line_where(lambda: Fingerprint().of(read.look()))}: it changes {read.text}, which it reads, and a "
+                "stage would not do so again. Do it inside a block, or in the loop, before step()."
+            )
+        if (line := traced.difference(record(_nothing))) is not None:
+            raise ParallelError(
+                f"{cannot}: {shown(line)}: a second call with the same shapes does something else there, and a stage would "
+                "repeat what the first one did. Has it to do with time, with a file, with random numbers that are not torch's, "
+                "or with what an earlier call has left? Do that inside a block."
+            )
+        traced.reads = traced.reads.moved(self._mirror.original)
+        return traced
+
+    def _written(
+        self, before: dict[tuple[int, str], Any], after: dict[tuple[int, str], Any], traced: Traced
+    ) -> tuple[tuple[int, str], str] | None:
+        for key in {**before, **after}:
+            name = (before.get(key) or after[key])[0]
+            # What blocks change, inside of them, they will change in their stage.
+            if any(name.startswith(f"{leaf}.") for leaf in traced.leaves):
+                continue
+            if before.get(key) != after.get(key):
+                return key, name
+        return None
 
     def _record(
-        self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], plain: dict[int, Tensor]
+        self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[Recorder], None]
     ) -> Traced:
         names: dict[int, str] = {}
         for name, module in model.named_modules(remove_duplicate=False):
             names.setdefault(id(module), name)
+        all_names = dict(names)
         names.pop(id(model))
 
         def opened(name: str) -> bool:
-            return name not in self._shut and self._opened(name)
+            return name not in self.shut and self._opened(name)
 
-        recorder = Recorder(names=names, state=state, plain=plain, opened=opened)
+        is_fake = model is self._fake
+        recorder = Recorder(
+            names=names,
+            state=state,
+            plain=self._plain if is_fake else {},
+            opened=opened,
+            ran=self._ran if is_fake else None,
+        )
+        begin(recorder)
         inputs = tuple(
             recorder.add_input(f"input_{index}", tensor) for index, (_, tensor) in enumerate(tensors_at((args, kwargs)))
         )
-        python_state = random.getstate()
+        reads = Reads()
         try:
-            with torch.enable_grad(), recording(recorder):
+            with (
+                torch.enable_grad(),
+                recording(recorder),
+                noting(reads, lambda: recorder.is_outer, lambda module: all_names.get(id(module))),
+            ):
                 result = model.forward(*args, **kwargs)
             output = recorder.finish(result)
         except Exception as error:
             self._refuse(error, recorder, model)
-        if random.getstate() != python_state:
-            random.setstate(python_state)
-            raise ParallelError(
-                f"{type(model).__name__}.forward draws from Python's `random`; a stage would repeat what was drawn once. "
-                "Draw with torch (torch.rand(())), inside a block."
-            )
         return Traced(
             graph=recorder.graph,
             order=tuple(recorder.order),
@@ -149,10 +289,13 @@ class Tracer:
             entries=tuple(recorder.entries),
             leaves=frozenset(recorder.leaves),
             constants=recorder.constants,
+            reads=reads,
         )
 
     def _refuse(self, error: Exception, recorder: Recorder, model: nn.Module) -> None:
         where, module = _user_line(error)
+        if isinstance(error, CannotRecordError) and error.line is not None:
+            where, module = shown(error.line), model
         if isinstance(error, ParallelError):
             raise error
         needs_values = isinstance(error, VALUE_NEEDED)
@@ -162,14 +305,14 @@ class Tracer:
                     f"{recorder.inside} can't run on shapes alone ({where}: {type(error).__name__}: {error})."
                 ) from error
             raise error
+        reason = (
+            str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
+        )
         # Not the outermost forward: that module can be one block instead.
         name = {id(item): name for name, item in model.named_modules()}.get(id(module), "")
         if name and (needs_values or isinstance(error, CannotRecordError)):
-            raise _ShutError(name) from error
+            raise _ShutError(name, f"{where}: {reason}") from error
         if isinstance(error, CannotRecordError) or needs_values:
-            reason = (
-                str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
-            )
             raise ParallelError(
                 f"{type(model).__name__} can't be cut into stages: {where}: {reason}. Its own forward has to be the same calls "
                 "for every batch of one shape; move that line into a module of its own (one block stays in one stage), or "
@@ -181,9 +324,10 @@ class Tracer:
 class _ShutError(Exception):
     """An opened module can't be traced."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"{name} can't be cut: {reason}")
         self.name = name
+        self.reason = reason
 
 
 class _InBlockError(Exception):
@@ -206,6 +350,38 @@ def _check_hooks(model: nn.Module) -> None:
             )
 
 
+def _numpy_state() -> Hashable:
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    state = numpy.random.get_state(legacy=False)
+    return repr({**state, "state": {**state["state"], "key": state["state"]["key"].tobytes()}})
+
+
+@contextlib.contextmanager
+def _generators_kept() -> Iterator[None]:
+    """The generators of Python and of numpy are put back when the block ends."""
+    own, numpy = random.getstate(), sys.modules.get("numpy")
+    others = None if numpy is None else numpy.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(own)
+        if numpy is not None:
+            numpy.random.set_state(others)
+
+
+#: Whose numbers a stage would repeat, and what their state is.
+_GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
+    ("Python's `random`", random.getstate),
+    ("numpy's random numbers", _numpy_state),
+)
+
+
+def _nothing(recorder: Recorder) -> None:
+    pass
+
+
 def _user_line(error: BaseException) -> tuple[str, Any]:
     """file:line: `source` of the innermost line that is the user's, and the `self` there."""
     found, owner = type(error).__name__, None
@@ -213,8 +389,7 @@ def _user_line(error: BaseException) -> tuple[str, Any]:
         file = frame.f_code.co_filename
         if file.startswith((_TORCH, _HERE)):
             continue
-        source = linecache.getline(file, line).strip()
-        found = f"{file}:{line}: `{source}`" if source else f"{file}:{line}"
+        found = shown((file, line))
         if isinstance(frame.f_locals.get("self"), nn.Module):
             owner = frame.f_locals["self"]
     return found, owner

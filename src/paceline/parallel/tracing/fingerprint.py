@@ -1,0 +1,152 @@
+"""What a Python value is, as something that can be compared later. Loaded on use: it imports torch.
+
+A number or a text is itself, a container what it holds, a config object or a dataclass its attributes. A tensor, a module or
+anything else that can't be looked into is that very object; a tensor that is changed in place is still the same one.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from collections.abc import Hashable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+#: So many values are looked at; of what comes after these, it is only known which object it is.
+MOST = 20_000
+#: A numpy array of more bytes is sampled.
+WHOLE_ARRAY = 1 << 20
+_PLAIN = (bool, int, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout, torch.Size)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+#: Classes of the standard library whose objects are nothing but their attributes.
+_NAMESPACES = ("types", "argparse", "dataclasses")
+_LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__")
+
+
+class Fingerprint:
+    """Takes the fingerprints of values.
+
+    by_content: what can't be looked into counts by its kind alone, so that two runs, or two ranks, can be compared.
+    by_version: a tensor that is changed in place counts as another one.
+    held: what fingerprints of this object name by identity; while it is kept, nothing else can come to have that identity.
+    """
+
+    def __init__(self, *, by_content: bool = False, by_version: bool = False) -> None:
+        self.held: list[Any] = []
+        self._by_version = by_version
+        self._by_content = by_content
+        self._left = MOST
+        self._inside: set[int] = set()
+
+    def of(self, value: Any) -> Hashable:
+        """The value's; equal to that of an equal value."""
+        if isinstance(value, float):
+            return ("float", repr(value))
+        if isinstance(value, _PLAIN):
+            return (type(value).__name__, value)
+        self._left -= 1
+        if self._left < 0 or id(value) in self._inside:
+            return self._identity(value)
+        self._inside.add(id(value))
+        try:
+            return self._look_into(value)
+        except Exception:  # an object of somebody's own that can't be asked for its parts
+            return self._identity(value)
+        finally:
+            self._inside.discard(id(value))
+
+    def _look_into(self, value: Any) -> Hashable:
+        if isinstance(value, Tensor):
+            if self._by_content:
+                return ("tensor", tuple(value.shape), str(value.dtype))
+            return (self._identity(value), value._version) if self._by_version else self._identity(value)
+        if isinstance(value, (nn.Module, types.ModuleType)):
+            return self._identity(value)
+        kind = type(value)
+        if isinstance(value, Mapping):
+            items = tuple((self.of(key), self.of(item)) for key, item in value.items())
+            return (kind.__qualname__, items, self._attributes(value))
+        if isinstance(value, (list, tuple)) or kind.__qualname__ == "deque":
+            return (kind.__qualname__, tuple(map(self.of, value)), self._attributes(value))
+        if isinstance(value, AbstractSet):
+            return (kind.__qualname__, tuple(sorted((self.of(item) for item in value), key=repr)))
+        if isinstance(value, _FUNCTIONS):
+            return self._function(value)
+        if isinstance(value, types.MethodType):
+            return ("method", self.of(value.__func__), self.of(value.__self__))
+        if isinstance(value, type):
+            # A class whose attributes are settings.
+            own = () if is_library(value) or issubclass(value, nn.Module) else self._settings(value)
+            return ("class", f"{value.__module__}.{value.__qualname__}", self._identity(value), own)
+        if (state := self._special(value)) is not None:
+            return state
+        if is_library(kind) and kind.__module__ not in _NAMESPACES:
+            return self._identity(value)
+        attributes = self._attributes(value)
+        return (kind.__qualname__, attributes) if attributes else self._identity(value)
+
+    def _special(self, value: Any) -> Hashable | None:
+        """Of arrays and random generators of other libraries, which are only known if those are loaded."""
+        if (numpy := sys.modules.get("numpy")) is not None:
+            if isinstance(value, numpy.ndarray):
+                flat = value.reshape(-1)
+                if value.nbytes > WHOLE_ARRAY:
+                    flat = flat[:: value.nbytes // WHOLE_ARRAY + 1]
+                return ("array", value.shape, str(value.dtype), flat.tobytes())
+            if isinstance(value, numpy.generic):
+                return ("number", str(value.dtype), repr(value))
+            if isinstance(value, numpy.random.Generator):
+                return ("generator", repr(value.bit_generator.state))
+            if isinstance(value, numpy.random.RandomState):
+                return ("generator", repr(value.get_state()))
+        if (random := sys.modules.get("random")) is not None and type(value) is random.Random:
+            return ("generator", hash(value.getstate()))
+        return None
+
+    def _attributes(self, value: Any) -> tuple[Hashable, ...]:
+        own: dict[str, Any] = dict(getattr(value, "__dict__", ()) or {})
+        for base in type(value).__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in _LEFT_OUT and hasattr(value, name):
+                    own[name] = getattr(value, name)
+        return tuple((name, self.of(item)) for name, item in own.items())
+
+    def _settings(self, kind: type) -> tuple[Hashable, ...]:
+        found = []
+        for base in kind.__mro__:
+            if is_library(base):
+                continue
+            for name, item in vars(base).items():
+                if name not in _LEFT_OUT and not callable(item) and not hasattr(type(item), "__get__"):
+                    found.append((name, self.of(item)))
+        return tuple(found)
+
+    def _function(self, value: Any) -> Hashable:
+        if not isinstance(value, types.FunctionType):
+            return ("function", getattr(value, "__module__", ""), value.__qualname__)
+        cells = []
+        for cell in value.__closure__ or ():
+            try:
+                cells.append(self.of(cell.cell_contents))
+            except ValueError:  # not filled yet
+                cells.append(None)
+        code = value.__code__
+        where = (code.co_filename, code.co_firstlineno, code.co_name)
+        return ("function", where, tuple(cells), self.of(value.__defaults__), self.of(value.__kwdefaults__))
+
+    def _identity(self, value: Any) -> Hashable:
+        if self._by_content:
+            return ("object", type(value).__qualname__)
+        self.held.append(value)
+        return ("object", id(value))
+
+
+def is_library(kind: type) -> bool:
+    """Whether a class belongs to Python or to torch, whose objects are not a user's settings."""
+    top = kind.__module__.partition(".")[0]
+    return top in sys.stdlib_module_names or top in ("torch", "numpy")

@@ -1,0 +1,220 @@
+"""What a model's outer forward reads beside its arguments, so that it is noticed when that changes. Imports torch.
+
+A graph holds numbers, lists and objects as they were when it was noted. In the plain model, Python would look again at each
+call. So it is written down what was looked at, and before each step it is looked at again:
+
+    self.alpha, self.config.alpha     an attribute of a module, or of its class
+    ALPHA, settings.ALPHA             a global name of a function that ran, or an attribute of a module of Python's
+    alpha of an enclosing function    a closure's cell
+
+Which functions ran is told by `sys.setprofile`; which attributes were asked for, by `nn.Module.__getattribute__`. Of an
+object that is no module, all of its attributes count. Functions of torch, of this package and of the standard library are
+left out, and so is whatever happens inside of a block, which each stage does by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import gc
+import sys
+import types
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.source import is_users
+
+_ABSENT = object()
+#: What every module has, and nobody sets from outside.
+OWN_NAMES = frozenset({*vars(nn.Module()), *vars(nn.Module), "__dict__", "__class__"})
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """One thing that was read. text: for people. look: what it is now. module: whose attribute `name` it is, if it is one."""
+
+    text: str
+    look: Callable[[], Any]
+    module: nn.Module | None = None
+    name: str = ""
+
+
+class Reads:
+    """All that was read, with what it was then."""
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, Read] = {}
+        self._before: dict[Hashable, Hashable] = {}
+        self._fingerprint = Fingerprint()
+
+    def note(self, key: Hashable, read: Read) -> None:
+        """Take down what it is now, unless it is known."""
+        if key not in self.found:
+            self.found[key] = read
+            self._before[key] = self._fingerprint.of(read.look())
+
+    def changed(self) -> list[Read]:
+        """Those that are not what they were."""
+        now = Fingerprint()
+        return [read for key, read in self.found.items() if now.of(read.look()) != self._before[key]]
+
+    def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
+        """The same with what they are now, and with other modules in place of those."""
+        found = Reads()
+        for key, read in self.found.items():
+            if read.module is None:
+                found.note(key, read)
+            else:
+                found.note(*attribute_read(other_of(read.module), read.name, read.text))
+        return found
+
+
+@contextlib.contextmanager
+def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Module], str | None]) -> Iterator[None]:
+    """Everything that functions of the user's read until the block ends is noted.
+
+    is_outer: whether what runs now is the outer forward, not a block.
+    name_of: a module -> its name in the model; None for those that are not in it.
+    """
+    plain = nn.Module.__dict__.get("__getattribute__")
+    get = nn.Module.__getattribute__
+
+    def look_up(module: nn.Module, name: str) -> Any:
+        if name not in OWN_NAMES and is_outer():
+            _note_attribute(reads, module, name, name_of)
+        return get(module, name)
+
+    seen: set[Hashable] = set()
+
+    def see(frame: types.FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_users(frame.f_code.co_filename) and is_outer():
+            key = (frame.f_code, id(frame.f_globals))
+            if key not in seen:
+                seen.add(key)
+                _note_globals(reads, frame.f_code, frame.f_globals)
+            if frame.f_code.co_freevars:
+                _note_cells(reads, frame)
+
+    before = sys.getprofile()
+    nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
+    sys.setprofile(see)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        if plain is None:
+            del nn.Module.__getattribute__
+        else:
+            nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
+
+
+def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:
+    """The key and the note of a module's attribute."""
+    return ("attribute", id(module), name), Read(
+        text=text, look=lambda: _attribute(module, name), module=module, name=name
+    )
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """What an object's own attributes are, beside those that every module has."""
+    return {name: value for name, value in vars(module).items() if name not in OWN_NAMES}
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    """What a module's attribute is, without running any code of its class; `_ABSENT` if it has none, or a computed one."""
+    own = vars(module)
+    if name in own:
+        return own[name]
+    for kind in type(module).__mro__:
+        if name in vars(kind):
+            found = vars(kind)[name]
+            # Code of a property that runs is seen as a function's.
+            return _ABSENT if hasattr(type(found), "__get__") else found
+    return _ABSENT
+
+
+def _note_attribute(reads: Reads, module: nn.Module, name: str, name_of: Callable[[nn.Module], str | None]) -> None:
+    if ("attribute", id(module), name) in reads.found:
+        return
+    path = name_of(module)
+    own = vars(module)
+    if path is None or any(name in own[table] for table in ("_parameters", "_buffers", "_modules")):
+        return
+    if hasattr(type(module), name) and _attribute(module, name) is _ABSENT:
+        return  # a method or a property
+    reads.note(*attribute_read(module, name, f"{path or type(module).__name__}.{name}"))
+
+
+def _note_globals(reads: Reads, code: types.CodeType, names: dict[str, Any]) -> None:
+    for name in _globals_of(code):
+        if isinstance(names.get(name), types.ModuleType):
+            _note_module(reads, names[name], code.co_names)
+        elif name in names and not _is_fixed(names[name]):
+            _note_global(reads, names, name)
+
+
+def _note_global(reads: Reads, names: dict[str, Any], name: str) -> None:
+    text = f"{names.get('__name__', '?')}.{name}"
+    reads.note(("global", id(names), name), Read(text=text, look=lambda: names.get(name, _ABSENT)))
+
+
+def _note_module(reads: Reads, module: types.ModuleType, names: tuple[str, ...], depth: int = 3) -> None:
+    """Those of a Python module's attributes that a function names."""
+    file = getattr(module, "__file__", None)
+    if not depth or file is None or not is_users(file) or module.__name__.partition(".")[0] in ("numpy", "scipy"):
+        return
+    own = vars(module)
+    for name in names:
+        if isinstance(own.get(name), types.ModuleType):
+            _note_module(reads, own[name], names, depth - 1)
+        elif name in own and not _is_fixed(own[name]):
+            _note_global(reads, own, name)
+
+
+def _note_cells(reads: Reads, frame: types.FrameType) -> None:
+    code = frame.f_code
+    if code.co_name in _COMPREHENSIONS:
+        return
+    local = frame.f_locals
+    wanted = [
+        name
+        for name in code.co_freevars
+        if name in local and not _is_fixed(local[name]) and not isinstance(local[name], (nn.Module, Tensor))
+    ]
+    # A frame doesn't say which function it is of.
+    for function in gc.get_referrers(code) if wanted else ():
+        if not isinstance(function, types.FunctionType) or not function.__closure__:
+            continue
+        for name, cell in zip(code.co_freevars, function.__closure__, strict=False):
+            if name in wanted:
+                text = f"{name} of {function.__qualname__}"
+                reads.note(("cell", id(cell)), Read(text=text, look=partial(_content, cell)))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a name's value is code, which is not changed while a model is trained."""
+    if isinstance(value, type):
+        module = sys.modules.get(value.__module__)
+        file = getattr(module, "__file__", None)
+        own = value.__module__ == "__main__" or (file is not None and is_users(file))
+        return not own or issubclass(value, (nn.Module, Tensor))
+    return isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType))
+
+
+@lru_cache(maxsize=4096)
+def _globals_of(code: types.CodeType) -> tuple[str, ...]:
+    found = (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    return tuple(dict.fromkeys(found))

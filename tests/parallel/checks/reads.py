@@ -1,0 +1,364 @@
+"""What the outer forward reads beside its arguments is followed when the loop changes it, or refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
+from paceline.parallel import Tensor as TensorParallel
+from tests.parallel.world import Ranks
+
+SIZES = (2, 4)
+
+TEMPERATURE = 1.0
+SETTINGS = {"temperature": 1.0, "unread": 0}
+
+
+class Settings:
+    temperature = 1.0
+
+
+@dataclass
+class Config:
+    temperature: float = 1.0
+    inner: dict[str, Any] = field(default_factory=lambda: {"power": [1.0]})
+
+
+class Chain(nn.Module):
+    """Four blocks; a subclass says what happens between them."""
+
+    kind_scale = 1.0
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(4)])
+        self.head = nn.Linear(width, 3)
+        self.temperature = 1.0
+        self.config = Config()
+        self.namespace = SimpleNamespace(temperature=1.0)
+        self.mask = torch.ones(width)
+        self.active = [0, 1, 2, 3]
+        self.chosen: list[nn.Module] = list(self.blocks)
+        self.weights = np.ones(width)
+        self.activation: Callable[[Tensor], Tensor] = torch.sigmoid
+        self.last: Tensor | None = None
+        self.generator = np.random.default_rng(0)
+        self.calls = 0
+
+    def between(self, x: Tensor) -> Tensor:
+        return x
+
+    def through(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = self.between(block(x))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.through(x))
+
+
+def chain(**methods: Callable[..., Any]) -> Callable[[], nn.Module]:
+    """A `Chain` with these methods."""
+    return type("Made", (Chain,), methods)
+
+
+class _Context:
+    def __init__(self) -> None:
+        self.kept: list[Tensor] = []
+        self.layer = 0
+
+
+class _Counts(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: _Context) -> Tensor:
+        context.layer += 1
+        return torch.tanh(self.inner(x)) * context.layer
+
+
+class _Keeps(_Counts):
+    def forward(self, x: Tensor, context: _Context) -> Tensor:
+        context.kept.append(x)
+        return torch.tanh(self.inner(x)) + sum(context.kept)
+
+
+class _Looks(_Counts):
+    def forward(self, x: Tensor, context: _Context) -> Tensor:
+        return torch.tanh(self.inner(x)) * context.layer
+
+
+def _with_context(kind: type[_Counts], is_numbered: bool = False) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        def through(self: Any, x: Tensor) -> Tensor:
+            context = _Context()
+            for index, block in enumerate(self.blocks):
+                if is_numbered:
+                    context.layer = index
+                x = block(x, context)
+            return x
+
+        model = chain(through=through)()
+        model.blocks = nn.ModuleList([kind(8) for _ in range(4)])
+        return model
+
+    return make
+
+
+def _enclosed() -> tuple[Callable[[], nn.Module], Callable[[Any, int], None]]:
+    temperature = 1.0
+
+    def between(self: Any, x: Tensor) -> Tensor:
+        return x / temperature
+
+    def change(model: Any, step: int) -> None:
+        nonlocal temperature
+        temperature = _value(step)
+
+    return chain(between=between), change
+
+
+def _value(step: int) -> float:
+    return (1.0, 0.5, 2.0, 2.0)[step]
+
+
+def _set_global(model: Any, step: int) -> None:
+    global TEMPERATURE
+    TEMPERATURE = _value(step)
+
+
+def _nothing(model: Any, step: int) -> None:
+    pass
+
+
+def _remember(self: Any, x: Tensor) -> Tensor:
+    for block in self.blocks:
+        x = block(x)
+    if self.last is not None:
+        x = x + self.last.mean()
+    self.last = x.detach()
+    return x
+
+
+def _layers(self: Any, x: Tensor) -> Tensor:
+    for index in self.active:
+        x = self.blocks[index](x)
+    return x
+
+
+def _modules(self: Any, x: Tensor) -> Tensor:
+    for block in self.chosen:
+        x = block(x)
+    return x
+
+
+def _count(self: Any, x: Tensor) -> Tensor:
+    self.calls += 1
+    return x / self.calls
+
+
+#: What is read -> (how the model is made, what the loop does before each step).
+FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] = {
+    "attribute": (
+        chain(between=lambda self, x: x / self.temperature),
+        lambda model, step: setattr(model, "temperature", _value(step)),
+    ),
+    "attribute of the class": (
+        chain(between=lambda self, x: x / self.kind_scale),
+        lambda model, step: setattr(type(model), "kind_scale", _value(step)),
+    ),
+    "attribute that is not there at first": (
+        chain(between=lambda self, x: x / getattr(self, "later", 1.0)),
+        lambda model, step: setattr(model, "later", _value(step)) if step else None,
+    ),
+    "config's attribute": (
+        chain(between=lambda self, x: x / self.config.temperature),
+        lambda model, step: setattr(model.config, "temperature", _value(step)),
+    ),
+    "list in a dict of a config": (
+        chain(between=lambda self, x: x / self.config.inner["power"][0]),
+        lambda model, step: model.config.inner["power"].__setitem__(0, _value(step)),
+    ),
+    "config that is replaced": (
+        chain(between=lambda self, x: x / self.config.temperature),
+        lambda model, step: setattr(model, "config", dataclasses.replace(model.config, temperature=_value(step))),
+    ),
+    "namespace": (
+        chain(between=lambda self, x: x / self.namespace.temperature),
+        lambda model, step: setattr(model.namespace, "temperature", _value(step)),
+    ),
+    "global number": (chain(between=lambda self, x: x / TEMPERATURE), _set_global),
+    "global dict": (
+        chain(between=lambda self, x: x / SETTINGS["temperature"]),
+        lambda model, step: SETTINGS.update(temperature=_value(step), unread=step),
+    ),
+    "global class": (
+        chain(between=lambda self, x: x / Settings.temperature),
+        lambda model, step: setattr(Settings, "temperature", _value(step)),
+    ),
+    "closure": _enclosed(),
+    "tensor that is replaced": (
+        chain(between=lambda self, x: x * self.mask),
+        lambda model, step: setattr(model, "mask", torch.full((8,), _value(step), dtype=torch.float64)),
+    ),
+    "tensor that is changed in place": (
+        chain(between=lambda self, x: x * self.mask),
+        lambda model, step: model.mask.fill_(_value(step)),
+    ),
+    "array": (
+        chain(between=lambda self, x: x * float(self.weights[0])),
+        lambda model, step: model.weights.fill(_value(step)),
+    ),
+    "function": (
+        chain(between=lambda self, x: self.activation(x)),
+        lambda model, step: setattr(model, "activation", (torch.sigmoid, torch.tanh, F.softplus, F.silu)[step]),
+    ),
+    "layers by number": (
+        chain(through=_layers),
+        lambda model, step: model.active.__setitem__(slice(None), [[0, 1, 2, 3], [0, 2, 3], [0, 1, 2], [1, 2]][step]),
+    ),
+    "layers themselves": (
+        chain(through=_modules),
+        lambda model, step: setattr(model, "chosen", list(model.blocks)[step % 2 :]),
+    ),
+    "attribute of a block": (
+        chain(through=lambda self, x: Chain.through(self, x) * self.blocks[3].gain),
+        lambda model, step: setattr(model.blocks[3], "gain", _value(step)),
+    ),
+}
+
+#: What a pipeline can't follow -> (how the model is made, part of what is said).
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "numpy's random numbers": (
+        chain(between=lambda self, x: x * float(np.random.rand() + 0.5)),
+        r"reads\.py:\d+: `.*np\.random\.rand.*numpy's random numbers",
+    ),
+    "a generator of numpy's": (
+        chain(between=lambda self, x: x * float(self.generator.random() + 0.5)),
+        r"reads\.py:\d+: `.*self\.generator\.random.*'generator'",
+    ),
+    "Python's random numbers": (
+        chain(between=lambda self, x: x * (random.random() + 0.5)),
+        r"reads\.py:\d+: `.*random\.random.*Python's `random`",
+    ),
+    "the time": (
+        chain(between=lambda self, x: x * (1 + time.perf_counter() % 1e-3)),
+        r"reads\.py:\d+: `.*perf_counter.*a second call with the same shapes does something else",
+    ),
+    "what an earlier call has left": (chain(through=_remember), r"reads\.py:\d+: `self\.last = .*'last'"),
+    "a number of calls": (chain(between=_count), r"reads\.py:\d+: `self\.calls \+= 1.*'calls'"),
+    "an object on which blocks count": (
+        _with_context(_Counts),
+        r"reads\.py:\d+: `x = block\(x, context\)`.*blocks\.0 changes the _Context",
+    ),
+    "an object that keeps blocks' tensors": (
+        _with_context(_Keeps),
+        r"reads\.py:\d+: `x = block\(x, context\)`.*blocks\.0 changes the _Context",
+    ),
+    "an object that is changed between blocks": (
+        _with_context(_Looks, is_numbered=True),
+        r"reads\.py:\d+: `x = block\(x, context\)`.*the _Context that is handed on there is changed later",
+    ),
+}
+
+STEPS = 4
+
+
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    model = make().double()
+    model.mask = model.mask.double()
+    model.blocks[3].gain = 1.0
+    return model
+
+
+def _batches() -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(4)
+    return [(torch.randn(8, 8, dtype=torch.float64), torch.randint(0, 3, (8,))) for _ in range(STEPS)]
+
+
+def _alone(make: Callable[[], nn.Module], change: Callable[[Any, int], None]) -> nn.Module:
+    model = _made(make)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step, (x, y) in enumerate(_batches()):
+        change(model, step)
+        optimizer.zero_grad()
+        for x_part, y_part in zip(x.chunk(2), y.chunk(2), strict=True):
+            (F.cross_entropy(model(x_part), y_part) / 2).backward()
+        optimizer.step()
+    return model
+
+
+def _together(
+    make: Callable[[], nn.Module], change: Callable[[Any, int], None], strategy: Any, **options: Any
+) -> tuple[Any, nn.Module]:
+    model = _made(make)
+    change(model, 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = _batches()
+    par = paceline.parallelize(
+        model, optimizer, given, loss=F.cross_entropy, strategy=strategy, microbatches=2, find_unused=True, **options
+    )
+    for step, batch in enumerate(given):
+        change(model, step)
+        par.step(batch)
+    return par, model
+
+
+def _assert_same(name: str, strategy: Any, one: nn.Module, par: Any) -> None:
+    many = par.full_state_dict()
+    for key, value in one.state_dict().items():
+        apart = float((value - many[key]).abs().max())
+        assert apart < 1e-10, f"{name} on {strategy}: {key} differs by {apart:g}"
+
+
+def _check(name: str, par: Any) -> None:
+    try:
+        par.check(_batches()[0])
+    except ParallelError as error:
+        raise AssertionError(f"{name} on {par.world.layout}: {error}") from error
+
+
+def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
+    # Where it is cut is where every choice of layers goes on.
+    cut = Pipeline(2, cut=["blocks.2"])
+    pipelines = [cut] if ranks.size == 2 else [Data(2) @ cut]
+    for name, (make, change) in FOLLOWED.items():
+        one = _alone(make, change)
+        for strategy in pipelines:
+            par, _ = _together(make, change, strategy)
+            _assert_same(name, strategy, one, par)
+            # And the comparison with the plain model sees the same values.
+            _check(name, par)
+
+
+def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    for name in ("attribute", "global dict", "tensor that is replaced", "layers by number", "closure"):
+        make, change = FOLLOWED[name]
+        one = _alone(make, change)
+        # Layers that are cut as a pair can't be left out one by one.
+        cut = () if name == "layers by number" else (TensorParallel(),)
+        for strategy in (Data(), FullyShard(), *cut):
+            par, _ = _together(make, change, strategy)
+            _assert_same(name, strategy, one, par)
+            _check(name, par)
+
+
+def check_what_a_pipeline_can_t_follow_is_refused_by_its_line(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    for make, said in REFUSED.values():
+        with pytest.raises(ParallelError, match=f"(?s){said}"):
+            _together(make, _nothing, Pipeline())
