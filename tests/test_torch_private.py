@@ -35,7 +35,12 @@ CALLED = [
     (torch_private.FakeTensorMode.from_tensor, ["self", "tensor"]),
     (torch_private.BatchNorm.__init__, ["self", "num_features", "eps", "momentum", "affine", "track_running_stats"]),
     (torch_private.BatchNorm._check_input_dim, ["self", "input"]),
+    (torch_private.InstanceNorm._get_no_batch_dim, ["self"]),
+    (torch_private.DispatchMode.__torch_dispatch__, ["self", "func", "types", "args", "kwargs"]),
+    (torch.compiler.set_stance, ["stance"]),
     (FSDPModule._get_fsdp_state, ["self"]),
+    (FSDPModule.unshard, ["self"]),
+    (FSDPModule.reshard, ["self"]),
     (c10d._get_default_store, []),
     (c10d._new_process_group_helper, ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
     # What is public, but was not always called so.

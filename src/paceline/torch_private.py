@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
     from torch.nn import Module, Parameter
     from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm as InstanceNorm
+    from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 
     #: What a fake tensor raises when its values are asked for.
     VALUE_NEEDED: tuple[type[Exception], ...]
@@ -39,7 +41,9 @@ _FAKE = "torch._subclasses.fake_tensor"
 #: Name here -> the module of torch, and the names there; of several, all in a tuple.
 _WHERE = {
     "BatchNorm": ("torch.nn.modules.batchnorm", "_BatchNorm"),
+    "DispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
     "FakeTensorMode": (_FAKE, "FakeTensorMode"),
+    "InstanceNorm": ("torch.nn.modules.instancenorm", "_InstanceNorm"),
     "VALUE_NEEDED": (
         _FAKE,
         "DataDependentOutputException",
@@ -53,10 +57,13 @@ __all__ = [
     "OLDEST",
     "VALUE_NEEDED",
     "BatchNorm",
+    "DispatchMode",
     "FakeTensorMode",
+    "InstanceNorm",
     "TorchError",
     "default_store",
     "has_mpi",
+    "is_being_made_whole",
     "offer_mpi",
     "reduce_unused_too",
     "requirement",
@@ -143,16 +150,28 @@ def _moved(what: str) -> TorchError:
 # FSDP2's inside.
 
 
-def whole_parameters(module: Module) -> Iterator[tuple[Parameter, Parameter]]:
-    """This rank's part and the whole of each parameter of a sharded module that has been put together already."""
+def whole_parameters(module: Module, *, inner: bool = True) -> Iterator[tuple[Parameter, Parameter]]:
+    """This rank's part and the whole of each parameter of a sharded module that has been put together already.
+
+    inner: those of the units within it too.
+    """
     from torch.distributed.fsdp import FSDPModule
 
-    for part in module.modules():
+    for part in module.modules() if inner else (module,):
         if isinstance(part, FSDPModule):
             for group in _parameter_groups(part):
                 yield from (
                     (held.sharded_param, _whole(held)) for held in group.fsdp_params if _whole(held) is not None
                 )
+
+
+def is_being_made_whole(part: Module) -> bool:
+    """Whether FSDP2 has begun to put the parameters of this unit together, ahead of the pass that needs them."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(part, FSDPModule):
+        return False
+    return any(getattr(group, "_all_gather_result", None) is not None for group in _parameter_groups(part))
 
 
 def reduce_unused_too(part: FSDPModule) -> None:

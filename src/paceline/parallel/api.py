@@ -48,6 +48,7 @@ def parallelize(
     memory_bytes: int | None = None,
     device: Any = None,
     sample: Any = None,
+    check: str = "first",
 ) -> Parallel:
     """The model, ready to be trained on all workers: `step` equals one step of one process on the global batch.
 
@@ -68,6 +69,8 @@ def parallelize(
         what the machine has free, the cuts have no limit.
     device: None takes this rank's GPU, or else the CPU.
     sample: a small global batch for measuring; None takes one from the loader.
+    check: "first" compares loss and gradients of a few rows with the plain model's before the first step, and refuses to
+        train a layout that computes something else; `explain` says what came of it. "off" leaves it out.
 
     Raises:
         ParallelError: (also a ValueError) an argument, or the model, can't be used; the message says what to change.
@@ -93,7 +96,7 @@ def parallelize(
     place = mesh.start(device)
     # From here on what goes wrong on one rank ends the others, which would wait for it.
     with Watch(mesh.joined(place)).guard("parallelize()"):
-        _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed)
+        _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         model.to(place.device)
         task = Task(
             model=model,
@@ -110,6 +113,7 @@ def parallelize(
             "strategy": strategy,
             "clip_norm": clip_norm,
             "find_unused": find_unused,
+            "check": check,
             "loss_weight": loss_weight is not None,
             "loader": type(loader).__qualname__,
         }
@@ -145,6 +149,7 @@ def parallelize(
             original=original,
             skeleton=skeleton,
             reason=reason,
+            check_first=check == "first",
         )
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
@@ -194,7 +199,7 @@ def _first_micro(task: Task, world: World, batch: Any) -> Micro:
 
 
 def _check_arguments(
-    model: Any, optimizer: Any, loss: Any, microbatches: Any, clip_norm: Any, precision: Any, seed: Any
+    model: Any, optimizer: Any, loss: Any, microbatches: Any, clip_norm: Any, precision: Any, seed: Any, check: Any
 ) -> None:
     import torch
     from torch import nn
@@ -230,6 +235,8 @@ def _check_arguments(
         raise ParallelError(f"precision={precision!r}: None or 'bf16'.")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise ParallelError(f"seed={seed!r}: a whole number.")
+    if check not in ("first", "off"):
+        raise ParallelError(f"check={check!r}: 'first' or 'off'.")
 
 
 #: By these names a loss says that it was written for something else: to call the model itself, or to take the batch apart.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Parts, count_rows, move, take_rows, unwrap
 from paceline.parallel.batches.micros import split
-from paceline.parallel.check import kept_buffers
+from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import Place
 from paceline.parallel.randomness import generators
@@ -167,7 +167,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
         return tensor
 
     before = [(param, param.grad) for param in task.model.parameters()]
-    with generators(0, device), kept_buffers(task.model):
+    with generators(0, device), unchanged(task.model):
         started = time.perf_counter()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), task.autocast(device):
             loss = task.loss(task.model(*piece.args, **piece.kwargs), piece.target)

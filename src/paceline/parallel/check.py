@@ -1,36 +1,44 @@
-"""One step's loss and gradients, compared with the plain model in one process. Loaded on use: it imports torch.
+"""One step's loss, gradients and buffers, compared with the plain model in one process. Loaded on use: it imports torch.
 
-Before training starts: it says whether this model, cut as it is, computes what it did. Dropout is switched off in both,
-for their random streams differ; buffers, gradients and random generators are put back.
+It says whether this model, cut as it is, computes what it did. Dropout and other random numbers are the same in both
+(`steady`); buffers, gradients, attributes of modules and random generators are put back.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from paceline.parallel.batches.batch import Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, piece_sizes, take_rows, unwrap
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.randomness import generators
-from paceline.parallel.reduce import sum_number
+from paceline.parallel.reduce import anywhere, local, sum_number
+from paceline.parallel.steady import Steady, states
+from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.reads import plain_attributes
+from paceline.parallel.tracing.shadow import attributes_kept
 from paceline.parallel.whole import whole
 
 if TYPE_CHECKING:
+    from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
     from paceline.parallel.training import Parallel
 
 #: The part of the largest gradient by which any may differ: rounding in other orders of summing, of small models.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+#: A model that answers to a rounding error in each of its parameters with a difference may answer to another order of summing
+#: with so many times that.
+ROUNDINGS = 50
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,61 +61,118 @@ class Checked:
 def check(par: Parallel, batch: Any, limit: float | None = None) -> Checked:
     """What was compared, if it is equal within rounding. Called on all ranks, with a batch from `epoch` or a global one.
 
-    limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters.
+    limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters, and by how
+        much the plain model itself answers to rounding.
 
     Raises:
-        ParallelError: on every rank, with the parameters that differ.
+        ParallelError: on every rank, with the parameters or buffers that differ.
+    """
+    par.executor_for(batch)
+    micros = cut(batch, par.task, par.world)
+    return compare(par, global_parts(batch, par), micros, limit)
+
+
+class CannotCompareError(Exception):
+    """Why nothing can be said of the few rows that were to be compared; on all ranks."""
+
+
+def compare(
+    par: Parallel, parts: Parts, micros: Sequence[Micro], limit: float | None = None, *, is_short: bool = False
+) -> Checked:
+    """The same, of all rows of a global batch and this rank's share of them.
+
+    is_short: some rows only, for which what can't be compared is no fault.
+
+    Raises:
+        ParallelError: see `check`.
+        CannotCompareError: with is_short: the plain model can't compute these rows, or draws what can't be made the same.
     """
     from paceline.parallel.checkpoint.store import full_state_dict
 
-    task, world = par.task, par.world
-    executor = par.executor_for(batch)
+    world = par.world
+    task = dataclasses.replace(par.task, microbatches=len(micros))
+    executor = par.executor
     par.settle_buffers()
-    micros = cut(batch, task, world)
-    parts = _global_parts(batch, par)
     reference = par.skeleton.filled(full_state_dict(par), world.device)
+    follow_hooks(par, reference)
     modes = {name: part.training for name, part in executor.module.named_modules()}
     for name, part in reference.named_modules():
         # A stage has some of the modules; the model itself has a mode everywhere.
         part.training = modes.get(name, executor.module.training)
-    with generators(0, world.device), kept_buffers(executor.module), _NoDropout():
-        is_cut = world.replicas > 1 or task.microbatches > 1
-        plain_loss, plain = _plain_gradients(reference, parts, task, world.device, is_cut=is_cut)
+    plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
+    with generators(0, world.device), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
+        first = plain.run_short(par.world, micros) if is_short else plain.run()
         for param in executor.module.parameters():
             param.grad = None
         own_loss = executor.train_step(micros).detach()
         executor.finish_gradients()
         loss = sum_number(float(own_loss), world.replica_group, world.device)
         found = {name: whole(param.grad) for name, param in executor.named_parameters().items()}
+        kept = {name for name, _ in reference.named_buffers() if name in reference.state_dict()}
+        buffers = {name: whole(value).clone() for name, value in executor.module.named_buffers() if name in kept}
         for param in executor.module.parameters():
             param.grad = None
-    return _verdict(par, loss, plain_loss, found, plain, limit)
+        executor.begin_anew()
+        found_all = _Result(loss=loss, gradients=found, buffers=buffers)
+        allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
+        if limit is None and max(apart.values(), default=0.0) > allowed:
+            # Far for a usual model. One that makes much of each rounding error may be that far from itself.
+            other = plain.run(shaken=True)
+            noise = max(_distances(par, other, first, is_plain=True).values(), default=0.0)
+            allowed = max(allowed, min(ROUNDINGS * noise, 1.0))
+    return _verdict(par, found_all, first, apart, allowed)
 
 
-def _verdict(
-    par: Parallel, loss: float, plain_loss: float, found: dict[str, Any], plain: dict[str, Any], limit: float | None
-) -> Checked:
-    largest = max(
-        (float(grad.abs().max()) for grad in plain.values() if grad is not None and grad.numel()), default=0.0
-    )
-    dtypes = [grad.dtype for grad in plain.values() if grad is not None]
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    loss: float
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+
+    def largest(self) -> float:
+        sizes = (float(grad.abs().max()) for grad in self.gradients.values() if grad is not None and grad.numel())
+        return max(sizes, default=0.0)
+
+
+def _allowed(par: Parallel, plain: _Result, limit: float | None) -> float:
+    if limit is not None:
+        return limit
+    dtypes = [grad.dtype for grad in plain.gradients.values() if grad is not None]
     if par.task.precision == "bf16":
         dtypes.append(torch.bfloat16)
-    allowed = limit if limit is not None else max((LIMITS.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
-    own = {name: _apart(grad, plain.get(name), largest) for name, grad in found.items()}
-    everyone: list[Any] = [own]
-    if par.world.size > 1:
-        everyone = [None] * par.world.size
-        dist.all_gather_object(everyone, own)
+    return max((LIMITS.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
+
+
+def _distances(par: Parallel, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
+    """How far each value is from the plain model's: the loss (""), gradients as parts of the largest, buffers of their own."""
+    largest = plain.largest()
+    own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
+    for name, value in found.buffers.items():
+        other = plain.buffers.get(name)
+        if other is not None:
+            own[f"buffer {name}"] = _apart(value, other, float(other.abs().max()) if other.numel() else 0.0)
+    own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
+    if is_plain or par.world.size == 1:
+        return own
+    everyone: list[Any] = [None] * par.world.size
+    dist.all_gather_object(everyone, own)
     apart: dict[str, float] = {}
     for of_rank in everyone:
         for name, value in of_rank.items():
-            apart[name] = max(apart.get(name, 0.0), value)
-    missing = [name for name in plain if name not in apart]
+            # nan is as far as can be.
+            apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(value) else value)
+    return apart
+
+
+def _verdict(par: Parallel, found: _Result, plain: _Result, apart: dict[str, float], allowed: float) -> Checked:
+    loss, plain_loss, largest = found.loss, plain.loss, plain.largest()
+    missing = [name for name in plain.gradients if name not in apart]
     if missing:
         raise ParallelError(f"no rank holds {', '.join(missing[:5])}: the layout has lost {len(missing)} parameters.")
+    apart = dict(apart)
+    loss_apart = apart.pop("")
+    buffers = {name: apart.pop(name) for name in list(apart) if name.startswith("buffer ")}
     far = sorted((name for name in apart if not apart[name] <= allowed), key=lambda name: -apart[name])
-    loss_apart = abs(loss - plain_loss) / max(abs(plain_loss), 1e-12)
     if far:
         named = ", ".join(f"{name} ({apart[name]:.1e})" for name in far[:5])
         more = f" and {len(far) - 5} more" if len(far) > 5 else ""
@@ -120,6 +185,14 @@ def _verdict(
         raise ParallelError(
             f"on {par.world.layout} the loss is {loss:.8g}, that of the plain model {plain_loss:.8g}. Is loss() the mean "
             "over what loss_weight() counts?"
+        )
+    far = sorted((name for name in buffers if not buffers[name] <= max(allowed, 1e-6)), key=lambda name: -buffers[name])
+    if far and par.world.layout.batch_norm != "local":
+        raise ParallelError(
+            f"on {par.world.layout} the model's buffers are not those of the plain model after one step: "
+            f"{', '.join(name.removeprefix('buffer ') for name in far[:5])}. Loss and gradients are. Does its forward compute "
+            "them from the rows of a batch, of which each replica has others? Sum them over the replicas "
+            "(torch.distributed.all_reduce)."
         )
     worst = max(apart, key=lambda name: apart[name], default="")
     return Checked(loss=loss, plain_loss=plain_loss, difference=apart.get(worst, 0.0), name=worst, limit=allowed)
@@ -142,33 +215,88 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
     return far / largest if largest > 0 else far
 
 
-def _plain_gradients(
-    model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool
-) -> tuple[float, dict[str, Tensor | None]]:
-    rows = count_rows(parts)
-    pieces, weights, start = [], [], 0
-    for of_micro in piece_sizes(rows, task.microbatches, 1):
-        size = of_micro[0]
-        if size:
-            piece = Parts(*(take_rows(part, start, start + size, rows) for part in parts))
-            pieces.append(piece)
-            weights.append(float(size if task.loss_weight is None else task.loss_weight(unwrap(piece.target))))
-        start += size
-    total = 0.0
-    for piece, weight in zip(pieces, weights, strict=True):
-        if weight == 0:
-            continue
-        there = Parts(*(unwrap(move(part, device)) for part in piece))
-        with task.autocast(device):
-            output = model(*there.args, **there.kwargs)
-            loss = task.loss(output, there.target)
-            if is_cut:
-                _check_mean(task, output, there.target, loss)
-        share = loss * (weight / sum(weights))
+class _Plain:
+    """The plain model and the pieces of a batch."""
+
+    def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
+        self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
+        rows = count_rows(parts)
+        self._pieces, self._weights, start = [], [], 0
+        for of_micro in piece_sizes(rows, task.microbatches, 1):
+            size = of_micro[0]
+            if size:
+                piece = Parts(*(take_rows(part, start, start + size, rows) for part in parts))
+                self._pieces.append(piece)
+                weight = size if task.loss_weight is None else task.loss_weight(unwrap(piece.target))
+                self._weights.append(float(weight))
+            start += size
+
+    def run(self, *, shaken: bool = False) -> _Result:
+        """Loss and gradients of all pieces. shaken: with a rounding error in each number of each parameter."""
+        with unchanged(self._model), _shaken(self._model) if shaken else contextlib.nullcontext():
+            total = 0.0
+            for param in self._model.parameters():
+                param.grad = None
+            for piece, weight in zip(self._pieces, self._weights, strict=True):
+                if weight:
+                    total += self._run(piece, weight / sum(self._weights))
+            gradients = {name: param.grad for name, param in self._model.named_parameters()}
+            return _Result(
+                loss=total, gradients=gradients, buffers={n: b.clone() for n, b in self._model.named_buffers()}
+            )
+
+    def run_short(self, world: World, own: Sequence[Micro]) -> _Result:
+        """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
+        before, failed, found = states(self._device), "", None
+        try:
+            with torch.no_grad(), self._task.autocast(self._device), unchanged(self._model):
+                for micro in own:
+                    self._model(*micro.args, **micro.kwargs)
+            found = self.run()
+        except ParallelError:
+            raise
+        except Exception as error:
+            failed = f"{type(error).__name__}: {error}"
+        if anywhere(found is None, world) or found is None:
+            raise CannotCompareError(
+                f"it can't compute the first rows of a batch alone ({failed or 'on another rank'})"
+            )
+        if anywhere(states(self._device) != before, world):
+            raise CannotCompareError("it draws random numbers that can't be made the same on two layouts")
+        if anywhere(not math.isfinite(found.loss + found.largest()), world):
+            raise CannotCompareError("its loss, or a gradient, is not finite")
+        return found
+
+    def _run(self, piece: Parts, part: float) -> float:
+        there = Parts(*(unwrap(move(part, self._device)) for part in piece))
+        with self._task.autocast(self._device):
+            output = self._model(*there.args, **there.kwargs)
+            loss = self._task.loss(output, there.target)
+            if self._is_cut:
+                _check_mean(self._task, output, there.target, loss)
+        share = loss * part
         if share.requires_grad:
             share.backward()  # type: ignore[no-untyped-call]
-        total += float(share.detach())
-    return total, {name: param.grad for name, param in model.named_parameters()}
+        return float(share.detach())
+
+
+@contextlib.contextmanager
+def _shaken(model: nn.Module) -> Iterator[None]:
+    """Every number of every parameter is off by a rounding error, up or down, until the block ends."""
+    params = [param for param in model.parameters() if param.is_floating_point()]
+    before = [param.detach().clone() for param in params]
+    try:
+        with torch.no_grad():
+            for param in params:
+                signs = (torch.arange(param.numel(), device=param.device).reshape(param.shape) * 7919 % 3 - 1).to(
+                    param.dtype
+                )
+                param.mul_(1 + signs * torch.finfo(param.dtype).eps)
+        yield
+    finally:
+        with torch.no_grad():
+            for param, value in zip(params, before, strict=True):
+                param.copy_(value)
 
 
 def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
@@ -188,7 +316,7 @@ def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
         )
 
 
-def _global_parts(batch: Any, par: Parallel) -> Parts:
+def global_parts(batch: Any, par: Parallel) -> Parts:
     """All rows of the global batch, on every rank, in their order."""
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
@@ -211,6 +339,31 @@ def _global_parts(batch: Any, par: Parallel) -> Parts:
     return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))
 
 
+def follow_hooks(par: Parallel, reference: nn.Module) -> None:
+    """Give the plain model the user's hooks on gradients."""
+    for name, hooks in par.gradient_hooks.items():
+        param = reference.get_parameter(name)
+        hooks.put_on(param)
+
+
+@contextlib.contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Parameters without gradients, buffers and plain attributes of the module's parts are put back when the block ends."""
+    tensors = [tensor for part in module.modules() for _, tensor in tensors_at(plain_attributes(part))]
+    # What a forward pass writes to by itself, such as a momentum encoder.
+    frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
+    plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
+    before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]
+    with attributes_kept(module), kept_buffers(module):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in before:
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+
 @contextlib.contextmanager
 def kept_buffers(module: nn.Module) -> Iterator[None]:
     """The module's buffers are put back when the block ends."""
@@ -221,24 +374,3 @@ def kept_buffers(module: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
-
-
-class _NoDropout(TorchFunctionMode):
-    """Every kind of dropout lets everything through, whoever calls it."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if func in _DROPOUTS:
-            return args[0] if args else kwargs["input"]
-        if func is F.scaled_dot_product_attention:
-            if len(args) > 4:
-                args = (*args[:4], 0.0, *args[5:])
-            else:
-                kwargs["dropout_p"] = 0.0
-        return func(*args, **kwargs)
-
-
-_DROPOUTS: set[Callable[..., Any]] = {
-    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
-    *(torch.dropout, torch.dropout_, torch.feature_dropout, torch.alpha_dropout, torch.feature_alpha_dropout),
-}

@@ -53,3 +53,7 @@ class Executor(Protocol):
     def train(self, mode: bool = True) -> None:
         """Set the mode of all that this rank holds."""
         ...
+
+    def begin_anew(self) -> None:
+        """Forget what earlier steps have shown of which parameters are used: one was only a comparison."""
+        ...

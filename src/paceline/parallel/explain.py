@@ -57,6 +57,8 @@ def explain(par: Any) -> Explanation:
         lines += [f"  {note}" for note in executor.notes]
         lines += _memory_lines(executor)
     lines += _traffic_lines(executor, layout)
+    if getattr(par, "compared", ""):
+        lines.append(f"  {par.compared}")
     if events:
         cells = draw_text(_rounded(task.microbatches, layout), layout.pipe)
         if max(map(len, cells.splitlines())) <= WIDEST:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from paceline.parallel.mesh import World
 
 #: As in torch's DDP: large enough to use the line, small enough that sending one overlaps with filling the next.
 BUCKET_BYTES = 25 * 2**20
@@ -71,6 +74,15 @@ def sum_number(value: float, group: Any, device: torch.device) -> float:
     total = torch.tensor(value, dtype=torch.float64, device=device)
     dist.all_reduce(total, group=group)
     return float(total)
+
+
+def anywhere(flag: bool, world: World) -> bool:
+    """Whether it is so on any rank of the world."""
+    if world.size == 1:
+        return flag
+    told = torch.tensor(float(flag), device=world.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return bool(told)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -21,7 +21,10 @@ class Skeleton:
         # Of the user's class: FSDP2 gives a model one of its own.
         self.name = type(model).__name__
         self.ties = ties.find(model)
-        self._reason = ""
+        #: Why there is no copy; "" if there is.
+        self.reason = ""
+        #: Of all parameters and buffers.
+        self.bytes = sum(tensor.nbytes for tensor in dict(ties.all_names(model)).values())
         self._model: nn.Module | None = None
         shells: dict[int, Any] = {
             id(param): nn.Parameter(torch.empty_like(param, device="meta"), requires_grad=param.requires_grad)
@@ -30,24 +33,18 @@ class Skeleton:
         try:
             self._model = copy.deepcopy(model, shells)
         except Exception as error:
-            self._reason = f"{type(error).__name__}: {error}"
+            self.reason = f"{type(error).__name__}: {error}"
         self._mirror = Mirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
-        """Take over what the user has set on the modules since: numbers, lists, plain tensors.
-
-        Raises:
-            ParallelError: it can't be copied.
-        """
+        """Take over what the user has set on the modules since: numbers, lists, plain tensors."""
         if self._mirror is None:
             return
         try:
-            self._mirror.follow(lambda tensor: whole(tensor).detach().clone())
+            self._mirror.follow(_copied)
         except Exception as error:
-            raise ParallelError(
-                f"check() needs a copy of the model, and what was set on it since can't be copied: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            self.reason = f"what was set on it since can't be copied ({type(error).__name__}: {error})"
+            self._model = self._mirror = None
 
     def begin(self) -> None:
         """What the modules' attributes are now is the layout's doing; only later changes are the user's."""
@@ -60,9 +57,9 @@ class Skeleton:
         Raises:
             ParallelError: the model could not be copied.
         """
-        if self._model is None:
-            raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self._reason}")
         self.follow()
+        if self._model is None:
+            raise ParallelError(f"check() needs a copy of the model, and it can't be copied: {self.reason}")
         model = copy.deepcopy(self._model)
         first = ties.first_names(model)
         for name in list(dict(ties.all_names(model))):
@@ -84,6 +81,11 @@ class Skeleton:
             if name != other:
                 _set(model, name, _get(model, other))
         return model.to(device)
+
+
+def _copied(tensor: Tensor) -> Tensor:
+    copied: Tensor = whole(tensor).detach().clone()
+    return copied.requires_grad_(tensor.requires_grad and tensor.is_leaf)
 
 
 def _get(model: nn.Module, name: str) -> Any:

@@ -21,6 +21,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.executor import Executor
 from paceline.parallel.failure.watch import Watch
+from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
@@ -56,6 +57,7 @@ class Parallel:
         original: OriginalParameters,
         skeleton: Any,
         reason: str | None = None,
+        check_first: bool = True,
     ) -> None:
         self.task = task
         self.optimizer = optimizer
@@ -83,6 +85,10 @@ class Parallel:
         )
         self.watch = Watch(world)
         self._is_stepping = False
+        #: What came of the comparison with the plain model before the first step.
+        self.compared = "" if check_first else "not compared with the plain model: check='off'"
+        self._check_first = check_first and world.size > 1
+        self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
             # Without a reference to this object, which outlives neither its script nor the optimizer's next owner.
@@ -105,6 +111,11 @@ class Parallel:
             executor = self.executor_for(batch)
             if self._layers is not None:
                 self._layers.refuse_changed()
+            if self._check_first:
+                from paceline.parallel.first_check import first_check
+
+                self._check_first = False
+                self.compared = first_check(self, batch, micros)
             optimizer.zero_grad(set_to_none=True)
             for param in executor.module.parameters():
                 param.grad = None
@@ -303,10 +314,17 @@ class Parallel:
             if self.optimizer is not None:
                 self._original.hand_over(self.optimizer, executor.named_parameters())
             self._original.forget()
+            for name, param in executor.named_parameters().items():
+                self._hooks.setdefault(name, Hooks()).also(param)
             self._kept = Kept(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
         return self._executor
+
+    @property
+    def gradient_hooks(self) -> dict[str, Hooks]:
+        """Parameter's name -> the user's hooks on its gradient, where it has some."""
+        return {name: hooks for name, hooks in self._hooks.items() if hooks}
 
     def settle_buffers(self) -> None:
         """Make the replicas' buffers equal where each has followed its own rows (batch_norm="local"): the first one's."""

@@ -19,7 +19,7 @@ from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.containers import map_tensors, tensors_at
 from paceline.parallel.tracing.segments import Segment, split
-from paceline.parallel.tracing.shadow import untouched
+from paceline.parallel.tracing.shadow import attributes_kept, untouched
 from paceline.parallel.tracing.trace import Traced
 
 #: So often at least, and more often while that takes no time: what else runs on the machine stops a short block for longer
@@ -48,7 +48,7 @@ def measure(
     first = first_names(model)
     blocks = []
     received: tuple[Tensor, ...] = ()
-    with untouched(model):
+    with untouched(model), attributes_kept(model):
         for name, segment in zip(names, segments, strict=True):
             finish = loss if segment is segments[-1] else None
             run = _Run(segment, model, received, batch, finish, context)

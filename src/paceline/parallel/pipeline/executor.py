@@ -152,6 +152,10 @@ class Pipelined:
         for module in (*self._modules, self._module):
             module.train(mode)
 
+    def begin_anew(self) -> None:
+        for used in self._used:
+            used.begin_anew()
+
     def _check_shards(self) -> None:
         for name, stages in self.ties.holders.items():
             if len({stage % self._workers for stage in stages}) < len(stages):
@@ -164,6 +168,8 @@ class Pipelined:
         shard.shard_stage(module, self._world)
         # A sum of flags in each step, so that a parameter may be left out in any, as without FullyShard.
         used = Used(module, self._world, find_unused=True)
+        # Ahead of FSDP's own.
+        module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
 

@@ -85,6 +85,8 @@ class Plain:
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         for micro in micros:
             is_last = micro is micros[-1]
+            if self._used is not None:
+                self._used.settle()
             with at_microbatch(micro.index), self._synchronised(is_last) as model:
                 with self._task.autocast(self._world.device), normalization.counting(micro):
                     loss = self._task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
@@ -125,6 +127,11 @@ class Plain:
     def train(self, mode: bool = True) -> None:
         self._module.train(mode)
 
+    def begin_anew(self) -> None:
+        for watched in (self._ddp, self._used):
+            if watched is not None:
+                watched.begin_anew()
+
     def _trained(self) -> list[nn.Parameter]:
         return [param for param in self._module.parameters() if param.requires_grad]
 
@@ -159,6 +166,11 @@ class _Replicated:
     def follow(self) -> None:
         """Begin anew, before a step, if parameters were frozen or unfrozen: DDP would leave those alone that it has not seen."""
         if any(param.requires_grad != (name in self._params) for name, param in self._all.items()):
+            self._begin()
+
+    def begin_anew(self) -> None:
+        """The next step is the first one, unless DDP has been made since."""
+        if self._ddp is None:
             self._begin()
 
     def _begin(self) -> None:

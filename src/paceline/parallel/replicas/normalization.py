@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
-from paceline.torch_private import BatchNorm
+from paceline.torch_private import BatchNorm, InstanceNorm
 
 #: Whether the rows that are being computed count: not those that stand in where a replica has none. Per process, not
 #: per thread: the stages of a pipeline compute one microbatch at a time.
@@ -37,7 +37,7 @@ def synchronise(module: nn.Module, group: Any) -> list[str]:
             # An attribute of the object's, not of nn.Module's tables: state dicts don't see it.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
             part.__class__ = kind
-        if isinstance(part, _Synchronised):
+        if isinstance(part, (_Synchronised, _FollowsAll)):
             changed.append(name)
     return changed
 
@@ -142,7 +142,54 @@ class SynchronisedBatchNorm3d(_Synchronised, nn.BatchNorm3d):
     """nn.BatchNorm3d over all replicas."""
 
 
+class _FollowsAll(InstanceNorm):
+    """torch's InstanceNorm, whose running statistics follow the rows of all replicas.
+
+    Each row is normalised by itself; the running ones move towards the mean over the rows.
+    """
+
+    _paceline_group: _Shared | None
+
+    def forward(self, input: Tensor) -> Tensor:
+        shared = self._paceline_group
+        group = None if shared is None else shared.group
+        mean, variance = self.running_mean, self.running_var
+        if not self.training or mean is None or variance is None or (group is None and _counts):
+            return super().forward(input)
+        before = mean.clone(), variance.clone()
+        output = super().forward(input)
+        if not _somewhere or group is None:
+            with torch.no_grad():
+                mean.copy_(before[0])
+                variance.copy_(before[1])
+            return output
+        is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
+        rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
+        # They are linear in the rows' statistics, so their mean by rows is what all rows together give.
+        told = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
+        dist.all_reduce(told, group=group)
+        with torch.no_grad():
+            for running, value in zip((mean, variance), (told[:-1] / told[-1]).chunk(2), strict=True):
+                running.copy_(value.to(running.dtype))
+        return output
+
+
+class FollowingInstanceNorm1d(_FollowsAll, nn.InstanceNorm1d):
+    """nn.InstanceNorm1d whose running statistics are those of all replicas."""
+
+
+class FollowingInstanceNorm2d(_FollowsAll, nn.InstanceNorm2d):
+    """nn.InstanceNorm2d whose running statistics are those of all replicas."""
+
+
+class FollowingInstanceNorm3d(_FollowsAll, nn.InstanceNorm3d):
+    """nn.InstanceNorm3d whose running statistics are those of all replicas."""
+
+
 _SYNCHRONISED: dict[type, type] = {
+    nn.InstanceNorm1d: FollowingInstanceNorm1d,
+    nn.InstanceNorm2d: FollowingInstanceNorm2d,
+    nn.InstanceNorm3d: FollowingInstanceNorm3d,
     nn.BatchNorm1d: SynchronisedBatchNorm1d,
     nn.BatchNorm2d: SynchronisedBatchNorm2d,
     nn.BatchNorm3d: SynchronisedBatchNorm3d,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import rebuild
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.torch_private import reduce_unused_too
 
@@ -27,6 +28,8 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
+    from paceline.parallel.replicas.shard_used import Written
+
     layout = world.layout
     if layout.shard == 1:
         return module
@@ -36,13 +39,21 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
     if ignored:
         options["ignored_params"] = ignored
     names = [*find_units(module, layout.units), ""]
+    hooks = {name: Hooks(param) for name, param in module.named_parameters(remove_duplicate=False)}
     try:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
+            # Before FSDP's own hook, which lets go of the whole parameters.
+            written = Written(part)
+            part.register_forward_hook(written.after)
             fully_shard(part, **options)
+            part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
+    for name, param in module.named_parameters(remove_duplicate=False):
+        held: Any = param
+        held._paceline_hooks = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)

@@ -1,4 +1,4 @@
-"""Which parameters of a sharded model get a gradient. Imports torch.
+"""Which parameters of a sharded model get a gradient, or are written to. Imports torch.
 
 FSDP2 can send zeros for a parameter that was not used, so that all ranks' messages have one length; but then it can't be
 told from one whose gradient is 0, and an optimizer would decay what a plain loop leaves alone.
@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
-from paceline.torch_private import whole_parameters
+from paceline.torch_private import is_being_made_whole, whole_parameters
 
 
 class Used:
@@ -30,6 +31,7 @@ class Used:
         self._asked_for_unused = find_unused
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
+        self._watched = 0
         # Now, while they are in parts: after a forward pass some are whole, which are others.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
@@ -39,6 +41,10 @@ class Used:
         trained = self._trained()
         if trained != set(self._names.values()):
             self._begin(trained)
+
+    def begin_anew(self) -> None:
+        """The next step is the first one."""
+        self._begin(self._trained())
 
     def _begin(self, trained: set[str]) -> None:
         self._names = {key: name for key, name in self._all.items() if name in trained}
@@ -50,12 +56,36 @@ class Used:
     def _trained(self) -> set[str]:
         return {name for name, param in self._module.named_parameters() if param.requires_grad}
 
+    def settle(self) -> None:
+        """Called before a forward pass: let go of whole parameters that FSDP2 has begun to put together ahead of time.
+
+        It does so in a backward pass for units that then have none, as frozen ones; the next microbatch would find them as
+        they were before its own forward pass has changed them.
+        """
+        for part in self._module.modules():
+            if is_being_made_whole(part):
+                held: Any = part
+                held.unshard()
+                held.reshard()
+
     def watch(self) -> None:
         """Called between forward and backward: the parameters as a whole exist from the first forward pass on."""
+        self._watched += 1
         for sharded, whole in whole_parameters(self._module):
             name = self._names.get(id(sharded))
-            if name is not None and id(whole) not in self._hooked:
+            if name is None:
+                continue
+            hooks: Hooks | None = getattr(sharded, "_paceline_hooks", None)
+            if hooks is not None and hooks.after and self._watched > 1:
+                raise ParallelError(
+                    f"{name} has a hook of register_post_accumulate_grad_hook, which is called with the gradients of all "
+                    "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
+                    "or Data()."
+                )
+            if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
+                if hooks is not None:
+                    hooks.put_on(whole)
                 held: Any = whole
                 held.register_post_accumulate_grad_hook(lambda _, name=name: self._seen.add(name))
 
@@ -68,6 +98,7 @@ class Used:
         names = list(self._names.values())
         idle = [name not in self._seen and not _is_alone(param) for name, param in self._params(names)]
         self._seen.clear()
+        self._watched = 0
         if self._find_unused or self._is_first:
             self._drop(names, idle)
         elif any(idle):
@@ -101,3 +132,42 @@ class Used:
 def _is_alone(param: nn.Parameter) -> bool:
     """Whether it is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
     return param.dim() == 0
+
+
+class Written:
+    """Sees that a unit's forward pass changes its own parameters in place, and keeps that.
+
+    FSDP2 gives it whole ones, and lets go of them: what is written there, such as a momentum encoder's values, would be lost.
+    """
+
+    def __init__(self, part: nn.Module) -> None:
+        self._part = part
+        self._versions: dict[int, int] = {}
+
+    def before(self, *_: Any) -> None:
+        """A hook that runs once the parameters are whole."""
+        self._versions = {id(whole): whole._version for _, whole in whole_parameters(self._part, inner=False)}
+
+    def after(self, *_: Any) -> None:
+        """A hook that runs while they are."""
+        for sharded, whole in whole_parameters(self._part, inner=False):
+            if whole._version != self._versions.get(id(whole), whole._version):
+                _write_back(sharded, whole)
+                self._versions[id(whole)] = whole._version
+
+
+def _write_back(sharded: Any, whole: nn.Parameter) -> None:
+    """Put this rank's part of the whole where FSDP2 takes it from."""
+    part = whole.detach()
+    if hasattr(part, "full_tensor"):
+        raise ParallelError(
+            "the model's forward pass changes a parameter that is cut by FullyShard() and by Tensor() in place. Leave its layer "
+            "whole (Tensor(plan={...: 'replicate'})), or use Data()."
+        )
+    for axis, placement in enumerate(sharded.placements):
+        if placement.is_shard():
+            pieces = part.chunk(sharded.device_mesh.size(axis), placement.dim)
+            rank = sharded.device_mesh.get_local_rank(axis)
+            part = pieces[rank] if rank < len(pieces) else part.narrow(placement.dim, 0, 0)
+    with torch.no_grad():
+        sharded.to_local().copy_(part)

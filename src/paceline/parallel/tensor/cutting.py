@@ -18,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.first import decide
+from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.parallel.tensor.check import verify
 from paceline.parallel.tensor.names import fold
@@ -87,8 +88,15 @@ def apply(
     if parts > 1:
         _check_ties(model, found, ties)
         plain = copy.deepcopy(model) if sample is not None else None
+        hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
         tie_again(model, ties)
+        for name, param in model.named_parameters(remove_duplicate=False):
+            if name in hooked and isinstance(param, DTensor):
+                raise ParallelError(
+                    f"{name} has a hook on its gradient (register_hook), and Tensor() cuts it: no rank has all of that gradient. "
+                    "Leave its layer whole (Tensor(plan={...: 'replicate'})), or use Data()."
+                )
         cut_params: list[Any] = [param for param in model.parameters() if isinstance(param, DTensor)]
         for param in cut_params:
             if param.requires_grad:

@@ -123,7 +123,12 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """What an object's own attributes are, beside those that every module has."""
-    return {name: value for name, value in vars(module).items() if name not in OWN_NAMES}
+    # Some are ours, such as the process group of a normalisation.
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in OWN_NAMES and not name.startswith("_paceline")
+    }
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

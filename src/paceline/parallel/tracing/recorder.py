@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.others import generators_kept
 from paceline.parallel.tracing.source import Line, users_line
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
@@ -183,7 +184,9 @@ class Recorder(TorchFunctionMode):
         versions = [tensor._version for tensor in given]
         parts = [Fingerprint() for _ in (*args, *kwargs.values())]
         contents = [part.of(value) for part, value in zip(parts, (*args, *kwargs.values()), strict=True)]
-        result = original(module, *args, **kwargs)
+        # What a block draws is its own affair.
+        with generators_kept():
+            result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):
             if Fingerprint().of(value) != content:
                 self.inside = None

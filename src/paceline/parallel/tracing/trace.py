@@ -8,12 +8,9 @@ then there is no second signature.
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
 import traceback
 import zlib
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from torch import Tensor, fx, nn
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.others import GENERATORS, generators_kept
 from paceline.parallel.tracing.reads import Reads, noting
 from paceline.parallel.tracing.recorder import CannotRecordError, Ran, Recorder, recording
 from paceline.parallel.tracing.shadow import Mirror, attributes_kept, contents, make_shadow, names_by_tensor, untouched
@@ -175,7 +173,7 @@ class Tracer:
             with self._mode:
                 return self._record(self._fake, fake_args, fake_kwargs, state, begin)
 
-        with attributes_kept(self._fake) as put_back, _generators_kept():
+        with attributes_kept(self._fake) as put_back, generators_kept():
             return self._twice(self._fake, record, put_back)
 
     def _trace_real(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Traced:
@@ -187,7 +185,7 @@ class Tracer:
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
                 return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin)
 
-        with attributes_kept(model) as put_back, _generators_kept():
+        with attributes_kept(model) as put_back, generators_kept():
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
@@ -197,32 +195,35 @@ class Tracer:
         """
         cannot = f"{type(model).__name__} can't be cut into stages"
 
-        def line_where(probe: Callable[[], Hashable]) -> str:
+        def line_where(probe: Callable[[], Hashable]) -> Line | None:
             put_back()
             running: list[Recorder] = []
             is_outer = lambda: bool(running) and running[-1].is_outer  # noqa: E731
-            return shown(find_line(lambda: record(running.append), probe, is_outer))
+            return find_line(lambda: record(running.append), probe, is_outer)
 
         before = contents(model)
-        states = [state() for _, state in _GENERATORS]
+        states = [state() for _, state in GENERATORS]
         traced = record(_nothing)
-        for (name, state), earlier in zip(_GENERATORS, states, strict=True):
-            if state() != earlier:
+        for (name, state), earlier in zip(GENERATORS, states, strict=True):
+            # No line: another thread has drawn.
+            if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
-                    f"{cannot}: {line_where(state)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
+                    f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
                     "with torch (torch.rand(())), inside a block."
                 )
         if written := self._written(before, contents(model), traced):
             key, name = written
+            line = line_where(lambda: contents(model).get(key))
             raise ParallelError(
-                f"{cannot}: {line_where(lambda: contents(model).get(key))}: it changes {name!r}, or puts something new in the "
+                f"{cannot}: {shown(line)}: it changes {name!r}, or puts something new in the "
                 f"place of {name!r}, which a stage of a pipeline would not do. Change a tensor in place "
                 "(`self.x.copy_(new)`, `self.x.add_(1)`), or do it inside a block."
             )
         if changed := traced.reads.changed():
             read = changed[0]
+            line = line_where(lambda: Fingerprint().of(read.look()))
             raise ParallelError(
-                f"{cannot}: {line_where(lambda: Fingerprint().of(read.look()))}: it changes {read.text}, which it reads, and a "
+                f"{cannot}: {shown(line)}: it changes {read.text}, which it reads, and a "
                 "stage would not do so again. Do it inside a block, or in the loop, before step()."
             )
         if (line := traced.difference(record(_nothing))) is not None:
@@ -348,34 +349,6 @@ def _check_hooks(model: nn.Module) -> None:
                 f"{type(model).__name__} has the hook {getattr(hook, '__qualname__', hook)!r} on itself, which no stage of a "
                 "pipeline would call. Put it on one of its modules, or remove it first."
             )
-
-
-def _numpy_state() -> Hashable:
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
-        return None
-    state = numpy.random.get_state(legacy=False)
-    return repr({**state, "state": {**state["state"], "key": state["state"]["key"].tobytes()}})
-
-
-@contextlib.contextmanager
-def _generators_kept() -> Iterator[None]:
-    """The generators of Python and of numpy are put back when the block ends."""
-    own, numpy = random.getstate(), sys.modules.get("numpy")
-    others = None if numpy is None else numpy.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(own)
-        if numpy is not None:
-            numpy.random.set_state(others)
-
-
-#: Whose numbers a stage would repeat, and what their state is.
-_GENERATORS: tuple[tuple[str, Callable[[], Hashable]], ...] = (
-    ("Python's `random`", random.getstate),
-    ("numpy's random numbers", _numpy_state),
-)
 
 
 def _nothing(recorder: Recorder) -> None:

@@ -1,0 +1,109 @@
+"""A short comparison with the plain model before the first step, so that a wrong one is not trained on. Imports torch.
+
+A few rows of the first batch go through the model as it is laid out and through a plain copy of it, and loss, gradients and
+buffers are compared (`check`). What that needs, once: the plain model with its gradients beside the other, twice the
+parameters' size on each device and once on its host; where that is not free, nothing is compared, and `explain` says so.
+
+    pipeline            as many microbatches as it has stages, whole, for their shapes are known
+    any other layout    two rows of each replica, of two microbatches
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.parallel.auto import available_bytes
+from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, take_rows, unwrap
+from paceline.parallel.batches.join import join_rows
+from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.check import CannotCompareError, compare
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.reduce import anywhere
+from paceline.torch_private import BatchNorm
+
+if TYPE_CHECKING:
+    from paceline.parallel.training import Parallel
+
+#: Of each replica and microbatch, where there is no pipeline; more with batch normalisation, which makes nothing of two rows.
+ROWS, ROWS_NORMALISED = 2, 4
+MICROBATCHES = 2
+#: The part of the free memory that the comparison may take.
+SHARE = 0.5
+
+
+def first_check(par: Parallel, batch: Any, micros: Sequence[Micro]) -> str:
+    """What came of it, in words for `explain`. Called on all ranks.
+
+    batch: what `step` was given; micros: this rank's share of it.
+
+    Raises:
+        ParallelError: on every rank: the layout computes something else than the plain model.
+    """
+    try:
+        return f"the first step's first rows: {_compared(par, batch, micros)}"
+    except CannotCompareError as error:
+        return f"not compared with the plain model: {error}"
+    except ParallelError as error:
+        raise ParallelError(
+            f"before the first step, on the first rows of its batch: {error} "
+            "If that is meant, parallelize(check='off') trains without this comparison."
+        ) from None
+
+
+def _compared(par: Parallel, batch: Any, micros: Sequence[Micro]) -> Any:
+    if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
+        raise CannotCompareError("with batch_norm='local' it is another one")
+    if anywhere(bool(par.skeleton.reason), par.world):
+        raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
+    _refuse_large(par)
+    count = min(par.world.layout.pipe if par.world.layout.pipe > 1 else MICROBATCHES, len(micros))
+    short = _short(par, batch, micros, count)
+    if par.task.loss_weight is not None and not float(par.task.loss_weight(unwrap(short.target))) > 0:
+        raise CannotCompareError("nothing counts in the first rows of the first batch")
+    task = dataclasses.replace(par.task, microbatches=count, split=lambda parts: parts)
+    own = cut(GlobalBatch(data=short, epoch=0, consumed=0), task, par.world)
+    return compare(par, short, own, is_short=True)
+
+
+def _refuse_large(par: Parallel) -> None:
+    """Raises:
+    CannotCompareError: there is no room for the plain model, on some rank.
+    """
+    size, device = par.skeleton.bytes, par.device
+    # On the host the whole state; where it is computed the model and its gradients.
+    on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
+    lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
+    lacks = lacks or on_device > SHARE * available_bytes(device)
+    if anywhere(lacks, par.world):
+        raise CannotCompareError(
+            f"it would take {(on_host + on_device) / 2**30:.1f} GiB on each worker, and at least one has not twice that free"
+        )
+
+
+def _short(par: Parallel, batch: Any, micros: Sequence[Micro], count: int) -> Parts:
+    """The first rows of the first microbatches, of all replicas, on every rank."""
+    world, is_own = par.world, isinstance(batch, OwnBatch)
+    parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, par.task)
+    rows = count_rows(parts)
+    if is_own:
+        starts = [sum(micro.rows for micro in micros[:number]) for number in range(len(micros))]
+        ranges = [range(start, start + micro.rows) for start, micro in zip(starts, micros, strict=True)]
+    else:
+        ranges = own_rows(rows, len(micros), world.replicas, world.replica)
+    most = ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in par.module.modules()) else ROWS
+    own = []
+    for span in ranges[:count]:
+        few = len(span) if world.layout.pipe > 1 else min(len(span), most)
+        piece = Parts(*(take_rows(part, span.start, span.start + few, rows) for part in parts))
+        own.append(move(piece, torch.device("cpu")) if few else None)
+    everyone: list[Any] = [own]
+    if world.replica_group is not None:
+        everyone = [None] * world.replicas
+        dist.all_gather_object(everyone, own, group=world.replica_group)
+    pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
+    return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))

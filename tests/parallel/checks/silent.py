@@ -1,0 +1,320 @@
+"""What a layout might compute otherwise without a word: followed, or told, and never called equal."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+import paceline
+from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
+from paceline.parallel import Tensor as TensorParallel
+from tests.parallel.models import Mlp
+from tests.parallel.world import Ranks
+
+SIZES = (2,)
+REPLICAS = (Data(), FullyShard())
+
+
+def _batches(count: int = 3, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
+    torch.manual_seed(4)
+    return [(torch.randn(rows, 12, dtype=torch.float64), torch.randint(0, 5, (rows,))) for _ in range(count)]
+
+
+def _made(kind: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(3)
+    return kind().double()
+
+
+def _alone(model: nn.Module, batches: Any, microbatches: int = 1, loss: Any = F.cross_entropy) -> None:
+    optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        for x_part, y_part in zip(x.chunk(microbatches), y.chunk(microbatches), strict=True):
+            (loss(model(x_part), y_part) / microbatches).backward()
+        optimizer.step()
+
+
+def _together(model: nn.Module, batches: Any, strategy: Any, *, loss: Any = F.cross_entropy, **options: Any) -> Any:
+    optimizer = torch.optim.SGD([param for param in model.parameters() if param.requires_grad], lr=0.1)
+    par = paceline.parallelize(model, optimizer, batches, loss=loss, strategy=strategy, **options)
+    for batch in batches:
+        par.step(batch)
+    return par
+
+
+def _assert_same(one: nn.Module, par: Any, what: str) -> None:
+    many = par.full_state_dict()
+    for name, value in one.state_dict().items():
+        apart = float((value - many[name]).abs().max())
+        assert apart < 1e-10, f"{what} on {par.world.layout}: {name} differs by {apart:g}"
+
+
+def _quarter(param: Any) -> None:
+    param.grad.mul_(0.25)
+
+
+def _hooked(model: Mlp, how: str) -> Any:
+    handles = []
+    for name, param in model.named_parameters():
+        if name in ("first.weight", "blocks.1.weight"):
+            if how == "before":
+                handles.append(param.register_hook(lambda grad: grad * 0.25))
+            else:
+                handles.append(param.register_post_accumulate_grad_hook(_quarter))
+    return handles
+
+
+def check_hooks_on_gradients_are_called(ranks: Ranks) -> None:
+    batches = _batches()
+    for how, microbatches in (("before", 2), ("after", 1)):
+        one = _made(Mlp)
+        _hooked(one, how)
+        _alone(one, batches, microbatches)
+        for strategy in (*REPLICAS, *([Pipeline()] if how == "before" else [])):
+            model = _made(Mlp)
+            _hooked(model, how)
+            par = _together(model, batches, strategy, microbatches=microbatches)
+            _assert_same(one, par, f"a hook {how} accumulation")
+            assert "equal" in str(par.check(batches[0]))
+            assert "equal to the plain model" in par.explain()
+
+
+def check_a_hook_that_is_removed_or_put_on_later_is_heard(ranks: Ranks) -> None:
+    batches = _batches(4)
+    one = _made(Mlp)
+    handles = _hooked(one, "before")
+    _alone(one, batches[:1])
+    for handle in handles:
+        handle.remove()
+    _alone(one, batches[1:2])
+    one.last.weight.register_hook(lambda grad: -grad)
+    _alone(one, batches[2:])
+    for strategy in REPLICAS:
+        model = _made(Mlp)
+        handles = _hooked(model, "before")
+        par = _together(model, batches[:1], strategy)
+        for handle in handles:
+            handle.remove()
+        par.step(batches[1])
+        par.module.get_parameter("last.weight").register_hook(lambda grad: -grad)
+        for batch in batches[2:]:
+            par.step(batch)
+        _assert_same(one, par, "a hook that comes and goes")
+
+
+def check_hooks_that_a_layout_can_t_call_are_refused(ranks: Ranks) -> None:
+    batches = _batches(1)
+    model = _made(Mlp)
+    _hooked(model, "after")
+    with pytest.raises(ParallelError, match=r"first\.weight has a hook of register_post_accumulate.*microbatches=1"):
+        _together(model, batches, FullyShard(), microbatches=2)
+    model = _made(Mlp)
+    for param in model.parameters():
+        param.register_hook(lambda grad: grad * 2)
+    with pytest.raises(ParallelError, match=r"has a hook on its gradient.*Tensor\(\) cuts it"):
+        _together(model, batches, TensorParallel())
+
+
+def check_a_hook_that_is_not_linear_is_told(ranks: Ranks) -> None:
+    for strategy in REPLICAS:
+        model = _made(Mlp)
+        for param in model.parameters():
+            param.register_hook(lambda grad: grad.clamp(-0.01, 0.01))
+        with pytest.raises(ParallelError, match=r"before the first step.*gradients are not those.*check='off'"):
+            _together(model, _batches(), strategy)
+
+
+class Momentum(nn.Module):
+    """A second encoder that follows the first one, as in MoCo and BYOL."""
+
+    def __init__(self, depth: int = 2) -> None:
+        super().__init__()
+        self.query, self.key = Mlp(depth=depth), Mlp(depth=depth)
+        self.key.load_state_dict(self.query.state_dict())
+        self.start, self.start_key = nn.Linear(12, 12), nn.Linear(12, 12)
+        self.start_key.load_state_dict(self.start.state_dict())
+        for param in (*self.key.parameters(), *self.start_key.parameters()):
+            param.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            pairs = zip((*self.query.parameters(), *self.start.parameters()), self._keys(), strict=True)
+            for param, key in pairs:
+                key.mul_(0.9).add_(param, alpha=0.1)
+            other = self.key(self.start_key(x))
+        return self.query(self.start(x)) + other
+
+    def _keys(self) -> Any:
+        return (*self.key.parameters(), *self.start_key.parameters())
+
+
+class Inside(nn.Module):
+    """A block with its own momentum copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(12, 12), _Followed(), _Followed()])
+        self.last = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        return self.last(x)
+
+
+class _Followed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = nn.Linear(12, 12)
+        self.slow = nn.Linear(12, 12).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for slow, own in zip(self.slow.parameters(), self.own.parameters(), strict=True):
+                slow.lerp_(own, 0.1)
+        return self.own(x) + self.slow(x)
+
+
+def check_what_a_forward_pass_writes_to_parameters_is_kept(ranks: Ranks) -> None:
+    for kind in (Momentum, Inside):
+        batches = _batches()
+        one = _made(kind)
+        _alone(one, batches, 2)
+        # A pipeline computes a microbatch's backward pass after the next one's forward, where autograd refuses a changed block.
+        for strategy in (*REPLICAS, *([Pipeline()] if kind is Momentum else [])):
+            par = _together(_made(kind), batches, strategy, microbatches=2)
+            _assert_same(one, par, kind.__name__)
+            par.check(batches[0])
+
+
+class Instances(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(1, 4, 3, padding=1)
+        self.norm = nn.InstanceNorm1d(4, affine=True, track_running_stats=True)
+        self.last = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.norm(self.first(x[:, None]))).mean(-1))
+
+
+def check_running_statistics_of_instances_follow_all_rows(ranks: Ranks) -> None:
+    # The last batch has a row that stands in where a replica has none.
+    batches = [*_batches(2), *_batches(1, rows=3)]
+    one = _made(Instances)
+    optimizer = torch.optim.SGD(one.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        for x_part, y_part in zip(x.tensor_split(2), y.tensor_split(2), strict=True):
+            (F.cross_entropy(one(x_part), y_part) * len(x_part) / len(x)).backward()
+        optimizer.step()
+    for strategy in REPLICAS:
+        par = _together(_made(Instances), batches, strategy, microbatches=2)
+        _assert_same(one, par, "InstanceNorm")
+        par.check(batches[0])
+
+
+class Mean(Mlp):
+    """Keeps the mean of its rows by hand, as each replica sees it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        with torch.no_grad():
+            self.mean.lerp_(y.mean(0), 0.1)
+        return y
+
+
+def check_buffers_that_differ_are_told(ranks: Ranks) -> None:
+    batches = _batches()
+    for strategy in REPLICAS:
+        with pytest.raises(ParallelError, match=r"buffers are not those of the plain model after one step: mean"):
+            _together(_made(Mean), batches, strategy)
+        par = _together(_made(Mean), batches, strategy, check="off")
+        with pytest.raises(ParallelError, match=r"buffers are not those of the plain model after one step: mean"):
+            par.check(batches[0])
+
+
+class Random(Mlp):
+    """Dropout, noise and layers that are left out at random, with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(12)
+        self.calls = 0
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(self.norm(x), 0.5, self.training)
+        return super().forward(x + torch.randn_like(x) * 0.1) * torch.rand(len(x), 1).add(0.9).floor()
+
+
+class Counted(Mlp):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen.append(len(x))
+        return super().forward(x)
+
+
+def check_the_first_step_is_compared_and_leaves_nothing(ranks: Ranks) -> None:
+    batches = _batches()
+    for strategy in (*REPLICAS, TensorParallel(), Pipeline()):
+        ends = []
+        for check in ("off", "first"):
+            model = _made(Mlp if isinstance(strategy, type(Pipeline())) else Random)
+            par = _together(model, batches, strategy, check=check, microbatches=2)
+            ends.append(par.full_state_dict())
+            said = par.explain()
+            assert ("not compared" in said) == (check == "off"), said
+        # Random numbers, buffers and which parameters are used go on as if nothing had been compared.
+        assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()), strategy
+    model = _made(Counted)
+    _together(model, batches, Data())
+    assert model.calls == 3
+    assert model.seen == [4, 4, 4]
+
+
+def check_a_layout_that_is_wrong_is_not_trained(ranks: Ranks) -> None:
+    class Wrong(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return y + self.last.bias if dist.get_rank() == 1 else y
+
+    for strategy in REPLICAS:
+        model = _made(Wrong)
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(ParallelError, match=r"before the first step.*last\.bias.*check='off'"):
+            _together(model, _batches(), strategy)
+        if isinstance(strategy, type(Data())):
+            assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def check_what_can_t_be_compared_is_said(ranks: Ranks) -> None:
+    class Rows(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < 4:
+                raise ValueError("four rows at least")
+            return super().forward(x)
+
+    par = _together(_made(Rows), _batches(rows=16), Data(), microbatches=2)
+    assert "four rows at least" in par.explain()
+    model = _made(Mlp)
+    with pytest.raises(ParallelError, match="check='never': 'first' or 'off'"):
+        _together(model, _batches(), Data(), check="never")
