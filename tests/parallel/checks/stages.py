@@ -135,7 +135,7 @@ def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, 
 def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
-        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule), case, microbatches=8)
+        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule), case, microbatches=8, check="off")
         seen: list[tuple[str, int, int]] = []
 
         def noting(kind: str, run: Any, to: Any = seen) -> Any:

@@ -8,9 +8,12 @@ then there is no second signature.
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import traceback
 import zlib
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -275,6 +278,7 @@ class Tracer:
         try:
             with (
                 torch.enable_grad(),
+                eager(),
                 recording(recorder),
                 noting(reads, lambda: recorder.is_outer, lambda module: all_names.get(id(module))),
             ):
@@ -349,6 +353,18 @@ def _check_hooks(model: nn.Module) -> None:
                 f"{type(model).__name__} has the hook {getattr(hook, '__qualname__', hook)!r} on itself, which no stage of a "
                 "pipeline would call. Put it on one of its modules, or remove it first."
             )
+
+
+def eager() -> AbstractContextManager[Any]:
+    """Within the block, what was compiled runs as it was written.
+
+    A compiled block would run its machine code on fake tensors, which have no memory: the process would end there. And its
+    compiler would look into the recorder.
+    """
+    if "torch._dynamo" not in sys.modules:
+        return contextlib.nullcontext()  # nothing can be compiled
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return stance
 
 
 def _nothing(recorder: Recorder) -> None:
