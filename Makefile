@@ -29,7 +29,7 @@ bench: .venv/.ready
 	for script in import_time first_line throughput log_rate get_metrics resubmit list_runs \
 	    layered_environment s3_download partition torch_mpi \
 	    collectives hvd_allreduce hvd_tensors hvd_step \
-	    parallel_speed pipeline_bubble \
+	    parallel_speed first_check pipeline_bubble \
 	    first_line_elsewhere ends_elsewhere queued_submissions; do \
 	  $(BIN)/python benchmarks/$$script.py || exit 1; done
 	$(BIN)/python benchmarks/table.py

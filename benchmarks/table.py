@@ -60,6 +60,10 @@ NAMES = [
     "parallel_data",
     "parallel_pipeline",
     "parallel_data_mpi",
+    "first_check_data",
+    "first_check_shard",
+    "first_check_pipeline",
+    "reads_changed",
     "pipeline_bubble",
 ]
 

@@ -18,7 +18,12 @@ from paceline.parallel.batches.batch import Micro
 
 
 class Executor(Protocol):
-    """One rank's part of the computation. Every method but `named_parameters` is called on all ranks in the same order."""
+    """One rank's part of the computation. Every method but `named_parameters` is called on all ranks in the same order.
+
+    program: a number for what the last step's first microbatch went through, the same on all ranks; 0 without a trace.
+    """
+
+    program: int
 
     @property
     def module(self) -> nn.Module:

@@ -15,6 +15,7 @@ from torch.nn.modules.module import (
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import is_communication
+from paceline.torch_private import whole_parameters
 
 
 class Kept:
@@ -59,6 +60,7 @@ class Layers:
         """model: the user's. held: what this rank computes with; the same object, or cut from it."""
         self._names = weakref.WeakKeyDictionary({module: name for name, module in model.named_modules()})
         self._is_whole = held is model
+        self._held = held
         self._new: list[tuple[weakref.ref[nn.Module], str, weakref.ref[Any]]] = []
         own = weakref.ref(self)
 
@@ -77,8 +79,12 @@ class Layers:
         """Raises:
         ParallelError: one was put into the model and is there still.
         """
+        # FSDP2 puts a parameter's whole and its part in each other's place, in some modules (RNNs) as a user would.
+        of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
+            if id(new) in of_fsdp:
+                continue
             if owner is not None and new is not None and getattr(owner, name, None) is new:
                 path = ".".join(filter(None, [self._names[owner], name]))
                 raise ParallelError(

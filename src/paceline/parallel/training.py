@@ -127,13 +127,13 @@ class Parallel:
                 # Where this rank is in the data rides in the same message.
                 # In one type: that of padding is the output's, not the loss's.
                 wide = loss.double()
-                told = torch.stack([wide, *map(wide.new_tensor, tags(self._place(batch)))])
+                told = torch.stack([wide, *map(wide.new_tensor, tags((*self._place(batch), executor.program)))])
                 work = dist.all_reduce(told, group=group, async_op=True)
             executor.finish_gradients()
             if work is not None:
                 work.wait()
                 loss = loss if group is None else told[0].to(loss.dtype)
-                agree_on_place(told[1:], self._place(batch), self.world)
+                agree_on_place(told[1:], self._place(batch), executor.program, self.world)
             if self.clip_norm is not None:
                 self.gradient_norm = self.clipper.clip(self.clip_norm)
             self._is_stepping = True

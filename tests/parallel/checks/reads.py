@@ -362,3 +362,17 @@ def check_what_a_pipeline_can_t_follow_is_refused_by_its_line(ranks: Ranks, size
     for make, said in REFUSED.values():
         with pytest.raises(ParallelError, match=f"(?s){said}"):
             _together(make, _nothing, Pipeline())
+
+
+def check_ranks_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    make, change = FOLLOWED["attribute"]
+    par, model = _together(make, change, Pipeline(), check="off")
+    model.temperature = 1.0 + ranks.rank
+
+    def train() -> None:
+        # A tag is a small number: two may be the same once, not in step after step.
+        for _ in range(8):
+            par.step(_batches()[0])
+
+    with pytest.raises(ParallelError, match="rank 0 and rank 1 do not compute the same model"):
+        train()

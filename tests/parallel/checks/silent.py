@@ -318,3 +318,32 @@ def check_what_can_t_be_compared_is_said(ranks: Ranks) -> None:
     model = _made(Mlp)
     with pytest.raises(ParallelError, match="check='never': 'first' or 'off'"):
         _together(model, _batches(), Data(), check="never")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn = nn.LSTM(1, 6, batch_first=True)
+        self.gru = nn.GRU(6, 6, batch_first=True)
+        self.last = nn.Linear(6, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.gru(self.rnn(x[..., None])[0])[0][:, -1])
+
+
+def check_recurrent_layers_are_sharded(ranks: Ranks) -> None:
+    batches = _batches()
+    one = _made(Recurrent)
+    _alone(one, batches)
+    par = _together(_made(Recurrent), batches, FullyShard(units=["rnn", "gru"]))
+    _assert_same(one, par, "LSTM and GRU")
+
+
+def check_a_batch_that_is_taken_apart_is_told(ranks: Ranks) -> None:
+    model = _made(Mlp)
+    par = paceline.parallelize(
+        model, torch.optim.SGD(model.parameters()), _batches(), loss=F.cross_entropy, strategy=Data()
+    )
+    batch: Any = next(iter(par.epoch(0)))
+    with pytest.raises(ParallelError, match=r"give it to par\.step\(batch\) as it is"):
+        _x, _y = batch

@@ -58,11 +58,11 @@ def tags(place: tuple[int, ...]) -> tuple[int, int]:
     return tag, tag * tag
 
 
-def agree_on_place(sums: Tensor, place: tuple[int, int, int], world: World) -> None:
+def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, world: World) -> None:
     """Compare where the replicas are, or the ranks of a single one; no message where they agree.
 
-    sums: of `tags` over the replica group, over all ranks where there is none.
-    place: epoch, samples seen after this batch, steps before it.
+    sums: of the `tags` of place and program over the replica group, over all ranks where there is none.
+    place: epoch, samples seen after this batch, steps before it. program: a number for what the step has computed.
 
     Raises:
         ParallelError: on every rank, with where each is: one has left out a step, or left a loop.
@@ -73,9 +73,16 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], world: World) -> N
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
     places: list[Any] = [None] * count
-    dist.all_gather_object(places, (world.rank, *place), group=world.replica_group)
+    dist.all_gather_object(places, (world.rank, *place, program), group=world.replica_group)
+    if len({tuple(found[1:4]) for found in places}) == 1:
+        first = places[0][4]
+        others = ", ".join(str(found[0]) for found in places if found[4] != first)
+        raise ParallelError(
+            f"rank {places[0][0]} and rank {others} do not compute the same model: what its forward reads (an attribute, a "
+            "global, a config's value) was set to another value there. Every rank has to make the same changes."
+        )
     shown = "; ".join(
-        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step in places
+        f"rank {rank} in epoch {epoch} at sample {sample}, step {step}" for rank, epoch, sample, step, _ in places
     )
     raise ParallelError(
         f"the ranks are not at the same batch: {shown}. Every rank has to make the same calls: does one of them leave out a "

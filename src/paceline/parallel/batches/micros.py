@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,26 @@ from paceline.parallel.reduce import sum_number
 from paceline.parallel.task import Task
 
 
+class _ForStep:
+    """What `epoch` gives and `step` takes; it is no batch itself."""
+
+    data: Any
+
+    def __iter__(self) -> Any:
+        raise self._refusal()
+
+    def __getitem__(self, key: Any) -> Any:
+        raise self._refusal()
+
+    def _refusal(self) -> ParallelError:
+        return ParallelError(
+            "what par.epoch() gives can't be taken apart: give it to par.step(batch) as it is. This worker's rows of it are "
+            "batch.data."
+        )
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class OwnBatch:
+class OwnBatch(_ForStep):
     """This replica's rows of one global batch, as `Parallel.epoch` gives them.
 
     data: the batch as the loader's collate_fn made it, of this replica's rows alone, microbatch after microbatch; one
@@ -34,7 +52,7 @@ class OwnBatch:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class GlobalBatch:
+class GlobalBatch(_ForStep):
     """A whole global batch with its position, as `Parallel.epoch` gives them where the loader is a plain iterable."""
 
     data: Any
@@ -103,13 +121,16 @@ def split(batch: Any, task: Task) -> Parts:
     Raises:
         ParallelError: `split` returned something else.
     """
-    parts = task.split(batch)
-    if not isinstance(parts, tuple) or len(parts) != 3 or not isinstance(parts[1], dict):
+    parts: Any = task.split(batch)
+    if not isinstance(parts, tuple) or len(parts) != 3 or not isinstance(parts[1], Mapping):
+        what = type(parts).__name__
+        if isinstance(parts, tuple):
+            what += f" of {', '.join(type(part).__name__ for part in parts)}"
         raise ParallelError(
-            f"split(batch) returned {type(parts).__name__}; it has to return Parts(args, kwargs, target): "
-            "a tuple, a dict and what the loss is given."
+            f"split(batch) returned {what}; it has to return Parts(args, kwargs, target): a tuple, a dict and what "
+            "the loss is given."
         )
-    return Parts(tuple(parts[0]), parts[1], parts[2])
+    return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
 
 
 def _take(parts: Parts, span: range, rows: int) -> Parts:

@@ -80,6 +80,7 @@ class Pipelined:
         ]
         self._used = [self._sharded(module) for module in self._modules] if world.layout.shard > 1 else []
         self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
+        self.program = 0
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = Messages(self._group, world.device)
         self._stages = [
@@ -108,6 +109,9 @@ class Pipelined:
         # What no replica has rows of adds nothing; all ranks agree on it.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         turns = [self._turns(micro, trains=True) for micro in micros]
+        if self._world.replicas == 1:
+            # Replicas may have other numbers of rows, which stand in what they compute.
+            self.program = self._programs.digest(micros[0], self._module.training)
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own)
         losses = run(self._world.layout.schedule, self._stages, len(turns), self._messages)

@@ -53,6 +53,7 @@ class Plain:
         self._task = task
         self._world = world
         self._module = task.model
+        self.program = 0
         self._is_sharded = world.layout.shard > 1
         self._used: Any = None
         if self._is_sharded:
