@@ -79,8 +79,12 @@ class Fingerprint:
         if isinstance(value, types.MethodType):
             return ("method", self.of(value.__func__), self.of(value.__self__))
         if isinstance(value, type):
-            # A class whose attributes are settings.
-            own = () if is_library(value) or issubclass(value, nn.Module) else self._settings(value)
+            # A class whose attributes are settings; not each of a table of classes.
+            own = (
+                ()
+                if len(self._inside) > 1 or is_library(value) or issubclass(value, nn.Module)
+                else self._settings(value)
+            )
             return ("class", f"{value.__module__}.{value.__qualname__}", self._identity(value), own)
         if (state := self._special(value)) is not None:
             return state

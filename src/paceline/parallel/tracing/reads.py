@@ -98,8 +98,9 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
             if key not in seen:
                 seen.add(key)
                 _note_globals(reads, frame.f_code, frame.f_globals)
-            if frame.f_code.co_freevars:
-                _note_cells(reads, frame)
+                if frame.f_code.co_freevars:
+                    # Of all functions with this code at once: to find them takes long.
+                    _note_cells(reads, frame)
 
     before = sys.getprofile()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
@@ -190,7 +191,10 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
     wanted = [
         name
         for name in code.co_freevars
-        if name in local and not _is_fixed(local[name]) and not isinstance(local[name], (nn.Module, Tensor))
+        if name in local
+        and name != "__class__"
+        and not _is_fixed(local[name])
+        and not isinstance(local[name], (nn.Module, Tensor))
     ]
     # A frame doesn't say which function it is of.
     for function in gc.get_referrers(code) if wanted else ():
