@@ -104,7 +104,8 @@ def chosen(words: list[str]) -> tuple[list[tuple[Cell, str]], list[str]]:
         wanted = [Cell(torch, python or PYTHON[0]) for torch, _, python in (word.partition("@") for word in words)]
     else:
         wanted = [Cell(torch, PYTHON[0]) for torch in TORCH]
-        wanted += [Cell(TORCH[0], python) for python in PYTHON[1:]]
+        # torch 2.15 has no wheel for Python 3.10.
+        wanted += [Cell(TORCH[1] if python == "3.10" else TORCH[0], python) for python in PYTHON[1:]]
     found = {python: interpreter(python) for python in dict.fromkeys(cell.python for cell in wanted)}
     cells = [(cell, path) for cell in wanted if (path := found[cell.python]) is not None]
     return cells, [python for python, path in found.items() if path is None]
@@ -216,10 +217,22 @@ def add_row(path: Path, new: tuple[str, ...]) -> None:
         table, _, after = rest.partition(END)
         rows = {_key(one): one for one in [*rows_of(table), new]}
         lines = [HEADINGS, ("---",) * len(HEADINGS), *(rows[key] for key in sorted(rows, reverse=True))]
-        made = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        made = "\n".join(f"| {' | '.join(line)} |" for line in lines) + not_run(rows.values())
         beside = path.with_suffix(".new")
         beside.write_text(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}")
         beside.replace(path)
+
+
+def not_run(rows: Iterable[tuple[str, ...]]) -> str:
+    """What has no row in the table, as a sentence below it; nothing if all has."""
+    done = [one[:2] for one in rows]
+    missing = [f"torch {minor(release)}" for release in TORCH if minor(release) not in {minor(own) for own, _ in done}]
+    missing += [f"Python {python}" for python in PYTHON if python not in {own for _, own in done}]
+    return f"\n\nNot run yet: {', '.join(missing)}." if missing else ""
+
+
+def minor(release: str) -> str:
+    return ".".join(release.split(".")[:2])
 
 
 def rows_of(text: str) -> list[tuple[str, ...]]:
