@@ -28,6 +28,7 @@ WRONG = {
         ["run", "-m", "sub", "--source", "src"],
         "entry_module 'sub' is a package without a __main__.py.",
     ),
+    "a script and a module": (["run", "src/train.py", "-m", "sub.a"], "'src/train.py' and -m sub.a: only one can run."),
     "a module's path": (["run", "-m", "src/train.py"], "entry_module='src/train.py' is no module's name."),
     "no script at all": (["run"], "name what to run: a script (paceline run train.py), a module (paceline run -m"),
     "torchrun's processes": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -267,6 +268,10 @@ def _entry(
     if source is not None:
         found["source_directory"] = str(source.absolute())
     if module is not None:
+        if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
+            raise JobError(
+                f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
+            )
         # What stands behind `--` is the module's own, for there is no script.
         arguments = [*([str(script)] if script is not None else []), *arguments]
         found = {"source_directory": str(Path.cwd()), **found, "entry_module": module}
