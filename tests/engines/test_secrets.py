@@ -14,7 +14,6 @@ import pytest
 
 import paceline as pl
 from paceline.runs.elsewhere import engine
-from paceline.targets import configured
 from tests.engines.conftest import use_mpirun
 from tests.engines.elsewhere import TWO, WAYS, Place, place
 from tests.engines.lab import WHEEL, log_text, wait_for_end
@@ -56,13 +55,17 @@ def wait_until_told(run: pl.Run, *, attempt: int = 1) -> None:
 
 
 def holders(there: Place, engines: Any) -> set[str]:
-    """Files that hold the value, here and on all hosts, each as `name mode`."""
-    folders = {str(there.lab.folder), str(there.folder), str(engines.folder), "/var/tmp"}
-    look = 'grep -rlFsa --devices=skip -- "$0" "$@" | while read -r file; do stat -c "%n %a" "$file"; done'
-    words = ["sh", "-c", look, VALUE]
-    found = subprocess.run([*words, *folders], capture_output=True, text=True, check=False).stdout.splitlines()
+    """Files that hold the value, here and on all hosts, each as `name mode`. Of /tmp, which may be this machine's own, what is
+    the run's or the engine's."""
+    # By standard input: on its command line the value would be found, too.
+    look = 'grep -rlFsa --devices=skip -f - -- "$@" | while read -r file; do stat -c "%n %a" "$file"; done'
+    words = ["sh", "-c", look, "look"]
+    folders = {str(there.lab.folder), str(there.folder), str(engines.folder)}
+    done = subprocess.run([*words, *folders], input=VALUE, capture_output=True, text=True, check=False)
+    found = done.stdout.splitlines()
+    inside = ["sh", "-c", look.replace('"$@"', "/tmp/paceline-* /tmp/ray* /dev/shm"), "look"]
     for name in there.hosts:
-        found += engines.run(name, [*words, "/tmp", "/dev/shm"], check=False).stdout.splitlines()
+        found += engines.run(name, inside, input=VALUE, stdin=None, check=False).stdout.splitlines()
     named = {f"{Path(line.rpartition(' ')[0]).name} {line.rpartition(' ')[2]}" for line in found}
     return named - {"kept 600"}
 
@@ -140,13 +143,15 @@ def test_a_job_that_slurm_starts_again_has_its_secret(there: Place, request: pyt
 def test_a_job_that_never_starts_leaves_no_secret_behind_the_login_host(
     there: Place, request: pytest.FixtureRequest
 ) -> None:
-    described = configured.read(there.lab.workspace_dir, "there")
-    waits = {**described.settings, "options": ["--hold"]}
-    configured.add(there.lab.workspace_dir, configured.Configured(name="held", kind="slurm", settings=waits))
-    run = submit(there, compute_target="held")
-    far = Path(str(engine(run.folder)["run_dir"])) / "secrets.json"
-
-    assert (far.stat().st_mode & 0o777, run.folder.secrets.exists()) == (0o600, False)
-    run.cancel()
-    assert wait_for_end(run) == "Canceled"
-    assert not far.exists()
+    cluster = request.getfixturevalue("slurm_cluster")
+    nodes = ["scontrol", "update", f"nodename={','.join(cluster.hosts.names)}"]
+    cluster.run(*nodes, "state=drain", "reason=test")
+    try:
+        run = submit(there)
+        far = Path(str(engine(run.folder)["run_dir"])) / "secrets.json"
+        assert (far.stat().st_mode & 0o777, run.folder.secrets.exists()) == (0o600, False)
+        run.cancel()
+        assert wait_for_end(run) == "Canceled"
+        assert not far.exists()
+    finally:
+        cluster.run(*nodes, "state=resume")

@@ -28,7 +28,7 @@ from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.settings import RaySettings, read_settings
-from paceline.targets.ray.travel import Ticket, fetch_run, get, send_run, snapshot_name, unpack
+from paceline.targets.ray.travel import Ticket, fetch_run, get, remove_sealed, send_run, snapshot_name, unpack
 from tests.helpers import make_job, make_run, write_tree
 from tests.targets.ray.fake_cluster import FakeCluster
 
@@ -42,6 +42,10 @@ print("the supervisor's own words", flush=True)
 (folder / "attempts" / "1").mkdir(parents=True)
 (folder / "attempts" / "1" / "rank_0.log").write_text("line\\n")
 (folder / "logs" / "rank_0.log").symlink_to("../attempts/1/rank_0.log")
+secrets = folder / "secrets.json"
+if secrets.exists():
+    told = [json.loads(secrets.read_text())["A"][::-1], oct(secrets.stat().st_mode & 0o777)]
+    (folder / "outputs" / "told").write_text(json.dumps(told))
 record = json.loads((folder / "run.json").read_text())
 if record["job"]["inputs"]:
     from paceline.job import Job
@@ -230,6 +234,35 @@ def test_a_ticket_holds_places_of_secrets_and_no_secret(trip: Trip, monkeypatch:
     assert json.loads(base64.urlsafe_b64decode(word))["credentials"] == {"secret": "env:LAB_SECRET"}
     assert "hush-hush" not in script
     assert Ticket.from_word(word).record.credentials == {"secret": "env:LAB_SECRET"}
+
+
+def test_secrets_travel_sealed_and_are_in_the_store_no_longer_than_they_wait(trip: Trip, tmp_path: Path) -> None:
+    write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
+    script = trip.send()
+    word = shlex.split(script.splitlines()[-1])[-1]
+    name = f"paceline/runs/{trip.folder.run_id}/sealed"
+
+    assert not trip.folder.secrets.exists()
+    assert name in trip.files_in_store()
+    in_store = b"".join((trip.store / file).read_bytes() for file in trip.files_in_store())
+    assert b"hush" not in in_store + script.encode() + base64.urlsafe_b64decode(word)
+    with tarfile.open(trip.store / "paceline" / "runs" / trip.folder.run_id / "start.tar.gz") as archive:
+        assert "run/secrets.json" not in archive.getnames()
+
+    assert trip.run_there(script, tmp_path).returncode == 0
+    assert name not in trip.files_in_store()
+    fetch_run(trip.settings, trip.folder)
+    assert json.loads((trip.folder.outputs / "told").read_text()) == ["hsuh-hsuh", "0o600"]
+    assert not trip.folder.secrets.exists()
+
+
+def test_secrets_that_nobody_has_fetched_are_removed(trip: Trip) -> None:
+    write_json(trip.folder.secrets, {"A": "hush-hush"}, mode=0o600)
+    trip.send()
+    remove_sealed(trip.settings, trip.folder)
+    remove_sealed(trip.settings, trip.folder)
+
+    assert not [name for name in trip.files_in_store() if name.endswith("sealed")]
 
 
 def test_an_unknown_datastore_and_one_that_can_only_be_read_are_refused(trip: Trip) -> None:
