@@ -55,8 +55,8 @@ def wait_until_told(run: pl.Run, *, attempt: int = 1) -> None:
 
 
 def holders(there: Place, engines: Any) -> set[str]:
-    """Files that hold the value, here and on all hosts, each as `name mode`. Of /tmp, which may be this machine's own, what is
-    the run's or the engine's."""
+    """Files that hold the value, here and on all hosts, each as `name mode`; Slurm's hosts have this machine's own /tmp, which
+    is everybody's."""
     # By standard input: on its command line the value would be found, too.
     look = 'grep -rlFsa --devices=skip -f - -- "$@" | while read -r file; do stat -c "%n %a" "$file"; done'
     words = ["sh", "-c", look, "look"]
@@ -64,7 +64,7 @@ def holders(there: Place, engines: Any) -> set[str]:
     done = subprocess.run([*words, *folders], input=VALUE, capture_output=True, text=True, check=False)
     found = done.stdout.splitlines()
     inside = ["sh", "-c", look.replace('"$@"', "/tmp/paceline-* /tmp/ray* /dev/shm"), "look"]
-    for name in there.hosts:
+    for name in () if there.name.startswith("slurm") else there.hosts:
         found += engines.run(name, inside, input=VALUE, stdin=None, check=False).stdout.splitlines()
     named = {f"{Path(line.rpartition(' ')[0]).name} {line.rpartition(' ')[2]}" for line in found}
     return named - {"kept 600"}
