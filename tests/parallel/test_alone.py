@@ -313,7 +313,8 @@ def test_the_check_puts_everything_back() -> None:
 def test_the_check_sees_a_model_that_draws_random_numbers() -> None:
     class Noisy(Mlp):
         def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) * (torch.rand(1) + random.random())  # torch's are made the same, Python's can't be
+            # torch's are made the same, Python's can't be.
+            return super().forward(x) * (torch.rand(1) + random.random())
 
     model = Noisy()
     par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
