@@ -46,7 +46,8 @@ engines:
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet '$(TORCH)'
-	$(BIN)/python -m pip install --quiet --editable '.[torch,mpi,conda,s3,sftp,http,tabular,examples,dev]'
+	# The pin again: where other packages' versions conflict at first, pip tries every release of torch, the newest first.
+	$(BIN)/python -m pip install --quiet '$(TORCH)' --editable '.[torch,mpi,conda,s3,sftp,http,tabular,examples,dev]'
 	touch .venv/.ready
 
 clean:

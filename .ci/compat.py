@@ -85,7 +85,7 @@ def main() -> int:
     for python in absent:
         print(f"Python {python}: not here (no python{python} on the PATH or below pyenv); left out", flush=True)
     failed = []
-    with ThreadPoolExecutor(int(os.environ.get("COMPAT_AT_ONCE", "1"))) as pool:
+    with ThreadPoolExecutor(int(os.environ.get("COMPAT_AT_ONCE") or 1)) as pool:
         waiting = [pool.submit(run, cell, interpreter) for cell, interpreter in cells]
         try:
             for future in waiting:

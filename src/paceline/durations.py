@@ -6,8 +6,8 @@ import datetime as dt
 import math
 import re
 
-#: How a duration may be written, for messages and help.
-FORMS = "seconds (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:seconds (1:00:00, 2-00:00:00 with days)"
+_FORMS = "a number of {unit} (90), units (90s, 5m, 1h30m, 2d) or hours:minutes:seconds (1:00:00, 2-00:00:00 with days)"
+_WORDS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
 _UNITS = {"w": 604800, "d": 86400, "h": 3600, "m": 60, "s": 1}
 #: Other spellings of the units, as they are said and as other tools print them.
@@ -41,8 +41,13 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
     else:
         found = _of_text(given.strip().lower(), unit) if isinstance(given, str) else None
     if found is None or not math.isfinite(found) or found < 0:
-        raise ValueError(f"{str(given)!r} is no duration. Write {FORMS}.")
+        raise ValueError(f"{str(given)!r} is no duration. Write {forms(unit)}.")
     return found
+
+
+def forms(unit: str = "s") -> str:
+    """How a duration may be written, for messages and help. unit: of a number that has none, as in `seconds`."""
+    return _FORMS.format(unit=_WORDS[unit])
 
 
 def _of_text(text: str, unit: str) -> float | None:

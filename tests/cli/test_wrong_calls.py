@@ -94,7 +94,7 @@ WRONG = {
     "a limit of nothing": (["run", "src/train.py", "--max-duration", "0"], "max_run_duration_seconds=0.0 is not"),
     "a limit that is no number": (
         ["run", "src/train.py", "--max-duration", "nan"],
-        "Invalid value for '--max-duration': 'nan' is no duration. Write seconds (90), units (90s, 5m, 1h30m, 2d) or",
+        "Invalid value for '--max-duration': 'nan' is no duration. Write a number of seconds (90), units (90s, 5m, 1h30m,",
     ),
     "a grace below nothing": (["run", "src/train.py", "--grace", "-1"], "'--grace': '-1' is no duration. Write"),
     "a patience that is none": (
