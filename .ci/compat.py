@@ -53,6 +53,8 @@ FILES = (
 )
 #: What the tests need beside the package itself.
 TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10")
+#: Of what a test that fails says.
+_LINES_TOLD = 30
 HEADINGS = ("torch", "Python", *COLUMNS, "run on")
 
 
@@ -70,7 +72,8 @@ class Found:
 
     passed: int = 0
     skipped: int = 0
-    failed: list[str] = field(default_factory=list)
+    #: The tests that failed, with the end of what each said.
+    failed: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         if self.failed:
@@ -140,6 +143,11 @@ def run(cell: Cell, python: str) -> list[str]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     add_row(TABLE, row(build, cell.python, columns, time.strftime("%Y-%m-%d")))
+    # Tests of one world of ranks fail of one cause: each cause is told once.
+    for said, test_id in {
+        said: test_id for found in columns.values() for test_id, said in found.failed.items()
+    }.items():
+        print(f"{name}: {test_id}\n{said}\n", flush=True)
     told = ", ".join(f"{column}: {found}" for column, found in columns.items())
     print(f"{name} ({build}), {time.monotonic() - begin:.0f} s: {told}", flush=True)
     return [f"{name}: {test_id}" for found in columns.values() for test_id in found.failed]
@@ -157,7 +165,8 @@ def install(cell: Cell, python: str, folder: Path) -> str:
     pip = (folder / "venv/bin/python", "-m", "pip", "install", "--quiet", "--no-cache-dir")
     execute(*pip, "--upgrade", "pip")
     execute(*pip, f"torch=={cell.torch}")
-    execute(*pip, "--editable", f"{tree}[torch,mpi,examples]", *TOOLS)
+    # The pin again: where other packages' versions conflict at first, pip tries every release of torch.
+    execute(*pip, f"torch=={cell.torch}", "--editable", f"{tree}[torch,mpi,examples]", *TOOLS)
     ask = "import torch; print(torch.__version__)"
     return execute(folder / "venv/bin/python", "-W", "ignore", "-c", ask).split()[-1]
 
@@ -190,8 +199,10 @@ def read_report(text: str) -> dict[str, Found]:
         if column is None:
             continue
         found = columns[column]
-        if case.find("failure") is not None or case.find("error") is not None:
-            found.failed.append(test_id)
+        failure = case.find("failure")
+        failure = case.find("error") if failure is None else failure
+        if failure is not None:
+            found.failed[test_id] = "\n".join((failure.text or "").splitlines()[-_LINES_TOLD:])
         elif case.find("skipped") is not None:
             found.skipped += 1
         else:

@@ -49,7 +49,7 @@ def test_a_duration_is_read_as_people_mean_it(text: str) -> None:
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_no_duration_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no duration\. Write seconds") as refused:
+    with pytest.raises(ValueError, match=r"is no duration\. Write a number of seconds") as refused:
         seconds(text)
 
     assert repr(text) in str(refused.value)

@@ -84,13 +84,16 @@ def test_the_readme_links_every_page_of_the_docs() -> None:
 @by_page
 def test_what_a_page_tells_to_type_into_a_shell_can_be_typed(page: Path) -> None:
     """`make` and `pip` are not run: their targets and extras have to be there. Nothing else stands in such a block."""
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
+    variables = {name for line in re.findall(r"^export (.+)", makefile, re.MULTILINE) for name in line.split()}
     extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     for block in blocks(page, "sh"):
         for line in block.text.splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["make"]:
-                assert set(words[1:]) <= targets, line
+                assert {word.partition("=")[0] for word in words[1:] if "=" in word} <= variables, line
+                assert {word for word in words[1:] if "=" not in word} <= targets, line
             elif words[:2] == ["pip", "install"]:
                 named = re.fullmatch(r"(?:paceline|\.)\[([a-z,]+)\]", words[-1])
                 assert named, line
