@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 from pathlib import Path
 
 from paceline.errors import JobError
@@ -13,9 +14,11 @@ from paceline.job import Job
 _BEGINNINGS = (b"#!", b"\x7fELF")
 
 
-def entry_file(job: Job, directory: Path) -> str | None:
+def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
     """The path in `directory` of the file that the job runs, with forward slashes; None for a module that is installed and
-    not in the source.
+    for a program of the nodes, which are not in the source.
+
+    is_here: the job runs on this machine, so that a program can be looked for on PATH.
 
     Raises:
         JobError: it is not there, or nothing that can be run.
@@ -27,6 +30,10 @@ def entry_file(job: Job, directory: Path) -> str | None:
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script
     if not path.is_file():
+        if job.may_be_on_path:
+            if is_here:
+                _check_on_path(job, directory)
+            return None
         raise JobError(f"entry_script {job.entry_script!r} is not in {str(directory)!r}{_scripts_there(directory)}")
     if not job.is_python:
         _check_program(job.entry_script, path)
@@ -53,6 +60,18 @@ def _of_module(module: str, directory: Path) -> str | None:
 def _name(path: Path, directory: Path) -> str:
     parts = path.relative_to(directory).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] in ("__init__", "__main__") else parts)
+
+
+def _check_on_path(job: Job, directory: Path) -> None:
+    """What an image or an environment yet to be made has on its PATH is not known here."""
+    if job.environment.docker_image is not None or job.environment.needs_build:
+        return
+    path = job.environment_variables.get("PATH", os.environ.get("PATH"))
+    if shutil.which(job.entry_script, path=path) is None:
+        raise JobError(
+            f"{job.entry_script!r} is no program on the PATH of this machine, and no file in "
+            f"{str(directory)!r}{_scripts_there(directory)}"
+        )
 
 
 def _check_program(name: str, path: Path) -> None:

@@ -33,7 +33,8 @@ class _Script:
     """What every estimator has: a script, its arguments, its environment and its limits.
 
     source_directory: folder that is copied at submission, uncommitted edits included.
-    entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!.
+    entry_script: Python file in it to run, or another program: a binary, or a script that begins with #!; else the name of a
+        program on the nodes' PATH.
     entry_module: a module to run instead, as `python -m` does in source_directory.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
     compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".

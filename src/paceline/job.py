@@ -64,7 +64,8 @@ class Job:
     """What to run, with which environment, on how many nodes and processes.
 
     entry_script: path of a Python file or of another program, relative to the source directory, with forward slashes. Python
-        files end in .py; another program is a binary, or a script that begins with #!, and its file is executable.
+        files end in .py; another program is a binary, or a script that begins with #!, and its file is executable. A name
+        that is no such file is a program on the nodes' PATH, such as "nvidia-smi".
     entry_module: a module to run in place of a script, as `python -m` does in the source directory.
     arguments: the script's own, in order.
     framework: "pytorch", "tensorflow", "sklearn" or None.
@@ -158,6 +159,11 @@ class Job:
     def is_python(self) -> bool:
         """Whether the script's interpreter runs it; another program runs by itself."""
         return self.entry_module is not None or self.entry_script.endswith(".py")
+
+    @property
+    def may_be_on_path(self) -> bool:
+        """Whether what runs is a program of the nodes, unless the source has a file of that name: no path, nor Python."""
+        return not self.is_python and "/" not in self.entry_script
 
     @property
     def launcher(self) -> str:

@@ -74,7 +74,8 @@ def submit(
         load_early(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
     try:
         _check(job, workspace_dir, described, target)
-        taken = _snapshot(job, source, workspace_dir, progress, leave_out)
+        is_here = described.kind == configured.LOCAL
+        taken = _snapshot(job, source, workspace_dir, progress, leave_out, is_here=is_here)
     except BaseException:
         if load_early is not None:
             target.release(runs_dir / run_id)
@@ -192,7 +193,13 @@ def warn_of_secrets(job: Job) -> None:
 
 
 def _snapshot(
-    job: Job, source: Source, workspace_dir: Path, progress: snapshot.Progress | None, leave_out: Sequence[Path] = ()
+    job: Job,
+    source: Source,
+    workspace_dir: Path,
+    progress: snapshot.Progress | None,
+    leave_out: Sequence[Path],
+    *,
+    is_here: bool,
 ) -> snapshot.Snapshot:
     snapshots_dir = workspace_dir / "snapshots"
     if source.snapshot_id is not None:
@@ -206,7 +213,7 @@ def _snapshot(
         return snapshot.Snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
-    script = entry_file(job, source.directory)
+    script = entry_file(job, source.directory, is_here=is_here)
     taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
     if script is not None and script not in taken.files:
         raise JobError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -55,7 +56,14 @@ def test_a_module_runs_as_under_python_m(cli: Cli, backend: str | None, processe
 def test_a_module_that_is_installed_runs_and_one_that_is_nowhere_says_so(cli: Cli) -> None:
     assert cli("run", "-q", "-m", "platform").stdout.startswith("Linux")
     failed = cli("run", "-q", "-m", "nowhere.at_all", code=1)
+    assert "ModuleNotFoundError: no module 'nowhere.at_all' in the source folder or in the environment" in failed.stderr
+    assert "importlib" not in failed.stderr
+    assert cli.run_ids()[2:] == []
+    cli.script("import nowhere", "src/lost/__init__.py")
+    cli.script("", "src/lost/train.py")
+    failed = cli("run", "-q", "-m", "lost.train", "--source", "src", code=1)
     assert "ModuleNotFoundError: No module named 'nowhere'" in failed.stderr
+    assert "import nowhere" in failed.stderr
 
 
 @pytest.mark.parametrize(("backend", "processes"), BACKENDS)
@@ -89,6 +97,55 @@ def test_a_compiled_program_and_an_interpreter_that_is_not_there(cli: Cli) -> No
     (cli.folder / cli.script("#!/no/such/interpreter", "src/bad")).chmod(0o755)
     failed = cli("run", "-q", "src/bad", code=127)
     assert "    bad can't be run by /no/such/interpreter: No such file or directory." in failed.stderr
+
+
+@pytest.mark.parametrize(("backend", "processes"), BACKENDS)
+def test_a_program_of_the_machine_runs_in_a_copy_of_the_current_folder(
+    cli: Cli, backend: str | None, processes: str
+) -> None:
+    cli.script("kept", "data.txt")
+    done = cli("run", "-q", "-j", processes, *need(backend), "--", "cat", "data.txt")
+    lines = [re.sub(r"^\[rank \d\] ", "", line) for line in done.stdout.splitlines()]
+    assert lines == ["kept"] * int(processes)
+    if backend is None:
+        failed = cli("run", "-q", "false", code=1)
+        assert "ended with exit code 1" in failed.stderr
+
+
+def test_a_program_is_looked_for_where_it_is_to_run(cli: Cli) -> None:
+    """Elsewhere, or in an environment yet to be made, it may be there; what is a mistyped script is not."""
+    for name, said in (
+        (
+            "trian",
+            f"'trian' is no program on the PATH of this machine, and no file in '{cli.folder}', which has train.py.",
+        ),
+        ("train.sh", "'train.sh' is no program on the PATH"),
+        ("trian.py", "there is no script 'trian.py' here"),
+        ("bin/cat", "there is no script 'bin/cat' here"),
+        ("job.yml", "there is no script 'job.yml' here"),
+    ):
+        cli.script("", "train.py")
+        assert said in cli("run", name, code=2).stderr
+        assert cli.run_ids() == []
+    assert "no program on the PATH" in cli("run", "trian", "--dry-run", code=2).stderr
+    # In the source folder a file of that name counts, which is no program here.
+    cli.script("text", "cat")
+    assert "no binary" in cli("run", "cat", code=2).stderr
+    own = cli.script("#!/bin/sh\necho own", "tools/own-tool")
+    (cli.folder / own).chmod(0o755)
+    path = f"{cli.folder / 'tools'}:{cli.environment['PATH']}"
+    assert cli("run", "-q", "own-tool", env={"PATH": path}).stdout == "own\n"
+    assert cli("run", "-q", "--env", f"PATH={path}", "own-tool").stdout == "own\n"
+
+
+def test_a_program_that_a_node_does_not_have_is_said_by_the_node(cli: Cli) -> None:
+    (cli.folder / "tools").mkdir()
+    (cli.folder / cli.script("#!/bin/sh", "tools/own-tool")).chmod(0o755)
+    path = f"{cli.folder / 'tools'}:{cli.environment['PATH']}"
+    run_id = cli("submit", "own-tool", env={"PATH": path}).stdout.strip()
+    assert cli.wait(run_id) == "Completed"
+    failed = cli("rerun", "-q", run_id, code=127)
+    assert f"there is no program 'own-tool' on the PATH of {os.uname().nodename}" in failed.stderr
 
 
 def test_a_program_ends_by_the_signals_of_its_run(cli: Cli) -> None:

@@ -287,6 +287,9 @@ def _entry(
     if script.is_dir():
         raise JobError(f"{str(script)!r} is a folder. Name the Python file in it that is to run.")
     if not script.is_file():
+        # A bare name may be a program of the machine that it is to run on, such as nvidia-smi.
+        if len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml"):
+            return None, {"source_directory": str(Path.cwd()), "entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), found

@@ -20,14 +20,15 @@ from paceline.plan import Launch, Prepared
 from paceline.runs.visible import visible
 from paceline.secret_values import HIDDEN, shown
 from paceline.submit import check, values_of, warn_of_secrets
-from paceline.targets import Target, find_target
+from paceline.targets import Target, configured, find_target
 from paceline.workspace import Workspace
 
 
 def print_file(asked: Asked, description: Mapping[str, Any]) -> int:
     """The job as a file that `paceline run` takes, for this machine: its paths are absolute."""
-    entry_file(asked.job, asked.directory)
-    check(asked.job, Workspace.from_config(create=False).path)
+    workspace_dir = Workspace.from_config(create=False).path
+    entry_file(asked.job, asked.directory, is_here=_is_here(asked.job, workspace_dir))
+    check(asked.job, workspace_dir)
     warn_of_secrets(asked.job)
     print(job_file.text(whole(description)), end="")
     return 0
@@ -37,7 +38,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     """The resolved job, the commands that would start its workers, and what these would find in their environment."""
     job = asked.job
     workspace = Workspace.from_config(create=False)
-    entry_file(job, asked.directory)
+    entry_file(job, asked.directory, is_here=_is_here(job, workspace.path))
     values_of(job, asked.values)
     warn_of_secrets(job)
     check(job, workspace.path)
@@ -97,6 +98,10 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
             print(f"    {name}={visible(shlex.quote(value), lines=True)}")
     print("\nNothing was started. Ports and folders in <> are chosen when the run starts.")
     return 0
+
+
+def _is_here(job: Job, workspace_dir: Path) -> bool:
+    return configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
 
 
 def _script(target: Target, job: Job) -> str | None:

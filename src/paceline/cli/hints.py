@@ -60,6 +60,16 @@ _OPTIONS = {
     "v": ("docker", "data is named with --input NAME=PATH"),
     "volume": ("docker", "data is named with --input NAME=PATH"),
 }
+#: The same for `logs`.
+_LOG_OPTIONS = {
+    **dict.fromkeys(("lines", "line", "num_lines", "last", "max_lines"), ("tail", "-n {n}, or --tail {n}")),
+    **dict.fromkeys(
+        ("timestamps", "t"), ("docker", "a line has no time of its own: --since 10m, or a time, chooses lines by it")
+    ),
+    **dict.fromkeys(("worker", "process", "container", "c"), ("other programs", "--rank {n} is one worker's lines")),
+    **dict.fromkeys(("stderr", "stdout"), ("other programs", "a worker's log has both: leave it out")),
+    **dict.fromkeys(("p", "previous"), ("kubectl", "--attempt 1 is the first one before a restart")),
+}
 #: Verbs of other programs -> what does that here.
 _VERBS = {
     **dict.fromkeys(("ps", "ls", "jobs", "runs", "history", "squeue", "top", "queue"), "paceline list"),
@@ -81,8 +91,8 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
-    """What to say of an option that `run` and `submit` do not have. option: as the parser names it, and its text; argv: the
-    whole command line. Of a cluster of short ones (`-np 4`) the parser names a part alone.
+    """What to say of an option that `run`, `submit` or `logs` does not have. option: as the parser names it, and its text; argv:
+    the whole command line. Of a cluster of short ones (`-np 4`) the parser names a part alone.
     """
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
@@ -92,12 +102,14 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         found = next((word for word in clusters if not word.startswith("--")), None)
     name, _, value = (found or option).partition("=")
     key = name.lstrip("-").replace("-", "_")
-    if key not in _OPTIONS:
-        return f"{text} {_OWN_ARGUMENTS}"
+    is_logs = argv[:1] == ["logs"]
+    known = _LOG_OPTIONS if is_logs else _OPTIONS
+    if key not in known:
+        return text if is_logs else f"{text} {_OWN_ARGUMENTS}"
     if not value and found is not None:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
-    whose, meaning = _OPTIONS[key]
+    whose, meaning = known[key]
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 

@@ -38,12 +38,20 @@ def add_to(app: typer.Typer) -> None:
     app.command("logs")(logs)
 
 
+def _line_count(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII):
+        raise typer.BadParameter(f"{text!r} is not a number of lines, 1 or more. With -f, 0 is what comes alone.")
+    return int(text)
+
+
 def logs(
     run_id: RunId = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
     tail: Annotated[
         int | None,
-        typer.Option("-n", "--tail", min=0, metavar="N", help="The last N lines alone, and with -f what comes."),
+        typer.Option(
+            "-n", "--tail", metavar="N", parser=_line_count, help="The last N lines alone, and with -f what comes."
+        ),
     ] = None,
     since: Annotated[
         str | None,

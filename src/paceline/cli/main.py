@@ -114,7 +114,7 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
     """The parser's words, and for those who come from another launcher what to write instead."""
     from paceline.cli.hints import option_message, verb_hint
 
-    if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit")):
+    if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit", " logs")):
         return option_message(getattr(error, "option_name", ""), text, sys.argv[1:])
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and context is not None:
         # In place of the parser's own suggestions.

@@ -8,9 +8,12 @@ import os
 import sys
 import time
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from paceline.worker import report
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
 
 _GLOO_S = 0.05
 #: PYTHONSAFEPATH, from Python 3.11 on.
@@ -48,7 +51,9 @@ def _end_well(worker: int) -> None:
 
 
 def become(path: str, arguments: list[str]) -> NoReturn:
-    """Turn this process into the program `path`: its exit code and its signals are the worker's."""
+    """Turn this process into the program `path`, or one of that name on PATH: its exit code and its signals are the worker's."""
+    if "/" not in path and not os.path.isfile(path):
+        _become_one_on_path(path, arguments)
     program = os.path.abspath(path)
     try:
         os.execv(program, [program, *arguments])
@@ -58,6 +63,18 @@ def become(path: str, arguments: list[str]) -> NoReturn:
         by = f" by {first[2:].strip().decode(errors='replace')}" if first.startswith(b"#!") else ""
         print(f"{path} can't be run{by}: {error.strerror}.", file=sys.stderr, flush=True)
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # a shell's codes for the same
+
+
+def _become_one_on_path(name: str, arguments: list[str]) -> NoReturn:
+    try:
+        os.execvp(name, [name, *arguments])
+    except FileNotFoundError:
+        places = f"on the PATH of {os.uname().nodename}, nor a file of that name in the source folder"
+        say = f"there is no program {name!r} {places}. If it is a script, write its whole name."
+    except OSError as error:
+        say = f"{name} can't be run: {error.strerror}."
+    print(say, file=sys.stderr, flush=True)
+    os._exit(127 if say.startswith("there") else 126)
 
 
 def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
@@ -77,18 +94,16 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     https://docs.python.org/3/using/cmdline.html#cmdoption-m: the working directory is first on the path, and sys.argv[0] is
     the module's file.
     """
-    from importlib.util import find_spec
-
     sys.argv = ["-m", *arguments]
     if not _IS_SAFE_PATH:
         sys.path.insert(0, os.getcwd())
-    spec = find_spec(name)
+    spec = _found(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = find_spec(f"{name}.__main__")
+        spec = _found(f"{name}.__main__")
         if spec is None:
             raise ImportError(f"{name} is a package without a __main__ module, and can't be run by -m", name=name)
     if spec is None:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        raise ModuleNotFoundError(f"no module {name!r} in the source folder or in the environment", name=name)
     code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
     if code is None:
         raise ImportError(f"{name} has no code that -m could run", name=name)
@@ -97,6 +112,18 @@ def _module(name: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     main.__dict__.update(__spec__=spec, __package__=spec.parent, __loader__=spec.loader, __cached__=spec.cached)
     sys.modules["__main__"] = main
     return main, code
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """The module's spec; None where it is missing, or a package above it is. What these packages raise is theirs."""
+    from importlib.util import find_spec
+
+    try:
+        return find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        return None
 
 
 def _let_gloo_finish() -> None:
