@@ -633,6 +633,56 @@ def test_a_run_names_its_image_and_its_workers_are_in_it(own_podman, lab):
 
 
 @only_podman
+def test_a_secret_and_links_that_lead_out_of_a_container(own_podman, lab, tmp_path, monkeypatch):
+    """A link to what only the host has must not make the host read it; the engine shows the secret in the container's variables
+    alone, and to this user."""
+    secret = "t0p-" + os.urandom(8).hex()
+    monkeypatch.setenv("MY_TOKEN", secret)
+    private = tmp_path / "only-here.txt"
+    private.write_text("private")
+    (tmp_path / "store").mkdir()
+    store = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "lab", tmp_path / "store")
+    script = f"""
+import os, sys, time
+print(len(os.environ["MY_TOKEN"]), os.path.exists({str(private)!r}), flush=True)
+for folder in ("outputs", sys.argv[2]):
+    open(f"{{folder}}/real.pt", "w").write("real")
+    os.symlink(os.path.abspath(f"{{folder}}/real.pt"), f"{{folder}}/latest.pt")
+    os.symlink({str(private)!r}, f"{{folder}}/stolen")
+    os.symlink("/etc/hostname", f"{{folder}}/hostname")
+open("outputs/ready", "w").write("1")
+while not os.path.exists("outputs/go"):
+    time.sleep(0.05)
+"""
+    run = lab.submit(
+        script,
+        custom_docker_image=IMAGE,
+        environment_variables={"MY_TOKEN": pl.secret("MY_TOKEN")},
+        script_params={"--out": store.path("up", "o").as_upload()},
+    )
+    wait_for_file(run.folder.outputs / "ready")
+    [found] = json.loads(own_podman("inspect", *own_podman.containers()).stdout)
+    assert [name for name, value in found["Config"].items() if secret in json.dumps(value)] == ["Env"]
+    assert [name for name, value in found.items() if secret in json.dumps(value)] == ["Config"]
+    assert [word for word in found["Config"]["CreateCommand"] if word.endswith("MY_TOKEN")]
+    assert not [line for line in command_lines() if secret in line]
+    (run.folder.outputs / "go").touch()
+    assert wait_for_end(run) == "Failed"  # for an output that is not complete
+
+    names = {f"{folder}/{name}" for folder in ("outputs", "uploads/o") for name in ("stolen", "hostname")}
+    assert {one["name"] for one in run.record().left_out} == names
+    assert (run.folder.attempt(1) / "rank_0.log").read_text() == f"{len(secret)} False\n"
+    run.download_files("outputs/", str(tmp_path / "copied"))
+    stored, copied = tmp_path / "store" / "up", tmp_path / "copied" / "outputs"
+    assert {path.name: path.read_text() for path in stored.iterdir()} == {"real.pt": "real", "latest.pt": "real"}
+    assert {path.name for path in copied.iterdir()} == {"real.pt", "latest.pt", "ready", "go"}
+    assert (copied / "latest.pt").read_text() == "real"
+    assert not [path for path in run.folder.path.rglob("*") if path.is_file() and secret in path.read_text()]
+    run.delete()
+    assert not run.folder.path.exists()
+
+
+@only_podman
 def test_the_submitting_shells_python_path_stays_outside(own_podman, lab, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/shells/own")
     run = lab.complete(KEEP + "keep(sys.path)", custom_docker_image=IMAGE)

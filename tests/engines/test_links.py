@@ -35,6 +35,7 @@ for top in (out, outputs):
     os.symlink(f"{checkpoints}/9.pt", f"{top}/best.pt")
     os.symlink(os.path.abspath("left.txt"), f"{top}/left.txt")
     os.symlink(os.path.abspath("train.py"), f"{top}/train.py")
+    os.symlink(os.path.abspath("outputs/step/model.pt"), f"{top}/newest.pt")
     os.symlink(only_there, f"{top}/stolen")
     os.symlink("/etc", f"{top}/etc")
     os.symlink("gone", f"{top}/dangling")
@@ -54,6 +55,7 @@ STAYS = {
     "model.pt": "model",
     "best.pt": "nine",
     "left.txt": "left",
+    "newest.pt": "model",
 }
 LEFT = {"stolen": "out of the run", "etc": "out of the run, to '/etc'", "dangling": "nothing", "pipe": "a pipe"}
 

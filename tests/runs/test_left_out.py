@@ -66,6 +66,21 @@ def test_a_link_to_what_does_not_outlive_the_run_becomes_what_it_leads_to(folder
     assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "best", "d", "w"]
 
 
+def test_a_link_by_way_of_the_working_folder_stays_when_that_goes(folder):
+    # What `os.symlink(os.path.abspath("outputs/step"), "outputs/latest")` of a script makes.
+    write_tree(folder.outputs, {"step/b": "2"})
+    (folder.outputs / "latest").symlink_to(folder.work / "outputs/step")
+    (folder.checkpoints / "b").symlink_to("../work/outputs/step/b")
+    (folder.outputs / "plain").symlink_to("./step")
+    left_out.settle(folder)
+    folder.work.rename(folder.path / "gone")
+    assert (folder.outputs / "latest").readlink().name == "step"
+    found = (folder.outputs / "latest/b", folder.checkpoints / "b", folder.outputs / "plain/b")
+    assert [path.read_text() for path in found] == ["2", "2", "2"]
+    assert sorted(path.name for path in folder.outputs.iterdir()) == ["a", "latest", "plain", "step"]
+    assert names(folder) == {}
+
+
 def test_links_of_a_folder_of_the_scripts_own_in_the_outputs_place_are_brought_where_they_belong(folder):
     (folder.work / "outputs").unlink()
     write_tree(folder.work, {"outputs/step/b": "2"})

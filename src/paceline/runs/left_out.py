@@ -44,7 +44,8 @@ def lines(record: RunRecord, limit: int = 5) -> list[str]:
 
 def settle(folder: RunFolder) -> None:
     """Put files in the place of links from outputs, artifacts and checkpoints to what does not outlive the run: its working
-    folder, and outputs that are stored elsewhere. For when no worker runs any more.
+    folder, and outputs that are stored elsewhere. For when no worker runs any more. A link that stays leads straight to what it
+    stands for: `work/outputs/a`, which is `outputs/a`, is a way that goes with the working folder.
 
     Raises:
         OSError: no space, or no right to.
@@ -55,6 +56,17 @@ def settle(folder: RunFolder) -> None:
             path = folder.path / entry.name
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
+            elif entry.kind == "link" and os.readlink(path) != entry.target:
+                _lead_straight(path, entry.target)
+
+
+def _lead_straight(path: Path, target: str) -> None:
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    try:
+        beside.symlink_to(target)
+        beside.rename(path)
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
