@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -61,5 +63,10 @@ class Ranks:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """Below the ports that the kernel gives to connections: one of those may be taken by the time ranks want to listen."""
+    while True:
+        with (
+            contextlib.suppress(OSError),
+            socket.create_server(("127.0.0.1", random.randrange(20000, 32000))) as server,
+        ):
+            return int(server.getsockname()[1])

@@ -28,7 +28,7 @@ from tests.engines.ray_lab import missing as ray_missing
 from tests.engines.slurm_lab import SlurmLab
 
 #: Variables of a worker that follow from the node's cores and network.
-PLACE = {"OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 #: What readers leave to a supervisor whose job is gone: these clusters' files are this machine's, where nothing is late.
 GRACE_S = 2.0
 

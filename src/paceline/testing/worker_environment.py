@@ -39,6 +39,9 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
         prepared=(Prepared(python="python"),) * len(attempt.nodes),
         ports=(int(found["MASTER_PORT"]), int(found["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])),
         attempt=attempt.number,
+        # Whether the nodes are one machine is the target's to know.
+        remote_shell=() if "OMPI_MCA_btl" in found else ("ssh",),
+        secret=found["PACELINE_RUN_SECRET"],
     )
     place = launch.places[rank]
     return {
@@ -57,13 +60,14 @@ def foreign(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def comparable(found: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """The worker's variables of these names with addresses, ports, folders and the run's id made the same for all."""
+    """The worker's variables of these names with addresses, ports, folders, the secret and the run's id made the same."""
     places = {
         found["PACELINE_RUN_DIR"]: "<run folder>",
         found["AZUREML_SOURCE_DIRECTORY"]: "<working directory>",
         found["PACELINE_WORKSPACE"]: "<workspace>",
         found["PACELINE_RUN_ID"]: "<run>",
         found["JAX_COORDINATOR_ADDRESS"]: "<address>:<port>",
+        found["PACELINE_RUN_SECRET"]: "<secret>",
     }
     same = {}
     for name in names:
