@@ -123,6 +123,30 @@ def test_a_change_in_place_is_seen_in_the_version_of_every_view():
             bool(whole.sum() > 0)
 
 
+def test_masks_of_two_lookups_are_two_also_where_torch_calls_them_equal(monkeypatch):
+    class Older:
+        def __init__(self, offset_shape, offset_dim=0):
+            self.offset_shape, self.mask_buffer = offset_shape, object()
+
+        def __eq__(self, other):
+            return isinstance(other, Older) and self.offset_shape == other.offset_shape
+
+        def __hash__(self):
+            return hash(self.offset_shape)
+
+    embedding = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
+    torch_private.keep_masks_apart()
+    own = embedding._MaskPartial
+    monkeypatch.setattr(embedding, "_MaskPartial", Older)
+    torch_private.keep_masks_apart()
+    for kind in (own, Older):
+        one, other = kind(offset_shape=(4, 2)), kind(offset_shape=(4, 2))
+        assert len({one, one, other}) == 2
+        other.__dict__["mask_buffer"] = one.mask_buffer
+        assert one == other
+        assert hash(one) == hash(other)
+
+
 # The releases.
 
 

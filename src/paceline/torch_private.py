@@ -64,6 +64,8 @@ __all__ = [
     "default_store",
     "has_mpi",
     "is_being_made_whole",
+    "is_torchs_attribute",
+    "keep_masks_apart",
     "offer_mpi",
     "reduce_unused_too",
     "requirement",
@@ -145,6 +147,34 @@ if not TYPE_CHECKING:
 
 def _moved(what: str) -> TorchError:
     return TorchError(f"{_needs('Paceline')} (It has no {what}.)")
+
+
+# DTensor's inside.
+
+
+def keep_masks_apart() -> None:
+    """Let each lookup in a cut vocabulary find its own mask; called before a model is cut. Does nothing where torch does it.
+
+    A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 and 2.10 call
+    masks of equal vocabularies equal, and keep in a cache by them how a tensor goes from one layout to another. Two models that
+    differ in nothing but their dtype then get each other's masks, and the lookup fails.
+    """
+    for module in ("torch.distributed.tensor._ops._embedding_ops", "torch.distributed.tensor.placement_types"):
+        kind: Any = getattr(importlib.import_module(module), "_MaskPartial", None)
+        if kind is not None:
+            break
+    else:
+        # A release that has none compares none.
+        return
+    if kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
+        equal, code = kind.__eq__, kind.__hash__
+        kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
+        kind.__hash__ = lambda self: hash((code(self), id(self.mask_buffer)))
+
+
+def is_torchs_attribute(name: str) -> bool:
+    """Whether it is FSDP2 that sets an attribute of this name on a module."""
+    return name.startswith("__composable_api_state_key") or name in ("_is_fsdp_managed_module", "_fsdp_use_orig_params")
 
 
 # FSDP2's inside.

@@ -15,10 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 import paceline
 from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
 from paceline.parallel import Tensor as TensorParallel
+from paceline.parallel.tracing.reads import plain_attributes
 from tests.parallel.world import Ranks
 
 SIZES = (2, 4)
@@ -376,3 +378,13 @@ def check_ranks_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, 
 
     with pytest.raises(ParallelError, match="rank 0 and rank 1 do not compute the same model"):
         train()
+
+
+def check_what_fsdp_puts_on_a_module_is_no_setting_of_it(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    model = Chain()
+    before = [set(plain_attributes(module)) for module in model.modules()]
+    par = paceline.parallelize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss=F.mse_loss, strategy=FullyShard(), check="off"
+    )
+    assert any(isinstance(module, FSDPModule) for module in par.module.modules())
+    assert [set(plain_attributes(module)) for module in par.module.modules()] == before

@@ -23,6 +23,7 @@ from paceline.parallel.mesh import World
 from paceline.parallel.tensor.check import verify
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+from paceline.torch_private import keep_masks_apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,9 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
 
     copies: whether whole outputs are copied. They are views, which FSDP can't take as the output of a module of its own.
     """
+    keep_masks_apart()
     modules = dict(model.named_modules())
+    learns = {name: param.requires_grad for name, param in model.named_parameters(remove_duplicate=False)}
     keeps = {name for group in plan.groups for name in group.columns}
     takes = {group.row for group in plan.groups}
     for name, placement in plan.placements.items():
@@ -119,6 +122,9 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
         if name in plan.changed or (copies and name not in keeps):
             # What torch's hooks give is a view, and autograd forbids to change it in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
+    for name, param in model.named_parameters(remove_duplicate=False):
+        # torch 2.9 makes every parameter that it cuts one that learns.
+        param.requires_grad_(learns[name])
     for name, attribute in plan.divided:
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
 

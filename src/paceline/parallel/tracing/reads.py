@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.source import is_users
+from paceline.torch_private import is_torchs_attribute
 
 _ABSENT = object()
 #: What every module has, and nobody sets from outside.
@@ -124,11 +125,11 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
     """What an object's own attributes are, beside those that every module has."""
-    # Some are ours, such as the process group of a normalisation.
+    # Some are ours, such as the process group of a normalisation; some are FSDP's, whose state is no setting.
     return {
         name: value
         for name, value in vars(module).items()
-        if name not in OWN_NAMES and not name.startswith("_paceline")
+        if name not in OWN_NAMES and not name.startswith("_paceline") and not is_torchs_attribute(name)
     }
 
 
