@@ -25,8 +25,12 @@ from paceline.cli.run import _with_locked_environment
 from paceline.containers import Engine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.plan import Launch
+from paceline.runs import states
+from paceline.runs.execute import Beside
 from paceline.targets import Started
 from paceline.targets.local_nodes import LocalNodes
+from tests.engines.beside import STOP
+from tests.engines.beside import WAITS as WAITS_BESIDE
 from tests.engines.conftest import require_engine
 from tests.engines.container_lab import (
     ANOTHER_ENTRY,
@@ -57,6 +61,13 @@ WAITS = """\
     while True:
         time.sleep(0.05)
     """
+
+#: Says what its container's root folder is, and waits to be told to stop.
+BESIDE = (
+    "import json, os\n"
+    "with open('outputs/root_' + os.environ['RANK'], 'w') as file:\n"
+    "    json.dump([sorted(os.listdir('/')), os.stat('/').st_ino], file)\n" + WAITS_BESIDE
+)
 
 
 @pytest.fixture(scope="session", params=[Podman, Docker], ids=["podman", "docker"])
@@ -714,6 +725,56 @@ def test_mpi_in_an_image_is_the_images(own_podman, engine, machine, lab):
         distributed_backend="mpi",
     )
     assert [seen(run, 0), seen(run, 1)] == ["0", "1"]
+
+
+@only_podman
+@pytest.mark.parametrize("backend", ["gloo", "mpi"])
+def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machine, lab, backend):
+    if backend == "mpi":
+        found = probe(engine, machine)
+        require_engine("an Open MPI in /usr", found and found.mpirun)
+    kept = lab.folder / "kept"
+    kept.write_text("hunter2")
+    kept.chmod(0o600)
+    run = lab.submit(
+        BESIDE,
+        custom_docker_image=IMAGE,
+        process_count_per_node=2,
+        distributed_backend=backend,
+        environment_variables={"TOKEN": pl.secret(f"file:{kept}"), "PLAIN": "a b\n'c' é"},
+    )
+    wait_until(lambda: run.get_status() == states.RUNNING, "the run is Running", 120)
+    script = """
+        import json, os, sys
+        print(json.dumps([os.environ["RANK"], os.environ["TOKEN"], os.environ["PLAIN"], os.environ["IMAGES_OWN"]]))
+        print(json.dumps([os.getcwd(), os.getuid(), sorted(os.listdir("/")), os.stat("/").st_ino, sys.argv[1:]]))
+        sys.stdout.flush()
+        sys.stderr.write("wrong\\n" + sys.stdin.read())
+        sys.exit(7)
+        """
+    for rank in range(2):
+        command = ["python3", "-c", textwrap.dedent(script), "two words", ""]
+        done = run.exec(command, rank=rank, input="typed")
+        assert (done.returncode, done.stderr) == (7, b"wrong\ntyped"), done
+        values, there = map(json.loads, done.stdout.splitlines())
+        assert values == [str(rank), "hunter2", "a b\n'c' é", "kept"]
+        root = json.loads((run.folder.path / "outputs" / f"root_{rank}").read_text())
+        assert there == [str(run.folder.work), os.getuid(), *root, ["two words", ""]], (
+            "it is the worker's own container"
+        )
+    assert run.exec(["no-such-program"]).returncode == 127
+    assert run.exec(["sh", "-c", "kill -9 $$"]).returncode == 137
+    assert not [line for line in command_lines() if "hunter2" in line]
+    # Whoever goes without a word leaves nothing running.
+    mark = f"6{os.getpid()}"
+    with Beside(run.folder, ["sh", "-c", f"trap '' HUP; echo up; sleep {mark} & wait"], rank=1) as beside:
+        wait_until(beside.heard, "it says something")
+        wait_until(lambda: f"sleep {mark} " in list(command_lines()), "it runs")
+    wait_until(lambda: f"sleep {mark} " not in list(command_lines()), "nothing is left of it")
+    for rank in range(2):
+        assert run.exec(STOP, rank=rank).returncode == 0
+    assert wait_for_end(run) == states.COMPLETED
+    assert own_podman.containers() == []
 
 
 @only_podman
