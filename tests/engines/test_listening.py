@@ -40,9 +40,24 @@ dist.destroy_process_group()
 
 def listening(pids: list[int]) -> dict[str, set[str]]:
     """Address -> the programs among these processes that listen there, from the kernel's own tables."""
+    found: dict[str, set[str]] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            sockets = _sockets(pid)
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed since
+                    link = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if link in sockets:
+                        found.setdefault(sockets[link], set()).add(name)
+    return found
+
+
+def _sockets(pid: int) -> dict[str, str]:
+    """Those that listen in the network of a process -> their addresses."""
     sockets = {}
     for table, size in (("tcp", 4), ("tcp6", 16)):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == _LISTEN:
                 # Words of 32 bits, each in the machine's own order.
@@ -51,16 +66,7 @@ def listening(pids: list[int]) -> dict[str, set[str]]:
                     raw[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, size, 4)
                 )
                 sockets[f"socket:[{fields[9]}]"] = str(ipaddress.ip_address(packed))
-    found: dict[str, set[str]] = {}
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended
-            name = Path(f"/proc/{pid}/comm").read_text().strip()
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):  # closed since
-                    link = os.readlink(f"/proc/{pid}/fd/{fd}")
-                    if link in sockets:
-                        found.setdefault(sockets[link], set()).add(name)
-    return found
+    return sockets
 
 
 def open_to_others(pids: list[int]) -> dict[str, set[str]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from paceline import processes
 from paceline.data.datastore import Datastore
 from paceline.errors import TargetError
 from paceline.runs import states
@@ -18,8 +19,10 @@ from paceline.runs.record import user_name
 from paceline.targets import configured
 from tests.engines.beside import WAITS, check_exec
 from tests.engines.conftest import use_mpirun
+from tests.engines.container_lab import words_of
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
+from tests.engines.test_listening import listening
 from tests.helpers import wait_until
 
 #: In every name that reaches a shell, a script or a JSON text.
@@ -132,7 +135,13 @@ def test_mpirun_goes_through_the_runs_own_remote_shell(plain_lab: Lab, monkeypat
 
 
 def test_a_command_runs_beside_a_worker_on_its_node(cluster: RayLab, lab: Lab) -> None:
-    check_exec(lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"}))
+    run = lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"})
+    wait_until_running(run)
+    # The run's nodes report at the address by which the cluster knows this one, and nobody at another.
+    marked = processes.with_variable(processes.SUPERVISOR_VARIABLE, run.id)
+    supervisors = [pid for pid in marked if "paceline.supervisor" in words_of(pid)]
+    assert listening(supervisors).keys() == {cluster.hosts.addresses[cluster.head]}
+    check_exec(run)
 
 
 def test_a_canceled_run_has_its_grace_and_the_next_one_waits_and_says_for_what(cluster: RayLab, lab: Lab) -> None:
@@ -248,6 +257,18 @@ def test_without_a_shared_folder_everything_travels_through_a_datastore(cluster:
     for name in cluster.hosts.names:
         found = cluster.hosts.run(name, ["find", "/tmp", "-name", f"*{run.id}*", "-not", "-path", "/tmp/ray/*"])
         assert found.stdout == ""
+
+
+def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machines(
+    cluster: RayLab, tmp_path: Path
+) -> None:
+    lab = Lab(tmp_path / NASTY)
+    store = cluster.folder / f"store {next(_numbers)} {NASTY}"
+    cluster.add_target(lab.workspace_dir, datastore="lab")
+    Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(store))
+    run = lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"})
+    check_exec(run)
+    assert [path.name for path in store.rglob("*") if path.is_file()] == [f"{run.record().snapshot_id}.tar.gz"]
 
 
 def test_a_run_without_a_shared_folder_is_canceled_by_name(cluster: RayLab, tmp_path: Path) -> None:

@@ -497,6 +497,8 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     other.cancel()
     assert wait_for_end(other) == "Canceled"
 
+    check_exec(submit(lab, WAITS, "far", **TWO, environment_variables={"MINE": "abc"}))
+
     # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
     own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
     leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"

@@ -18,7 +18,7 @@ import dataclasses
 import os
 import time
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from paceline import locks
 from paceline.errors import PacelineError, RunNotFoundError
@@ -27,6 +27,9 @@ from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
+
+if TYPE_CHECKING:
+    from paceline.runs.execute import Passage
 
 #: What a job's end leaves behind needs a moment to be seen through a shared file system.
 _GRACE_S = 10.0
@@ -178,10 +181,10 @@ def _teller(folder: RunFolder) -> Teller:
     return teller
 
 
-def supervisor_is_away(folder: RunFolder) -> str | None:
-    """As `store.supervisor_is_away`, by the word of the run's target, where it has one."""
-    is_away = getattr(_teller(folder), "supervisor_is_away", None)
-    found: str | None = is_away() if is_away is not None else None
+def passage(folder: RunFolder) -> Passage | None:
+    """As `store.passage`, by the run's target, where it has one."""
+    make = getattr(_teller(folder), "passage", None)
+    found: Passage | None = make(folder) if make is not None else None
     return found
 
 

@@ -6,7 +6,8 @@
                 ...
 
 Both sides write files in the run's folder and look for the other's: that works wherever workers and their records do,
-with no port to open and nothing that another user could reach.
+with no port to open and nothing that another user could reach. Where the supervisor has another folder than this program,
+the run's target passes on what is said (`Passage`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from paceline.errors import RunStateError, UserError
 from paceline.runs import states, store
@@ -30,11 +31,105 @@ from paceline.runs.record import RunRecord
 
 _ALIVE_S = 1.0
 _LOOK_S = 0.02
-#: How often to see whether the run still runs.
-_RECORD_S = 1.0
 #: How often the other side is told how much was read.
 _READ_BYTES = 1 << 20
 _CHUNK = 1 << 15
+#: How often to see whether the run still runs.
+_RECORD_S = 1.0
+#: The same where that is a question to another machine, and the passage itself knows first.
+_FAR_RECORD_S = 15.0
+
+
+class Passage(Protocol):
+    """The way to a run's supervisor and back, for one command."""
+
+    #: Whether nothing more can come: the command was ended.
+    is_over: bool
+
+    def begin(self, request: dict[str, Any]) -> None:
+        """Ask for the command: {"argv", "rank", "terminal", "term"}."""
+
+    def tell(self, told: dict[str, Any]) -> None:
+        """Pass on one of `in_<n>.json`."""
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What has come since the last call, without waiting for it: {"out"}, {"err"}, {"exit"} or {"error"}.
+
+        To be called every second at least: so the other side knows that somebody is here.
+
+        Raises:
+            TargetError: the way is closed.
+        """
+
+    def close(self) -> None:
+        """End the command, if it has not ended, and leave nothing."""
+
+
+class Files:
+    """The passage through a folder that this program shares with the supervisor."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.is_over = False
+        self._folder = folder
+        self._path = folder.exec_requests / secrets.token_hex(6)
+        self._count = 0
+        self._alive_at = 0.0
+        self._said_alive = 0
+        self._output: IO[bytes] | None = None
+        self._rest = b""
+        self._read = self._told_read = 0
+
+    def begin(self, request: dict[str, Any]) -> None:
+        hidden = self._path.with_name(f".{self._path.name}")
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        hidden.mkdir(mode=0o700)
+        write_json(hidden / "request.json", request)
+        os.rename(hidden, self._path)
+
+    def tell(self, told: dict[str, Any]) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it is over
+            write_json(self._path / f"in_{self._count}.json", told)
+            self._count += 1
+
+    def heard(self) -> list[dict[str, Any]]:
+        self._stay_alive()
+        # First whether it is over: then all that it has said is there.
+        is_over = not self._path.exists()
+        found = self._new()
+        self.is_over = is_over
+        return found
+
+    def close(self) -> None:
+        if self._output is not None:
+            self._output.close()
+        # By this the other side knows as well.
+        shutil.rmtree(self._path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._path.parent.rmdir()  # unless others have theirs in it
+
+    def _new(self) -> list[dict[str, Any]]:
+        if self._output is None:
+            answer = read_json(self._path / "answer.json")
+            if answer is None or "error" in answer:
+                return [answer] if answer else []
+            with contextlib.suppress(FileNotFoundError):
+                self._output = open(self._folder.path / str(answer["output"]), "rb", buffering=0)  # noqa: SIM115
+            if self._output is None:
+                return []
+        data = self._output.read(_READ_BYTES) or b""
+        self._read += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._read - self._told_read > _READ_BYTES // 2:
+            self._told_read = self._read
+            self.tell({"read": self._read})
+        return [json.loads(line) for line in lines]
+
+    def _stay_alive(self) -> None:
+        now = time.monotonic()
+        if now - self._alive_at > _ALIVE_S:
+            self._alive_at, self._said_alive = now, self._said_alive + 1
+            with contextlib.suppress(FileNotFoundError):
+                (self._path / "alive").write_text(str(self._said_alive))
 
 
 class Beside:
@@ -42,7 +137,8 @@ class Beside:
 
     Raises:
         UserError: no command, or no such rank.
-        RunStateError: the run does not run, or its folder is not its supervisor's.
+        RunStateError: the run does not run, or was submitted by somebody else.
+        TargetError: its supervisor can't be reached.
     """
 
     def __init__(
@@ -56,20 +152,13 @@ class Beside:
     ) -> None:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
-        _check(folder, store.read(folder), self._argv, rank)
+        _check(store.read(folder), self._argv, rank)
         self.exit_code: int | None = None
-        self._count = 0
-        self._alive_at = self._record_at = 0.0
-        self._said_alive = 0
-        self._output: IO[bytes] | None = None
-        self._rest = b""
-        self._read = self._told_read = 0
-        name = secrets.token_hex(6)
-        hidden, self._path = folder.exec_requests / f".{name}", folder.exec_requests / name
-        folder.exec_requests.mkdir(mode=0o700, exist_ok=True)
-        hidden.mkdir(mode=0o700)
-        write_json(hidden / "request.json", {"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
-        os.rename(hidden, self._path)
+        far = store.passage(folder)
+        self._passage: Passage = far or Files(folder)
+        self._record_s = _FAR_RECORD_S if far else _RECORD_S
+        self._record_at = time.monotonic()
+        self._passage.begin({"argv": self._argv, "rank": rank, "terminal": terminal, "term": term})
 
     def __enter__(self) -> Beside:
         return self
@@ -79,87 +168,55 @@ class Beside:
 
     def close(self) -> None:
         """End the command, if it has not ended. Harmless the second time."""
-        if self._output is not None:
-            self._output.close()
-        # By this the other side knows as well.
-        shutil.rmtree(self._path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            self._folder.exec_requests.rmdir()  # unless others have theirs in it
+        self._passage.close()
 
     def write(self, data: bytes) -> None:
         """Pass on to its standard input."""
         for begin in range(0, len(data), _CHUNK):
-            self._tell({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
+            self._passage.tell({"data": base64.b64encode(data[begin : begin + _CHUNK]).decode()})
 
     def end_input(self) -> None:
         """Let its standard input have ended."""
-        self._tell({"end": True})
+        self._passage.tell({"end": True})
 
     def resize(self, rows: int, columns: int) -> None:
         """Let its terminal have this size."""
-        self._tell({"size": [rows, columns]})
+        self._passage.tell({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
         """What it has said since the last call, in order, after a wait where there is nothing yet. ("out" or "err", bytes)
 
         Raises:
             RunStateError: it could not be started, or the run has ended, and the command with it.
+            TargetError: its supervisor can't be reached any more.
         """
-        self._stay_alive()
         found = self._new()
         if not found and self.exit_code is None:
-            self._check_run()
+            if self._passage.is_over or self._run_is_over():
+                raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)
             found = self._new()
         return found
 
     def _new(self) -> list[tuple[str, bytes]]:
-        if self._output is None and not self._open():
-            return []
-        assert self._output is not None
-        data = self._output.read(1 << 20) or b""
-        self._read += len(data)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        found = []
-        for told in map(json.loads, lines):
+        found: list[tuple[str, bytes]] = []
+        for told in self._passage.heard():
+            if "error" in told:
+                raise RunStateError(
+                    f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {told['error']}."
+                )
             if "exit" in told:
                 self.exit_code = int(told["exit"])
             found += [(name, base64.b64decode(told[name])) for name in ("out", "err") if name in told]
-        if self._read - self._told_read > _READ_BYTES:
-            self._told_read = self._read
-            self._tell({"read": self._read})
         return found
 
-    def _open(self) -> bool:
-        answer = read_json(self._path / "answer.json")
-        if answer is None:
+    def _run_is_over(self) -> bool:
+        """Whether nobody can answer any more, for the supervisor was killed."""
+        now = time.monotonic()
+        if now - self._record_at < self._record_s:
             return False
-        if error := answer.get("error"):
-            raise RunStateError(f"{self._argv[0]!r} can't be run beside run {self._folder.run_id}: {error}.")
-        with contextlib.suppress(FileNotFoundError):
-            self._output = open(self._folder.path / str(answer["output"]), "rb", buffering=0)  # noqa: SIM115
-        return self._output is not None
-
-    def _tell(self, told: dict[str, Any]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # it is over
-            write_json(self._path / f"in_{self._count}.json", told)
-            self._count += 1
-
-    def _stay_alive(self) -> None:
-        now = time.monotonic()
-        if now - self._alive_at > _ALIVE_S:
-            self._alive_at, self._said_alive = now, self._said_alive + 1
-            with contextlib.suppress(FileNotFoundError):
-                (self._path / "alive").write_text(str(self._said_alive))
-
-    def _check_run(self) -> None:
-        now = time.monotonic()
-        if now - self._record_at < _RECORD_S:
-            return
         self._record_at = now
-        record = store.read(self._folder)
-        if record.is_terminal or not self._path.exists():
-            raise RunStateError(f"run {record.run_id} is {record.status}: the command was ended with its workers.")
+        return store.read(self._folder).is_terminal
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -174,7 +231,7 @@ def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) 
     return subprocess.CompletedProcess(list(argv), beside.exit_code, b"".join(said["out"]), b"".join(said["err"]))
 
 
-def _check(folder: RunFolder, record: RunRecord, argv: Sequence[str], rank: int) -> None:
+def _check(record: RunRecord, argv: Sequence[str], rank: int) -> None:
     if not argv or not argv[0]:
         raise UserError("name a command to run, such as: paceline exec RUN --rank 1 -- nvidia-smi")
     size = record.job.world_size if record.job else 0
@@ -184,5 +241,3 @@ def _check(folder: RunFolder, record: RunRecord, argv: Sequence[str], rank: int)
         raise RunStateError(
             f"run {record.run_id} is {record.status}: a command can be run beside a worker while it is Running."
         )
-    if (why := store.supervisor_is_away(folder)) is not None:
-        raise RunStateError(f"run {record.run_id}: {why}")

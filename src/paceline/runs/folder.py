@@ -135,6 +135,11 @@ class RunFolder:
         """A folder for each command that somebody runs beside a worker at the moment, for its owner alone."""
         return self.path / "exec"
 
+    @property
+    def exec_key(self) -> Path:
+        """Signs what such a command is told where that goes through a datastore; mode 0600, on the submitting machine alone."""
+        return self.path / "exec_key"
+
     def exec_output(self, attempt: int, name: str) -> Path:
         """What such a command says, while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"

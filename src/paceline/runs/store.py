@@ -16,7 +16,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline import locks, processes
 from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
@@ -26,6 +26,9 @@ from paceline.runs.failure import CAUSES, FailureReport, logs_command
 from paceline.runs.files import PRIVATE, append_line, read_json, write_json
 from paceline.runs.folder import RunFolder, age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
+
+if TYPE_CHECKING:
+    from paceline.runs.execute import Passage
 
 _BALLAST_BYTES = 1 << 16
 
@@ -217,13 +220,17 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     return record
 
 
-def supervisor_is_away(folder: RunFolder) -> str | None:
-    """Why this folder is not the one that the run's supervisor looks into, in words; None where it is."""
+def passage(folder: RunFolder) -> Passage | None:
+    """The way to the run's supervisor for one command, where it does not look into this folder; else None.
+
+    Raises:
+        RunStateError: this user has no way to it.
+    """
     if not folder.engine.exists():
         return None
     from paceline.runs import elsewhere
 
-    return elsewhere.supervisor_is_away(folder)
+    return elsewhere.passage(folder)
 
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:

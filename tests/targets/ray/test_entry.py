@@ -14,6 +14,8 @@ from paceline.targets.ray.entry import shared_entrypoint, travel_entrypoint
 
 #: Starts the script as Ray does: a raylet, in whose command line its workers' interpreter stands, above a worker.
 RAYLET = "import subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]]).returncode)"
+#: The node's, as that raylet has it.
+ADDRESS = "10.1.2.3"
 WORKER = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1], shell=True).returncode)"
 
 
@@ -33,7 +35,8 @@ def program(path: Path, text: str) -> Path:
 
 
 def run(script: str, ray_python: Path | None, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [f"--python_worker_command={ray_python} setup_worker.py --x"] if ray_python else []
+    command = [f"--python_worker_command={ray_python} setup_worker.py --x", f"--node_ip_address={ADDRESS}"]
+    command = command if ray_python else []
     return subprocess.run(
         [sys.executable, "-c", RAYLET, WORKER, script, *command],
         cwd=cwd,
@@ -60,6 +63,7 @@ def test_the_supervisor_starts_with_the_submitters_python_where_the_cluster_has_
     assert f"mine: -m paceline.supervisor {run_dir}" in lines
     assert f"PACELINE_RAY_PYTHON={ray}" in lines
     assert f"PACELINE_RAY_LIBRARY={tmp_path / 'li b'}" in lines
+    assert f"PACELINE_RAY_ADDRESS={ADDRESS}" in lines
     assert "PACELINE_SUPERVISOR=x_1_00000001" in lines
     assert "PACELINE_SHELL_PYTHONPATH=/theirs" in lines
     assert f"path {tmp_path / 'li b'}" in lines

@@ -36,7 +36,9 @@ class Driver:
         self.folder = folder
         self.holdings: list[Holding] = []
 
-    def hold(self, *lines: dict[str, Any], patience_s: float | None = 0.0, nodes: int = 2) -> Holding:
+    def hold(
+        self, *lines: dict[str, Any], patience_s: float | None = 0.0, nodes: int = 2, address: str = ""
+    ) -> Holding:
         text = DRIVER.format(asked=str(self.folder / "asked"), ended=str(self.folder / "ended"), lines=list(lines))
         (self.folder / "driver.py").write_text(text)
         program = self.folder / "ray python"
@@ -52,6 +54,7 @@ class Driver:
             submitter=None,
             patience_s=patience_s,
             is_shared=True,
+            address=address,
         )
         holding = Holding(asked)
         self.holdings.append(holding)
@@ -84,6 +87,19 @@ def is_shown_the_door(sock: socket.socket) -> bool:
         return sock.recv(1) == b""
     except ConnectionResetError:
         return True  # more was sent than was listened to
+
+
+@pytest.mark.parametrize(("address", "is_kept"), [("127.0.0.2", True), ("192.0.2.1", False), ("", False)])
+def test_nodes_report_at_the_address_by_which_the_cluster_knows_this_one_alone(
+    driver: Driver, address: str, is_kept: bool
+) -> None:
+    driver.hold({"is": "connected"}, address=address)
+    asked = driver.asked
+    # One that is not this machine's own (behind NAT) can't be listened at.
+    assert asked.get("host") == (address if is_kept else None)
+    for other, is_open in {"127.0.0.2": True, "127.0.0.1": not is_kept}.items():
+        with socket.socket() as sock:
+            assert (sock.connect_ex((other, asked["port"])) == 0) == is_open
 
 
 def never(text: str) -> bool:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline import processes
 from paceline.carried.arrived import arrived, as_here
 from paceline.carried.home import settle
 from paceline.data.reference import DataReference, Source
@@ -17,9 +19,11 @@ from paceline.runs import states, store
 from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.targets.slurm.login import Login, There, _Taker
+from paceline.targets.slurm.passage import LoginPassage
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
-from tests.helpers import make_job, make_run, write_program, write_tree
+from tests.helpers import make_job, make_run, wait_until, write_program, write_tree
+from tests.targets.answering import answering
 
 #: Says something first, as the shells of many login hosts do.
 SSH = """#!/bin/sh
@@ -311,3 +315,99 @@ def test_what_comes_in_a_links_place_is_not_written_through_it(tmp_path: Path, h
         "nine",
         "other",
     )
+
+
+# --- commands beside workers
+
+
+REQUEST: dict[str, Any] = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
+
+
+def there(tmp_path: Path) -> RunFolder:
+    folder, fd = make_run(tmp_path / "there")
+    os.close(fd)
+    return folder
+
+
+def hear(passage: LoginPassage, what: str) -> list[Any]:
+    found: list[Any] = []
+    wait_until(lambda: found.extend(told[what] for told in passage.heard() if what in told) or found, what, 60)
+    return found
+
+
+def is_clean(folder: RunFolder) -> bool:
+    return not folder.exec_requests.exists() and not list(folder.path.rglob("exec_*"))
+
+
+def test_what_is_said_to_a_command_goes_through_one_connection(home: Path, tmp_path: Path) -> None:
+    folder = there(tmp_path)
+    with answering(folder) as supervisor:
+        passage = LoginPassage(make_login(), str(folder.path))
+        passage.begin(REQUEST)
+        for number in range(50):
+            passage.tell({"data": "eA==" * 10_000, "number": number})
+        assert b"".join(out.encode() for out in hear(passage, "out"))[:4] == b"eA=="
+        assert supervisor.requests == [REQUEST]
+        assert (folder.exec_requests.stat().st_mode & 0o777) == 0o700
+        passage.tell({"end": True})
+        assert hear(passage, "exit") == [3]
+        assert [told["number"] for told in supervisor.heard[:-1]] == list(range(50))
+        passage.close()
+        passage.close()
+        wait_until(lambda: is_clean(folder), "nothing is left", 60)
+
+
+def test_a_refusal_and_the_end_of_the_workers_are_told(home: Path, tmp_path: Path) -> None:
+    folder = there(tmp_path)
+    with answering(folder):
+        refused = LoginPassage(make_login(), str(folder.path))
+        refused.begin({**REQUEST, "argv": ["refused"]})
+        assert hear(refused, "error") == ["rank 0 has ended"]
+        refused.close()
+        passage = LoginPassage(make_login(), str(folder.path))
+        passage.begin(REQUEST)
+        wait_until(lambda: any(folder.exec_requests.glob("*/answer.json")), "it runs", 60)
+        shutil.rmtree(folder.exec_requests)
+        wait_until(lambda: passage.heard() or passage.is_over, "the end is told", 60)
+        passage.close()
+    assert is_clean(folder)
+
+
+def test_a_connection_that_ends_ends_the_command(home: Path, tmp_path: Path) -> None:
+    folder = there(tmp_path)
+    with answering(folder) as supervisor:
+        passage = LoginPassage(make_login(), str(folder.path))
+        passage.begin(REQUEST)
+        passage.tell({"data": "eA=="})
+        hear(passage, "out")
+        passage.close()
+        wait_until(lambda: {"gone": True} in supervisor.heard, "the command was ended", 60)
+        wait_until(lambda: is_clean(folder), "nothing is left", 60)
+        lost = LoginPassage(make_login(), str(folder.path))
+        lost.begin(REQUEST)
+        lost.tell({"data": "eA=="})
+        hear(lost, "out")
+        assert lost._process is not None
+        processes.kill_descendants(lost._process.pid)
+        lost._process.kill()
+        with pytest.raises(AwayError, match="the login host head can't be used"):
+            wait_until(lost.heard, "a word", 60)
+        lost.close()
+
+
+def test_a_login_host_that_has_no_such_run_says_so(home: Path, tmp_path: Path) -> None:
+    passage = LoginPassage(make_login(), str(tmp_path / "a file" / "run"))
+    (tmp_path / "a file").touch()
+    passage.begin(REQUEST)
+    with pytest.raises(TargetError, match="on the login host head: "):
+        wait_until(passage.heard, "a word", 60)
+    passage.close()
+
+
+def test_what_is_said_to_commands_is_not_mirrored(home: Path, tmp_path: Path) -> None:
+    folder = there(tmp_path)
+    write_tree(folder.path, {"attempts/1/exec_0a.jsonl": "{}", "attempts/1/rank_0.log": "1", "exec/0a/in_0.json": "{}"})
+    here = submitted(tmp_path)
+    make_login().pull(here, str(folder.path))
+    assert (here.path / "attempts/1/rank_0.log").exists()
+    assert not [path for path in here.path.rglob("*") if "exec" in path.name]

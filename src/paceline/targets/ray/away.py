@@ -25,6 +25,7 @@ from paceline.runs.folder import RunFolder
 from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
 from paceline.targets.ray.journal import Recorder, end_part
+from paceline.targets.ray.passage import Listener
 from paceline.targets.ray.travel import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
 
 _TICK_S = 0.1
@@ -94,6 +95,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     )
     os.close(log)
     _let_go_of_driver()
+    listener = Listener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
     stored = 0.0
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
@@ -103,6 +105,8 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
                 journal.add(part)
             with contextlib.suppress(PacelineError):
                 journal.store()
+    if listener is not None:
+        listener.close()
     deadline = time.monotonic() + _PATIENCE_S
     while (part := recorder.part(is_final=True)) is not None:
         journal.add(part)

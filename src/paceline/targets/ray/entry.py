@@ -17,6 +17,8 @@ from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
 
 #: Ray's own interpreter, for the supervisor to start the driver with.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
+#: The address by which Ray's nodes know this one; not set where Ray does not say it.
+ADDRESS_VARIABLE = "PACELINE_RAY_ADDRESS"
 #: The folder that holds `paceline`, as the cluster sees it.
 LIBRARY_VARIABLE = "PACELINE_RAY_LIBRARY"
 #: The interpreter of the submitting program.
@@ -28,6 +30,7 @@ COMPLAINT = "paceline: "
 _FIND_RAY = r"""
 parent=$(sed 's/.*) . \([0-9]*\) .*/\1/' "/proc/$PPID/stat" 2>/dev/null)
 ray=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--python_worker_command="\{0,1\}\([^ "]*\).*/\1/p')
+address=$(tr '\000' '\n' <"/proc/$parent/cmdline" 2>/dev/null | sed -n 's/^--node_ip_address=//p')
 [ -x "$ray" ] || ray=$(command -v python3 || command -v python)
 [ -n "$ray" ] || { echo "paceline: No Python is to be found on the cluster's head"; exit 70; }
 """
@@ -64,7 +67,8 @@ def shared_entrypoint(run_dir: Path, library_dir: Path, python: str, supervisor_
         'if [ -x "$submitter" ]; then python=$submitter; else python=$ray; fi\n'
         'echo "run $(basename "$run"): its logs are in $run/logs"\n'
         f"{_variables({supervisor_variable: run_dir.name})}"
-        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library" {RAY_PYTHON_VARIABLE}="$ray"\n'
+        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
+        f'export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address"\n'
         f'export {LIBRARY_VARIABLE}="$library" {SUBMITTER_VARIABLE}="$submitter"\n'
         f'log="$run/logs/driver.log"{_START_DRIVER}'
         f'"$python" -m paceline.supervisor "$run" >>logs/driver.log 2>&1\n{_LET_GO}'
@@ -82,7 +86,8 @@ def travel_entrypoint(run_id: str, python: str | None, request: str, supervisor_
     return (
         f"{_STAY}library=$PWD{_FIND_RAY}{chosen}"
         f"{_variables({supervisor_variable: run_id})}"
-        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library" {RAY_PYTHON_VARIABLE}="$ray"\n'
+        f'export PACELINE_SHELL_PYTHONPATH="$PYTHONPATH" PYTHONPATH="$library"\n'
+        f'export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address"\n'
         f'export {LIBRARY_VARIABLE}="$library"\n'
         f"log=/dev/stderr{_START_DRIVER}"
         f'"$python" -m paceline.targets.ray.away {shlex.quote(request)}\n'

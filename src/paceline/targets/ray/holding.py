@@ -11,7 +11,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class Asked:
 
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
     nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
-    ever, for clusters that grow.
+    ever, for clusters that grow. address: this node's, as the others know it; "" where Ray alone knows.
     """
 
     demand: Demand
@@ -45,6 +45,7 @@ class Asked:
     submitter: str | None
     patience_s: float | None
     is_shared: bool
+    address: str = ""
 
 
 class LostError(TargetError):
@@ -66,7 +67,7 @@ class Holding:
         self._too_large = ""
         #: Set when the driver has said something, or a node has connected.
         self._news = threading.Event()
-        self._reception = Reception(self._news.set)
+        self._reception = _reception(self._news.set, asked.address)
         try:
             self._driver = self._start_driver()
         except BaseException:
@@ -131,6 +132,7 @@ class Holding:
             "name": f"paceline {asked.run_id}",
             "port": self._reception.port,
             "token": self._reception.token,
+            **({"host": self._reception.host} if self._reception.host else {}),
         }
         driver.tell(json.dumps(request).encode())
         return driver
@@ -173,3 +175,10 @@ class Holding:
         patience = self._asked.patience_s
         since = self._too_large_since
         return patience is not None and since is not None and time.monotonic() - since >= patience
+
+
+def _reception(on_taken: Callable[[], None], address: str) -> Reception:
+    if address:
+        with contextlib.suppress(OSError):  # another machine's, which hands connections on to this one
+            return Reception(on_taken, address)
+    return Reception(on_taken)

@@ -51,6 +51,8 @@ _OWN = frozenset(
         "cancel.json",
         "home.json",
         "secrets.json",
+        "exec",
+        "exec_key",
     }
 )
 _RECORD, _NOTES = "run.json", "notes.jsonl"
@@ -337,7 +339,7 @@ def _walk(top: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, Pa
             name = f"{inside}/{entry.name}" if inside else entry.name
             if not is_wanted(_top_of(name)) or (entry.name.startswith(".") and _is_small(_top_of(name))):
                 continue
-            if entry.name.endswith(".held") and name.startswith("attempts/"):
+            if name.startswith("attempts/") and (entry.name.endswith(".held") or entry.name.startswith("exec_")):
                 continue
             yield name, top / name
             if entry.is_dir(follow_symlinks=False):

@@ -27,14 +27,16 @@ class Taken:
 class Reception:
     """Listens. taken: node rank -> connection; port, token: what a task has to know. on_taken: called after each.
 
-    host: the address of this machine to listen at; "" for all of them, where it is Ray that knows by which one nodes come.
+    host: the address of this machine to listen at; "" for all of them, where only Ray knows by which one nodes come.
     """
 
     def __init__(self, on_taken: Callable[[], None] = lambda: None, host: str = "") -> None:
         self._on_taken = on_taken
         self.token = secrets.token_hex(24)
         self.taken: dict[int, Taken] = {}
-        self._listener = socket.create_server((host, 0), backlog=64)
+        self.host = host
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._guard = threading.Lock()
         self._closed = False

@@ -23,6 +23,7 @@ from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.ray.client import RayClient, RayJob, RayNode
 from paceline.targets.ray.demand import Demand, NodeResources, demand_of, too_large
 from paceline.targets.ray.entry import (
+    ADDRESS_VARIABLE,
     COMPLAINT,
     LIBRARY_VARIABLE,
     RAY_PYTHON_VARIABLE,
@@ -34,6 +35,7 @@ from paceline.targets.ray.settings import OPTIONS, RaySettings, read_settings
 from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
+    from paceline.runs.execute import Passage
     from paceline.targets.agents import Link
 
 _PREFIX = "paceline-"
@@ -142,13 +144,14 @@ class RayTarget:
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
         return elsewhere.Look(state=elsewhere.RUNNING) if more_comes and found.state == elsewhere.GONE else found
 
-    def supervisor_is_away(self) -> str | None:
-        if self.settings.is_shared:
+    def passage(self, folder: RunFolder) -> Passage | None:
+        """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
+        if self.settings.is_shared or not elsewhere.is_copy(folder):
             return None
-        return (
-            "its supervisor is on the Ray cluster, which shares no folder with this machine, so commands can't be passed on "
-            "to it. Leave out the compute target's datastore where both see one folder."
-        )
+        from paceline.targets.ray.passage import StorePassage
+        from paceline.targets.ray.travel import store_record
+
+        return StorePassage(store_record(self.settings, folder.path.parent.parent), folder)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         from paceline.carried.home import is_over
@@ -198,6 +201,7 @@ class RayTarget:
             run_id=run_id,
             ray_python=ray_python,
             library_dir=Path(library),
+            address=os.environ.get(ADDRESS_VARIABLE, ""),
             folder=settings.folder or _folder(),
             python=settings.python,
             submitter=os.environ.get(SUBMITTER_VARIABLE) if settings.is_shared else None,

@@ -4,6 +4,7 @@
     <datastore>/paceline/carried/<tree>/             folders and packages of the submitting machine that a job names, likewise
     <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
     <datastore>/paceline/runs/<run id>/sealed        the values of its secrets, encrypted by a key that is in the job's ticket
+    <datastore>/paceline/runs/<run id>/exec/         what is said to commands beside workers, and by them (`passage`)
     <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`journal`), replayed here and then removed
 
 Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
@@ -37,7 +38,7 @@ from paceline.data.upload import put_files
 from paceline.errors import TargetError, TransferError
 from paceline.runs import states
 from paceline.runs import store as run_store
-from paceline.runs.files import read_json, write_json
+from paceline.runs.files import PRIVATE, read_json, write_json, write_whole
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import journal
 from paceline.targets.ray.client import RayClient
@@ -46,7 +47,7 @@ from paceline.targets.ray.library import send_library
 from paceline.targets.ray.settings import RaySettings
 
 #: Of the submitting machine alone, or sent by other means.
-_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json"})
+_NOT_SENT = frozenset({"lock", "ballast", "snapshot", "home.json", "secrets.json", "exec_key"})
 _LOOK_S = 1.0
 #: Nobody looks again at a run that has ended, so what is left of it between here and there has to go at once.
 _END_S = 2.0
@@ -56,7 +57,8 @@ _END_S = 2.0
 class Ticket:
     """Where a job on the cluster finds its run. No secrets: credentials are places, which have to hold them there too.
 
-    key: opens the run's sealed secrets, in hexadecimal; None where it has none.
+    key: opens the run's sealed secrets, in hexadecimal; None where it has none. exec_key: of what is said to commands beside
+        workers (`passage`), in hexadecimal.
     """
 
     run_id: str
@@ -67,6 +69,7 @@ class Ticket:
     options: Mapping[str, Any] = field(default_factory=dict)
     credentials: Mapping[str, str] | None = None
     key: str | None = None
+    exec_key: str = ""
 
     @property
     def record(self) -> StoreRecord:
@@ -103,7 +106,7 @@ def send_run(
         EnvironmentSpecError: a package is not here.
     """
     workspace = folder.path.parent.parent
-    record = _store_record(settings, workspace)
+    record = store_record(settings, workspace)
     taken = pack_run(folder, reached=settings.datastore)
     expect(folder, taken.manifest.home if taken else ())
     snapshot_id = os.path.basename(os.readlink(folder.snapshot)) if folder.snapshot.is_symlink() else None
@@ -118,6 +121,8 @@ def send_run(
             files.append((snapshot_name(snapshot_id), packed))
         put_files(store, "", files)
         key = _seal(store, folder)
+    exec_key = secrets.token_hex(32)
+    write_whole(folder.exec_key, exec_key, mode=PRIVATE)
     package = send_library(client, library_dir)
     ticket = Ticket(
         run_id=folder.run_id,
@@ -128,6 +133,7 @@ def send_run(
         options=dict(record.options),
         credentials=dict(record.credentials) if record.credentials else None,
         key=key,
+        exec_key=exec_key,
     )
     script = travel_entrypoint(folder.run_id, settings.python, ticket.word(), processes.SUPERVISOR_VARIABLE)
     return script, {"working_dir": package}
@@ -156,7 +162,8 @@ def crossed(data: bytes, key: bytes) -> bytes:
     """`data` encrypted, or decrypted, by a key that is used once: XOR with SHAKE256(key) as keystream (FIPS 202, an
     extendable-output function)."""
     stream = hashlib.shake_256(b"paceline secrets" + key).digest(len(data))
-    return bytes(byte ^ other for byte, other in zip(data, stream, strict=True))
+    mixed = int.from_bytes(data, "big") ^ int.from_bytes(stream, "big")  # all at once: byte by byte takes far longer
+    return mixed.to_bytes(len(data), "big")
 
 
 def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
@@ -177,11 +184,11 @@ def unsealed(store: Store, run_id: str, key: str) -> dict[str, str]:
 
 def remove_sealed(settings: RaySettings, folder: RunFolder) -> None:
     """Remove the secrets of a run that never fetched them."""
-    with Store(_store_record(settings, folder.path.parent.parent)) as store, contextlib.suppress(FileNotFoundError):
+    with Store(store_record(settings, folder.path.parent.parent)) as store, contextlib.suppress(FileNotFoundError):
         remove(store, sealed_name(folder.run_id))
 
 
-def _store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
+def store_record(settings: RaySettings, workspace: Path) -> StoreRecord:
     record, _ = place_of(Source(datastore=settings.datastore, path=""), workspace)
     if record.kind in ("http", "memory"):
         raise TargetError(
@@ -243,7 +250,7 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         told = read_json(state) or {"next": 0, "time": 0.0}
         if told.get("ended") or 0 <= time.time() - told["time"] < _LOOK_S:
             return False
-        with Store(_store_record(settings, folder.path.parent.parent)) as store:
+        with Store(store_record(settings, folder.path.parent.parent)) as store:
             while (part := _next_part(store, folder, told)) is not None:
                 # After the record's end only the word that it was the end can follow, or, after a kill, the same once more.
                 told["ended"] = journal.ends(part) if _has_end(folder) else replay(part)

@@ -10,6 +10,9 @@ Standard library of Python 3.6 and later, for that is what login hosts have. Not
     pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
     put     {"path", "text"}: a small file
     remove  {"path"}: a file, which need not be there
+    exec    {"run_dir", "name", "request"}: a command beside a worker (`paceline.supervisor.beside_workers`); then lines of
+            JSON come, what is passed on to it, empty ones every second. Frames with its output as it grows (or {"error"}
+            in place of it). When nothing comes any more, or for 15 s, it is ended
 """
 
 import json
@@ -17,6 +20,8 @@ import os
 import shutil
 import tarfile
 import tempfile
+import threading
+import time
 from typing import IO, Any
 
 if "entries" not in globals():  # there the text of that module stands above this one
@@ -27,6 +32,8 @@ LIVE = ("attempts", "metrics", "prepared", "logs")
 AT_THE_END = ("outputs", "artifacts", "uploads", "checkpoints")
 PARTS = ("lib", "snapshots", "carried", "runs")
 ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "left_out.jsonl")
+SILENCE_S = 15.0
+LOOK_S = 0.02
 
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
@@ -37,11 +44,14 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         if request["op"] == "have":
             answer = have(request, stdin, stdout)
         else:
-            {"push": push, "pull": pull, "put": put, "remove": remove}[request["op"]](request, stdin, stdout)
+            todo = {"push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
+            todo[request["op"]](request, stdin, stdout)
         frame(stdout, dict(answer or {}, end=True))
     except (OSError, tarfile.TarError, EOFError) as error:
         frame(stdout, {"error": str(error)})
     stdout.flush()
+    if request["op"] == "exec":
+        os._exit(0)  # a thread still waits for standard input, which an interpreter does not end with
 
 
 def frame(stdout: IO[bytes], header: "dict[str, Any]", data: bytes = b"") -> None:
@@ -92,7 +102,7 @@ def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
         for directory, folders, files in os.walk(os.path.join(top, part)):
             folders.sort()
             for name in (os.path.relpath(os.path.join(directory, name), top) for name in sorted(files)):
-                if not name.endswith(".held"):
+                if not name.endswith(".held") and not os.path.basename(name).startswith("exec_"):
                     send_live(top, name, known.get(name), stdout)
     # What of the user's files is left out, and why, the run's record says.
     for part in AT_THE_END if ended else ():
@@ -153,7 +163,95 @@ def remove(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> No
 
 
 def put(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
-    beside = request["path"] + ".incoming"
+    write_beside(request["path"], request["text"])
+
+
+def execute(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+    top = os.path.join(request["run_dir"], "exec")
+    folder, hidden = os.path.join(top, request["name"]), os.path.join(top, "." + request["name"])
+    try:
+        os.makedirs(hidden, mode=0o700)
+        os.chmod(top, 0o700)
+        write_beside(os.path.join(hidden, "request.json"), json.dumps(request["request"]))
+        os.rename(hidden, folder)
+        passing = Passing(folder)
+        # Apart from what goes out: neither direction waits for the other one.
+        threading.Thread(target=passing.pass_on, args=(stdin,), daemon=True).start()
+        give_back(request["run_dir"], folder, passing, stdout)
+    finally:
+        # By this the supervisor knows as well.
+        shutil.rmtree(hidden, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.rmdir(top)
+        except OSError:
+            pass  # others have theirs in it
+
+
+class Passing:
+    """What is passed on to a command. heard: when something came last; None once nothing does any more."""
+
+    def __init__(self, folder: str) -> None:
+        self.heard = time.monotonic()  # type: float | None
+        self._folder = folder
+        self._count = 0
+        self._lock = threading.Lock()
+
+    def pass_on(self, stdin: IO[bytes]) -> None:
+        for line in iter(stdin.readline, b""):
+            self.heard = time.monotonic()
+            if line.strip() and line.endswith(b"\n"):
+                self.tell(line.decode())
+            else:
+                self._write("alive", str(self.heard))
+        self.heard = None
+
+    def tell(self, text: str) -> None:
+        with self._lock:
+            self._write(f"in_{self._count}.json", text)
+            self._count += 1
+
+    def _write(self, name: str, text: str) -> None:
+        try:
+            write_beside(os.path.join(self._folder, name), text)
+        except FileNotFoundError:
+            pass  # it is over
+
+
+def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) -> None:
+    """Send what it says, until it has ended, or nobody is there."""
+    output = None
+    read = told = 0
+    while True:
+        # First whether it is over: then all that it has said is there.
+        is_over = not os.path.isdir(folder)
+        if output is None:
+            try:
+                with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
+                    answer = json.load(file)
+                if "error" in answer:
+                    frame(stdout, {"said": True}, json.dumps(answer).encode() + b"\n")
+                    return
+                output = open(os.path.join(run_dir, answer["output"]), "rb")  # noqa: SIM115
+            except FileNotFoundError:
+                pass
+        data = output.read(1 << 16) if output is not None else b""
+        if data:
+            frame(stdout, {"said": True}, data)
+            stdout.flush()
+            read += len(data)
+            if read - told > 1 << 19:
+                told = read
+                passing.tell(json.dumps({"read": read}))
+        elif is_over or passing.heard is None or time.monotonic() - passing.heard > SILENCE_S:
+            return
+        else:
+            time.sleep(LOOK_S)
+
+
+def write_beside(path: str, text: str) -> None:
+    """Write a file that is whole under its name."""
+    beside = path + ".incoming"
     with open(beside, "w", encoding="utf-8") as file:
-        file.write(request["text"])
-    os.rename(beside, request["path"])
+        file.write(text)
+    os.rename(beside, path)

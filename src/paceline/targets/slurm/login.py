@@ -134,6 +134,21 @@ class Login:
         write: Callable[[IO[bytes]], None] | None = None,
         take: Callable[[dict[str, Any], bytes], None] = lambda header, data: None,
     ) -> dict[str, Any]:
+        process, mark = self.open(request)
+        assert process.stdin is not None
+        with process:
+            try:
+                with contextlib.suppress(BrokenPipeError):
+                    if write is not None:
+                        write(process.stdin)
+                    process.stdin.close()
+                return self.take(process, mark, take)
+            except BaseException:
+                process.kill()
+                raise
+
+    def open(self, request: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
+        """Ask the far side; the ssh, whose answer `take` reads, and the mark before it."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         code = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (links, far))
         code += f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
@@ -146,22 +161,25 @@ class Login:
             stderr=subprocess.PIPE,
         )
         assert process.stdin is not None
-        with process:
-            try:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.write(first.encode() + code.encode() + json.dumps(request).encode() + b"\n")
-                    process.stdin.flush()
-                    if write is not None:
-                        write(process.stdin)
-                    process.stdin.close()
-                return self._answer(process, mark, take)
-            except BaseException:
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(first.encode() + code.encode() + json.dumps(request).encode() + b"\n")
+                process.stdin.flush()
+        except BaseException:
+            with process:
                 process.kill()
-                raise
+            raise
+        return process, mark
 
-    def _answer(
+    def take(
         self, process: subprocess.Popen[bytes], mark: str, take: Callable[[dict[str, Any], bytes], None]
     ) -> dict[str, Any]:
+        """Read an answer to its end; `take` is given each frame. The last one's header.
+
+        Raises:
+            AwayError: the login host can't be reached, or not any more.
+            TargetError: what was asked for can't be done there.
+        """
         assert process.stdout is not None
         for line in process.stdout:  # what the host's shell has to say comes first
             if line.strip() == mark.encode():

@@ -35,6 +35,7 @@ from paceline.targets.slurm.states import parse_sinfo, sinfo_words
 from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
+    from paceline.runs.execute import Passage
     from paceline.targets.slurm.login import Login
 
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")
@@ -188,6 +189,15 @@ class SlurmTarget:
                 raise TargetError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
             self._query(folder, noted).forget_answer()
 
+    def passage(self, folder: RunFolder) -> Passage | None:
+        """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
+        run_dir = engine(folder).get("run_dir")
+        if self.settings.login is None or run_dir is None:
+            return None
+        from paceline.targets.slurm.passage import LoginPassage
+
+        return LoginPassage(self._login(), str(run_dir))
+
     # --- for the supervisor, inside the job
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
@@ -292,14 +302,6 @@ class SlurmTarget:
             return True
         done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])
         return "ReservationName=" in done.stdout
-
-    def supervisor_is_away(self) -> str | None:
-        if self.settings.login is None:
-            return None
-        return (
-            f"its supervisor is behind the login host {self.settings.login!r}, where commands can't be passed on to. "
-            f"Log in there and use Slurm's own: srun --overlap --jobid=JOB --pty COMMAND (`paceline show` has the job)."
-        )
 
     def _login(self) -> Login:
         from paceline.targets.slurm.login import Login

@@ -1,0 +1,175 @@
+"""Commands beside workers through a datastore: what lies in the store, who may write there, and what is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data.filesystem import Store
+from paceline.data.store_record import StoreRecord
+from paceline.errors import RunStateError, TransferError
+from paceline.runs.folder import RunFolder
+from paceline.targets.ray import passage as passages
+from paceline.targets.ray.passage import Listener, Sealed, StorePassage
+from paceline.targets.ray.travel import put
+from tests.helpers import make_run, wait_until
+from tests.targets.answering import Answering, answering
+
+KEY = "5e" * 32
+REQUEST: dict[str, Any] = {"argv": ["echo"], "rank": 1, "terminal": None, "term": None}
+
+
+class Both:
+    """A run's folder here, the one that its supervisor has, and the store between them."""
+
+    def __init__(self, top: Path) -> None:
+        self.store = top / "store"
+        self.record = StoreRecord(name="s", url=str(self.store))
+        self.here, self.there = self._folder(top / "here"), self._folder(top / "there")
+        self.here.exec_key.write_text(KEY)
+        self.listener = Listener(self.record, self.there, KEY)
+
+    @staticmethod
+    def _folder(top: Path) -> RunFolder:
+        folder, fd = make_run(top)
+        os.close(fd)
+        return RunFolder(folder.path.rename(top / "lab_1700000000_00000001"))
+
+    def passage(self) -> StorePassage:
+        return StorePassage(self.record, self.here)
+
+    def left(self) -> list[str]:
+        folders = (self.store, self.there.exec_requests, self.there.path / "attempts")
+        walks = (os.walk(folder) for folder in folders)  # which may go meanwhile
+        return [os.path.join(top, name) for walk in walks for top, _, names in walk for name in names]
+
+
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
+    monkeypatch.setattr(passages, "_KNOCK_S", 0.05)
+    monkeypatch.setattr(passages, "_LOOK_S", 0.02)
+    found = Both(tmp_path)
+    yield found
+    found.listener.close()
+
+
+@pytest.fixture
+def supervisor(both: Both) -> Iterator[Answering]:
+    with answering(both.there) as found:
+        yield found
+
+
+def hear(passage: StorePassage, what: str) -> list[Any]:
+    found: list[Any] = []
+    wait_until(lambda: found.extend(told[what] for told in passage.heard() if what in told) or found, what, 60)
+    return found
+
+
+def test_what_is_said_is_handed_on_and_nothing_of_it_is_left_or_can_be_read(both: Both, supervisor: Answering) -> None:
+    passage = both.passage()
+    passage.begin(REQUEST)
+    passage.tell({"data": "cGFzc3dvcmQ="})
+    assert hear(passage, "out") == ["cGFzc3dvcmQ="]
+    assert supervisor.requests == [REQUEST]
+    passage.tell({"end": True})
+    passage._pass_on()
+    stored = b"".join(path.read_bytes() for path in both.store.rglob("*") if path.is_file())
+    assert b"end" not in stored
+    assert hear(passage, "exit") == [3]
+    passage.close()
+    wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
+
+
+def test_several_commands_at_once_have_their_own_words(both: Both, supervisor: Answering) -> None:
+    ways = [both.passage() for _ in range(3)]
+    for number, passage in enumerate(ways):
+        passage.begin(REQUEST)
+        passage.tell({"data": str(number)})
+    assert [hear(passage, "out") for passage in ways] == [["0"], ["1"], ["2"]]
+    for passage in ways:
+        passage.close()
+    wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
+    assert supervisor.heard.count({"gone": True}) == 3
+
+
+def test_who_can_write_to_the_store_alone_runs_nothing(both: Both, supervisor: Answering) -> None:
+    with Store(both.record) as store:
+        for name, key in (("stranger", "ab" * 32), ("replayed", KEY)):
+            Sealed(store, both.there.run_id, key, name, "in").put([REQUEST])
+        # What was signed is signed under its name.
+        top = both.store / "paceline" / "runs" / both.there.run_id / "exec"
+        (top / "other").mkdir()
+        (top / "replayed" / "in_000000").rename(top / "other" / "in_000000")
+        put(store, passages._knock(both.there.run_id), b"")
+    passage = both.passage()
+    passage.begin(REQUEST)
+    passage.tell({"data": "eA=="})
+    assert hear(passage, "out") == ["eA=="]
+    assert len(supervisor.requests) == 1, "the one that was asked for by whoever has the key"
+    # An answer of somebody else's is none.
+    with Store(both.record) as store:
+        forged = Sealed(store, both.here.run_id, "ab" * 32, passage._name, "out")
+        forged.count = passage._out.count
+        forged.put([{"out": "eA=="}])
+    with pytest.raises(TransferError, match="is not signed with this run's key"):
+        wait_until(passage.heard, "a word", 60)
+    passage.close()
+
+
+def test_a_refusal_is_handed_back(both: Both, supervisor: Answering) -> None:
+    passage = both.passage()
+    passage.begin({**REQUEST, "argv": ["refused"]})
+    assert hear(passage, "error") == ["rank 0 has ended"]
+    passage.close()
+    wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
+
+
+def test_a_knock_that_another_one_removed_is_made_again(
+    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages, "_AGAIN_S", 0.1)
+    monkeypatch.setattr(StorePassage, "begin", lambda self, request: self._in.put([request]))
+    passage = both.passage()
+    passage.begin(REQUEST)
+    passage.tell({"end": True})
+    assert hear(passage, "exit") == [3]
+    passage.close()
+
+
+def test_the_end_of_a_killed_asker_ends_the_command(
+    both: Both, supervisor: Answering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passages, "_SILENCE_S", 0.5)
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom paceline.data.store_record import StoreRecord\n"
+        "from paceline.runs.folder import RunFolder\nfrom paceline.targets.ray.passage import StorePassage\n"
+        "passage = StorePassage(StoreRecord(name='s', url=sys.argv[1]), RunFolder(Path(sys.argv[2])))\n"
+        "passage.begin({'argv': ['echo'], 'rank': 0, 'terminal': None, 'term': None})\n"
+        "passage.tell({'data': 'eA=='})\npassage._pass_on()\nos.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(both.store), str(both.here.path)], check=False, timeout=120)
+    wait_until(lambda: {"gone": True} in supervisor.heard, "the command was ended", 60)
+    wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
+
+
+def test_the_runs_end_is_told_and_leaves_nothing(both: Both, supervisor: Answering) -> None:
+    passage = both.passage()
+    passage.begin(REQUEST)
+    passage.tell({"data": "eA=="})
+    hear(passage, "out")
+    both.listener.close()
+    wait_until(lambda: passage.heard() or passage.is_over, "the end is told", 60)
+    passage.close()
+    wait_until(lambda: not both.left(), f"nothing is left: {both.left()}", 60)
+
+
+def test_without_the_key_there_is_one_sentence(both: Both) -> None:
+    both.here.exec_key.unlink()
+    with pytest.raises(RunStateError, match=r"the key to its commands, \S+/exec_key, is not there, or another user's"):
+        both.passage()
