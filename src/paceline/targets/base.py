@@ -10,7 +10,7 @@ of a target
         at (`supervisors.Early`). `start_supervisor` begins it, `release` ends it where nothing came of the submission, and
         it ends with the submitting program; run_dir is not there yet.
     script(job)                                     what --dry-run prints of what an engine would be given; None for nothing
-    passage(folder)                                 the way to the run's supervisor for one command (`paceline.runs.execute.Passage`),
+    passage(folder)                                 the way to its supervisor for one command (`paceline.runs.execute.Passage`),
         where that has another folder than this one; None where it has this one
     look, cancel                                    those of `paceline.runs.elsewhere`, where an engine runs the supervisor
     OPTIONS, settings, status, examine, script_python, login   for `paceline compute`; see docs/compute.md
