@@ -58,6 +58,11 @@ WRONG = {
         ["run", "src/job.yaml"],
         "'{folder}/src/job.yaml', line 2: unknown key 'node_cuont'. Did you mean node_count? Known are experiment, ",
     ),
+    "a job file with an option's name": (
+        ["run", "src/options.yaml"],
+        "'{folder}/src/options.yaml', line 1: unknown key 'nodes'. Did you mean node_count? Known are ",
+    ),
+    "exec without a run": (["exec", "--", "ls"], "Name a run and what to run beside its worker: paceline exec RUN -- "),
     "-j of half": (["run", "src/train.py", "-j", "2x"], "-j '2x' is not NxM. Write 2x4 for two nodes of four"),
     "-j of nothing": (["run", "src/train.py", "-j", "0"], "-j '0' is not NxM."),
     "-j below nothing": (["run", "src/train.py", "-j", "-1"], "-j '-1' is not NxM."),
@@ -162,6 +167,7 @@ def test_a_wrong_call_is_refused(cli: Cli, case: str) -> None:
     cli.script("#!/bin/sh", "src/run.sh")
     cli.script("A=1\nhunter 2\n", "src/data.env")
     cli.script("entry_script: train.py\nnode_cuont: 2\n", "src/job.yaml")
+    cli.script("nodes: 2\n", "src/options.yaml")
     done = cli(*words, code=2)
 
     assert done.stdout == ""

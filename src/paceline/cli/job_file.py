@@ -69,6 +69,30 @@ KEYS = {
     "log_limit": _TEXT,
     "tags": _PAIRS,
 }
+#: What options of the command line are called here, where it is neither the same nor nearly so.
+_OPTIONS = {
+    **dict.fromkeys(("script", "command", "program"), "entry_script"),
+    "module": "entry_module",
+    "args": "arguments",
+    "name": "display_name",
+    "source": "source_directory",
+    **dict.fromkeys(("compute", "target"), "compute_target"),
+    "nodes": "node_count",
+    **dict.fromkeys(("processes", "nproc_per_node"), "process_count_per_node"),
+    "ps": "parameter_server_count",
+    "backend": "distributed_backend",
+    **dict.fromkeys(("gpu", "gpus"), "use_gpu"),
+    **dict.fromkeys(("env", "variables"), "environment_variables"),
+    "pip": "pip_packages",
+    "requirements": "pip_requirements_file",
+    "conda": "conda_packages",
+    "conda_file": "conda_dependencies_file",
+    "channel": "conda_channels",
+    "environment": "environment_definition",
+    "image": "custom_docker_image",
+    "max_duration": "max_run_duration_seconds",
+    "grace": "grace_period_seconds",
+}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -133,7 +157,8 @@ class _Reader:
         for key_node, value in node.value:
             key = str(key_node.value)
             if key not in KEYS:
-                close = difflib.get_close_matches(key, KEYS, n=1)
+                word = key.lower().replace("-", "_")
+                close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, KEYS, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(KEYS)}.")
             if key in found:

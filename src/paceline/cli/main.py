@@ -116,6 +116,8 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
 
     if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit", " logs")):
         return option_message(getattr(error, "option_name", ""), text, sys.argv[1:])
+    if command.endswith(" exec") and text.startswith("Missing argument"):
+        return "Name a run and what to run beside its worker: paceline exec RUN -- COMMAND."
     if (unknown := re.match(r"No such command '(.+?)'\.", text)) and context is not None:
         # In place of the parser's own suggestions.
         hint = verb_hint(unknown[1], context.command.list_commands(context), in_group=context.parent is not None)
