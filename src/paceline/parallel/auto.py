@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Parts, count_rows, move, take_rows, unwrap
 from paceline.parallel.batches.micros import split
 from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import from_first, gather
 from paceline.parallel.mesh import Place
 from paceline.parallel.randomness import generators
 from paceline.parallel.replicas.shard import find_units
@@ -62,20 +62,25 @@ def choose(
         return Data(), "Data(): there is one worker."
     found: Any = None
     own = memory_bytes or available_bytes(place.device) + sum(map(_size, task.model.parameters()))
-    everyone: list[Any] = [None] * place.size
-    dist.all_gather_object(everyone, own)
+    least, failed = int(min(gather(own))), None
     if place.rank == 0:
         try:
-            needs = measure(task, optimizer, sample, place, int(min(everyone)))
-            found = decide(needs, place.size, int(min(everyone)), task.microbatches)
+            needs = measure(task, optimizer, sample, place, least)
+            found = decide(needs, place.size, least, task.microbatches)
         except Exception as error:
-            found = error
-    box = [found]
-    dist.broadcast_object_list(box, src=0)
-    if isinstance(box[0], Exception):
-        raise box[0]
-    strategy, reason = box[0]
+            failed = error
+    told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
+    answer, message = from_first((found, told), (Data, FullyShard, Pipeline))
+    if failed is not None:
+        raise failed
+    if message is not None:
+        raise ParallelError(message)
+    strategy, reason = answer
     return strategy, reason
+
+
+def _described(error: Exception) -> str:
+    return f"strategy='auto': the pass over one batch failed on rank 0: {type(error).__name__}: {error}"
 
 
 def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> tuple[Any, str]:

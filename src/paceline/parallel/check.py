@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
@@ -123,7 +124,26 @@ def compare(
             if states(world.device) == drawn:
                 noise = max(_distances(par, other, first, is_plain=True).values(), default=0.0)
                 allowed = max(allowed, min(ROUNDINGS * noise, 1.0))
+        # Where the gradients alone differ, it is a hook of the user's that makes another thing of a part of them.
+        if world.replicas > 1 and apart[""] > allowed:
+            by_replica = plain.run(replicas=world.replicas)
+            if _farthest(_distances(par, found_all, by_replica)) <= allowed:
+                raise _rows_compared(par, found_all, first)
     return _verdict(par, found_all, first, apart, allowed)
+
+
+def _farthest(apart: dict[str, float]) -> float:
+    """Of loss and gradients."""
+    return max((value for name, value in apart.items() if not name.startswith("buffer ")), default=0.0)
+
+
+def _rows_compared(par: Parallel, found: _Result, plain: _Result) -> ParallelError:
+    return ParallelError(
+        f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
+        "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
+        "(a contrastive loss, a mean over the batch); with data parallelism each replica has some of them alone, which by its "
+        "nature is another training. Under Tensor() or Pipeline() the rows of a microbatch stay together."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,10 +177,8 @@ def _distances(par: Parallel, found: _Result, plain: _Result, *, is_plain: bool 
     own[""] = abs(found.loss - plain.loss) / max(abs(plain.loss), 1e-12)
     if is_plain or par.world.size == 1:
         return own
-    everyone: list[Any] = [None] * par.world.size
-    dist.all_gather_object(everyone, own)
     apart: dict[str, float] = {}
-    for of_rank in everyone:
+    for of_rank in gather(own):
         for name, value in of_rank.items():
             # nan is as far as can be.
             apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(value) else value)
@@ -223,30 +241,38 @@ class _Plain:
 
     def __init__(self, model: nn.Module, parts: Parts, task: Task, device: torch.device, *, is_cut: bool) -> None:
         self._model, self._task, self._device, self._is_cut = model, task, device, is_cut
-        rows = count_rows(parts)
-        self._pieces, self._weights, start = [], [], 0
-        for of_micro in piece_sizes(rows, task.microbatches, 1):
-            size = of_micro[0]
-            if size:
-                piece = Parts(*(take_rows(part, start, start + size, rows) for part in parts))
-                self._pieces.append(piece)
-                weight = size if task.loss_weight is None else task.loss_weight(unwrap(piece.target))
-                self._weights.append(float(weight))
-            start += size
+        self._parts = parts
 
-    def run(self, *, shaken: bool = False) -> _Result:
-        """Loss and gradients of all pieces. shaken: with a rounding error in each number of each parameter."""
+    def run(self, *, shaken: bool = False, replicas: int = 1) -> _Result:
+        """Loss and gradients of all microbatches.
+
+        shaken: with a rounding error in each number of each parameter. replicas: in how many pieces each microbatch is computed.
+        """
+        pieces, weights = self._cut(replicas)
         with unchanged(self._model), _shaken(self._model) if shaken else contextlib.nullcontext():
             total = 0.0
             for param in self._model.parameters():
                 param.grad = None
-            for piece, weight in zip(self._pieces, self._weights, strict=True):
+            for piece, weight in zip(pieces, weights, strict=True):
                 if weight:
-                    total += self._run(piece, weight / sum(self._weights))
+                    total += self._run(piece, weight / sum(weights))
             gradients = {name: param.grad for name, param in self._model.named_parameters()}
             return _Result(
                 loss=total, gradients=gradients, buffers={n: b.clone() for n, b in self._model.named_buffers()}
             )
+
+    def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
+        """The pieces, and what each counts for."""
+        rows, start = count_rows(self._parts), 0
+        pieces, weights = [], []
+        for of_micro in piece_sizes(rows, self._task.microbatches, replicas):
+            for size in filter(None, of_micro):
+                piece = Parts(*(take_rows(part, start, start + size, rows) for part in self._parts))
+                weight = size if self._task.loss_weight is None else self._task.loss_weight(unwrap(piece.target))
+                pieces.append(piece)
+                weights.append(float(weight))
+                start += size
+        return pieces, weights
 
     def run_short(self, world: World, own: Sequence[Micro]) -> _Result:
         """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
@@ -309,10 +335,14 @@ def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
     """
     try:
         with torch.no_grad():
-            one, two = float(loss), float(task.loss(join_rows([output, output]), join_rows([target, target])))
+            one = float(loss)
+            # Three times too: that of a contrastive loss of two rows is near log 2, and of four near log 4.
+            two, three = (
+                float(task.loss(join_rows([output] * times), join_rows([target] * times))) for times in (2, 3)
+            )
     except Exception:
         return  # not made for other numbers of rows: nothing can be said
-    if one and abs(two - 2 * one) <= 1e-3 * abs(one):
+    if one and abs(two - 2 * one) <= 1e-3 * abs(one) and abs(three - 3 * one) <= 1e-3 * abs(one):
         raise ParallelError(
             f"loss(output, target) is {one:.6g}, and {two:.6g} for the same rows twice: it is a sum. It has to return the "
             "mean (reduction='mean'), for a batch is computed in parts, of which each would count for as much as the whole."
@@ -328,8 +358,7 @@ def global_parts(batch: Any, par: Parallel) -> Parts:
     group = world.replica_group
     if group is None:
         return own
-    everyone: list[Any] = [None] * world.replicas
-    dist.all_gather_object(everyone, own, group=group)
+    everyone = [piece for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
     starts = [0] * world.replicas
     pieces = []
     for of_micro in piece_sizes(batch.global_rows, task.microbatches, world.replicas):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import local
 
@@ -60,8 +61,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     group = world.group("pipe")
     if group is None:
         return set(params)
-    held: list[Any] = [None] * world.extent("pipe")
-    dist.all_gather_object(held, list(params), group=group)
+    held = gather(list(params), group)
     earlier = {name for names in held[: world.coordinate("pipe")] for name in names}
     return set(params) - earlier
 

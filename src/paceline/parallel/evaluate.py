@@ -16,6 +16,7 @@ from paceline.parallel.batches.batch import Micro
 from paceline.parallel.batches.loader import feed
 from paceline.parallel.batches.micros import cut, weigh
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
@@ -111,8 +112,7 @@ class _Means:
         group = world.group("pipe")
         if group is None:
             return self._names
-        everyone: list[Any] = [None] * world.extent("pipe")
-        dist.all_gather_object(everyone, self._names if self._called else None, group=group)
+        everyone = gather(self._names if self._called else None, group)
         names = next((found for found in everyone if found is not None), None)
         assert names is None or len(names) == count
         return names

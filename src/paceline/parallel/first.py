@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import from_first
 from paceline.parallel.mesh import World
 
 
-def decide(world: World, find: Callable[[], Any]) -> Any:
+def decide(world: World, find: Callable[[], Any], kinds: Sequence[type] = ()) -> Any:
     """What `find` gives on rank 0. Called on all ranks, of which the others wait.
+
+    kinds: the dataclasses that may be in it (see `exchange`).
 
     Raises:
         ParallelError: on every rank, where `find` raised it.
     """
-    found: list[Any] = [None]
+    found, failed = None, None
     if world.rank == 0:
         try:
-            found = [find()]
+            found = find()
         except ParallelError as error:
-            found = [error]
-    if world.size > 1:
-        dist.broadcast_object_list(found, src=0)
-    if isinstance(found[0], ParallelError):
-        raise found[0]
-    return found[0]
+            failed = error
+    if world.size == 1:
+        if failed is not None:
+            raise failed
+        return found
+    answer, reason = from_first((found, None if failed is None else str(failed)), kinds)
+    if failed is not None:
+        raise failed
+    if reason is not None:
+        raise ParallelError(reason)
+    return answer

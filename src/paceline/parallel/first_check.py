@@ -15,14 +15,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from paceline.parallel.auto import available_bytes
 from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, take_rows, unwrap
+from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.check import CannotCompareError, compare
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import NotPlainError
 from paceline.parallel.reduce import anywhere
 from paceline.torch_private import BatchNorm
 
@@ -101,9 +102,13 @@ def _short(par: Parallel, batch: Any, micros: Sequence[Micro], count: int) -> Pa
         few = len(span) if world.layout.pipe > 1 else min(len(span), most)
         piece = Parts(*(take_rows(part, span.start, span.start + few, rows) for part in parts))
         own.append(move(piece, torch.device("cpu")) if few else None)
-    everyone: list[Any] = [own]
+    everyone = [own]
     if world.replica_group is not None:
-        everyone = [None] * world.replicas
-        dist.all_gather_object(everyone, own, group=world.replica_group)
+        try:
+            everyone = gather_parts(own, parts, world.replica_group)
+        except NotPlainError as error:
+            raise CannotCompareError(
+                f"the batch holds a {error.kind} for each row, which other ranks can't be told"
+            ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
     return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))

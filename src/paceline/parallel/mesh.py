@@ -21,6 +21,7 @@ import torch.distributed as dist
 from paceline import torch_private
 from paceline.collectives import store_address
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import from_first
 from paceline.parallel.strategy import Layout
 
 AXES = ("pipe", "data", "shard", "tensor")
@@ -271,7 +272,7 @@ def _message_store(place: Place) -> Any:
     # With MPI there is none.
     store = torch_private.default_store() if str(dist.get_backend()) != "mpi" else None
     if store is None:
-        there: list[Any] = [None]
+        there: Any = None
         if place.rank == 0:
             # It asks nobody who he is: it listens on the run's own network alone, where that is known.
             address = os.environ.get("MASTER_ADDR", "")
@@ -279,9 +280,8 @@ def _message_store(place: Place) -> Any:
             given = {} if fd is None else {"master_listen_fd": fd}
             at = "127.0.0.1" if fd is None else address
             store = stores.TCPStore(at, 0, is_master=True, wait_for_workers=False, **given)
-            there = [(socket.gethostname() if fd is None else address, store.port)]
-        dist.broadcast_object_list(there, src=0)
-        host, port = there[0]
+            there = (socket.gethostname() if fd is None else address, store.port)
+        host, port = from_first(there)
         if place.rank != 0:
             name = "127.0.0.1" if host == socket.gethostname() else host
             store = stores.TCPStore(name, port, is_master=False, wait_for_workers=False)

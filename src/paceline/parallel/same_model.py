@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import Place
 from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
@@ -31,13 +32,9 @@ def check(
         return
     own = [*description(task, optimizer), *(f"{name}: {value!r}" for name, value in (settings or {}).items())]
     digest = hashlib.sha256("\n".join(own).encode()).hexdigest()
-    digests: list[Any] = [None] * place.size
-    dist.all_gather_object(digests, digest)
-    if len(set(digests)) == 1:
+    if len(set(gather(digest))) == 1:
         return
-    everyone: list[Any] = [None] * place.size
-    dist.all_gather_object(everyone, own)
-    raise ParallelError(f"the ranks don't have the same model: {first_difference(everyone)}")
+    raise ParallelError(f"the ranks don't have the same model: {first_difference(gather(own))}")
 
 
 def share(model: nn.Module) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import tensors_in
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 
 #: So many numbers of each tensor are looked at, spread over all of it.
@@ -37,8 +38,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
     largest, smallest = both.tolist()
     if largest == -smallest:
         return
-    everyone: list[Any] = [None] * world.size
-    dist.all_gather_object(everyone, (own, "none any more" if batch is None else _shown(batch)))
+    everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, found in enumerate(everyone):
         groups.setdefault(found, []).append(rank)
@@ -72,8 +72,7 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     # A GPU would have to be waited for.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
-    places: list[Any] = [None] * count
-    dist.all_gather_object(places, (world.rank, *place, program), group=world.replica_group)
+    places = gather((world.rank, *place, program), world.replica_group)
     if len({tuple(found[1:4]) for found in places}) == 1:
         first = places[0][4]
         others = ", ".join(str(found[0]) for found in places if found[4] != first)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import NotPlainError, from_first, gather
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import derive, generators
 
@@ -71,8 +71,7 @@ def _agreed(seed: int, about: str, world: World) -> int:
     """
     if world.size == 1:
         return seed
-    everyone: list[Any] = [None] * world.size
-    dist.all_gather_object(everyone, (seed, about))
+    everyone = gather((seed, about))
     loaders: dict[str, list[int]] = {}
     for rank, (_, text) in enumerate(everyone):
         loaders.setdefault(text, []).append(rank)
@@ -95,9 +94,15 @@ def _length(dataset: Any) -> Any:
 
 
 def _from_first(value: Any, world: World) -> Any:
-    """Rank 0's value."""
-    if world.size == 1:
-        return value
-    values = [value]
-    dist.broadcast_object_list(values, src=0, device=torch.device("cpu") if world.device.type == "cpu" else None)
-    return values[0]
+    """Rank 0's value.
+
+    Raises:
+        ParallelError: on every rank: the sampler gives what other ranks can't be told.
+    """
+    try:
+        return value if world.size == 1 else from_first(value)
+    except NotPlainError as error:
+        raise ParallelError(
+            f"the sampler gives a {error.kind}, and rank 0 tells the others which samples are drawn. Let it give "
+            "numbers or texts."
+        ) from error

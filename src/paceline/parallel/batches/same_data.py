@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from paceline.parallel.batches.batch import tensors_in
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import generators
 
@@ -51,8 +51,7 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
     except Exception:
         # Training will read it too, and say what is wrong where it can be told to all.
         own = {}
-    everyone: list[Any] = [None] * world.size
-    dist.all_gather_object(everyone, own)
+    everyone = gather(own)
     for index in own:
         found: list[Summary | None] = [of_rank.get(index) for of_rank in everyone]
         first = found[0]

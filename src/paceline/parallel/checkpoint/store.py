@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.checkpoint import folder as folders
@@ -40,6 +39,7 @@ from paceline.parallel.checkpoint.state import (
 )
 from paceline.parallel.checkpoint.whole import full_state_dict as _full_state_dict
 from paceline.parallel.errors import CheckpointError, ParallelError
+from paceline.parallel.exchange import NotPlainError, gather
 from paceline.parallel.mesh import World
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def save(
     par.settle_buffers()
     held = hold(par)
     target = Path(path) if path is not None else folders.step_path(folders.steps_dir(), par.progress.steps)
-    record = merge_records(_gather(own_record(held), world))
+    record = merge_records(_gather_records(held, world))
     record |= {
         "format": FORMAT,
         "torch": str(torch.__version__),
@@ -116,8 +116,9 @@ def load(par: Parallel, path: str | Path | None = None, *, schedulers: Sequence[
     """
     world = par.world
     wait(par)
-    found = _from_rank_0(world, _attempt(lambda: _find(path)))
-    _raise_agreed(world, found if isinstance(found, Exception) else None)
+    result = _attempt(lambda: _find(path)) if world.rank == 0 else None
+    _raise_agreed(world, result if isinstance(result, Exception) else None)
+    found = _from_rank_0(world, result)
     if found is None:
         return False
     folder = Path(found)
@@ -162,11 +163,15 @@ def _pack(record: dict[str, Any]) -> bytes:
         torch.load(file, weights_only=True)
     except Exception as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))
-        raise ParallelError(
-            "a scheduler, a module's extra state or the optimizer has something in its state_dict that is neither a number, a "
-            f"text, a list, a dict nor a tensor: {kind[1] if kind else error}. Leave it out, or keep it elsewhere."
-        ) from error
+        raise _not_plain(kind[1] if kind else str(error)) from error
     return file.getvalue()
+
+
+def _not_plain(kind: str) -> ParallelError:
+    return ParallelError(
+        "a scheduler, a module's extra state or the optimizer has something in its state_dict that is neither a number, a "
+        f"text, a list, a dict nor a tensor: {kind}. Leave it out, or keep it elsewhere."
+    )
 
 
 def _find(path: str | Path | None) -> str | None:
@@ -250,13 +255,18 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
 # What all ranks have to agree on.
 
 
+def _gather_records(held: Held, world: World) -> list[dict[str, Any]]:
+    try:
+        return _gather(own_record(held), world)
+    except NotPlainError as error:
+        raise _not_plain(error.kind) from error
+
+
 def _gather(value: _T, world: World) -> list[_T]:
     """The value of each rank."""
     if world.size == 1:
         return [value]
-    values: list[Any] = [None] * world.size
-    dist.all_gather_object(values, value)
-    return values
+    return gather(value)
 
 
 def _from_rank_0(world: World, value: Any) -> Any:

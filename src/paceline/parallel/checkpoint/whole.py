@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.parallel.checkpoint.state import Held
+from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
 from paceline.parallel.whole import whole
 
@@ -19,9 +20,7 @@ def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:
     names = held.first_names()
     group = world.group("pipe")
     if group is not None:
-        stages: list[Any] = [None] * dist.get_world_size(group)
-        dist.all_gather_object(stages, names, group=group)
-        names = {name: first for of_stage in stages for name, first in of_stage.items()}
+        names = {name: first for of_stage in gather(names, group) for name, first in of_stage.items()}
         own = _from_stages(own, group, world.device)
     return {name: own[first] for name, first in names.items()}
 
@@ -34,10 +33,8 @@ def _whole(tensor: Tensor) -> Tensor:
 def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:
     """What all stages have; of copies of one tensor, that of the first stage."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
-    stages: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(stages, about, group=group)
     found: dict[str, Tensor] = {}
-    for stage, names in enumerate(stages):
+    for stage, names in enumerate(gather(about, group)):
         root = dist.get_global_rank(group, stage)
         for name, (shape, dtype) in names.items():
             if name in found:

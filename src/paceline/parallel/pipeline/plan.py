@@ -49,7 +49,9 @@ def agree(task: Task, world: World, sample: Micro, programs: Programs, memory_by
     Raises:
         ParallelError: on every rank, with the first rank's reason.
     """
-    marks, blocks, plan, loss_dtype = decide(world, lambda: _decide(task, world, sample, programs, memory_bytes))
+    marks, blocks, plan, loss_dtype = decide(
+        world, lambda: _decide(task, world, sample, programs, memory_bytes), kinds=(Mark, Block, Plan)
+    )
     return StagePlan(
         marks=marks, blocks=blocks, plan=plan, uses=_uses(task, sample, programs, marks), loss_dtype=loss_dtype
     )

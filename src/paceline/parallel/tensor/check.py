@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Micro, tensors_in
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.exchange import gather
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import undisturbed
 from paceline.parallel.whole import whole
@@ -34,13 +34,22 @@ def verify(plain: nn.Module, model: nn.Module, sample: Micro, group: Any) -> Non
     expected = _pass(plain, sample)
     found = _pass(model, sample)
     message = _first_difference(expected, found)
-    messages: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(messages, message, group=group)
-    if message := next(filter(None, messages), ""):
+    if message := next(filter(None, gather(message, group)), ""):
+        compiled = next((name for name, part in model.named_modules() if _is_compiled(part)), None)
+        if compiled is not None:
+            raise ParallelError(
+                f"{compiled or 'the model'} is compiled, and what was compiled doesn't compute with the parts that Tensor() "
+                "makes of its layers. Give parallelize the model as it was before torch.compile, or use Data() or FullyShard()."
+            )
         raise ParallelError(
             f"the model that was cut by Tensor() is not the plain one: {message}. Leave what is in this module whole: "
             "Tensor(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
         )
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    # Of torch.compile(module), which is another module around it; and of module.compile().
+    return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from paceline.parallel.first import decide
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
 from paceline.parallel.tensor.check import verify
+from paceline.parallel.tensor.groups import Group
 from paceline.parallel.tensor.names import fold
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
 from paceline.torch_private import keep_masks_apart
@@ -79,7 +80,7 @@ def apply(
         return find_plan(model, run, parts, ties)
 
     # Tried with numbers, which may come out equal on one machine and not quite on another.
-    found: TensorPlan = decide(world, find)
+    found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
         raise ParallelError(
             f"Tensor({parts}) finds no layer of {type(model).__name__} that it can cut"

@@ -1,0 +1,240 @@
+"""Plain values between ranks, over the same groups as tensors. Loaded on use: it imports torch.
+
+torch's own calls for this (`all_gather_object`, `broadcast_object_list`) send pickles, and Gloo asks nobody who he is: whoever
+reached a rank's port could run code there. Here it is JSON, from which nothing but plain values is made, and behind it the bytes
+of tensors:
+
+    8 bytes: how long the JSON is | JSON | bytes of the tensors, one after the other
+
+A message that was forged can be wrong, no more.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.parallel.errors import ParallelError
+
+_KEY = "$"
+_HEAD_BYTES = 8
+_SEQUENCES: dict[str, Callable[[Any], Any]] = {
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "size": torch.Size,
+}
+_MAPPINGS: dict[str, type] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+
+
+class NotPlainError(ParallelError):
+    """A value that is not made of numbers, texts, lists, dicts and tensors. kind: what it is. Raised on all ranks."""
+
+    def __init__(self, kind: str, rank: int) -> None:
+        super().__init__(
+            f"rank {rank} has to tell the others a {kind}, which is neither a number, a text, a list, a dict nor a tensor."
+        )
+        self.kind = kind
+
+
+def gather(value: Any, group: Any = None) -> list[Any]:
+    """The value of each rank of the group, in their order, tensors on the CPU. Called on all ranks of it.
+
+    value: None, numbers, texts, bytes, types and devices of torch, tensors, in lists, tuples, sets and dicts. A number of
+        numpy's comes as Python's.
+
+    Raises:
+        NotPlainError: on every rank, where one's value is something else.
+        ParallelError: what came is not from here.
+    """
+    data, device = _packed_or_refused(value), _device(group)
+    size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(sizes, size, group=group)
+    lengths = [int(of_rank) for of_rank in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8, device=device)
+    padded[: data.numel()] = data
+    found = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(found, padded, group=group)
+    told = [part[:length].cpu() for part, length in zip(found, lengths, strict=True)]
+    return [_taken(part, rank, ()) for rank, part in enumerate(told)]
+
+
+def from_first(value: Any, kinds: Sequence[type] = ()) -> Any:
+    """Rank 0's value, on every rank of the world; the others' is not looked at.
+
+    value: as for `gather`. kinds: dataclasses that may be in it too.
+
+    Raises:
+        NotPlainError, ParallelError: as `gather` does.
+    """
+    device = _device(None)
+    data = _packed_or_refused(value, kinds) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
+    size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
+    dist.broadcast(size, 0)
+    data = data.to(device) if dist.get_rank() == 0 else torch.empty(int(size), dtype=torch.uint8, device=device)
+    dist.broadcast(data, 0)
+    return _taken(data.cpu(), 0, kinds)
+
+
+def packed(value: Any, kinds: Sequence[type] = ()) -> Tensor:
+    """The message, uint8.
+
+    Raises:
+        TypeError: something in it is not plain; its text names what.
+    """
+    tensors: list[Tensor] = []
+    text = json.dumps(_told(value, {kind.__name__: kind for kind in kinds}, tensors)).encode()
+    head = len(text).to_bytes(_HEAD_BYTES, "little") + text
+    parts = [torch.frombuffer(bytearray(head), dtype=torch.uint8), *map(_bytes_of, tensors)]
+    return torch.cat(parts)
+
+
+def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
+    """The value that `packed` made the message of.
+
+    Raises:
+        ValueError: it is no such message.
+    """
+    length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
+    text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
+    try:
+        return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _packed_or_refused(value: Any, kinds: Sequence[type] = ()) -> Tensor:
+    try:
+        return packed(value, kinds)
+    except TypeError as error:
+        # A rank that raised here would let the others wait.
+        return packed(_Refused(str(error)))
+
+
+def _taken(data: Tensor, rank: int, kinds: Sequence[type]) -> Any:
+    try:
+        found = unpacked(data, kinds)
+    except ValueError as error:
+        raise ParallelError(
+            f"what came from rank {rank} is no message of a rank ({error}). Do all ranks have the same version of Paceline? Does "
+            "something else use their ports?"
+        ) from error
+    if isinstance(found, _Refused):
+        raise NotPlainError(found.kind, rank)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Refused:
+    kind: str
+
+
+def _told(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> Any:
+    """What stands for the value in JSON."""
+    kind = type(value)
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind is list:
+        return [_told(item, kinds, tensors) for item in value]
+    if kind is dict and all(type(key) is str for key in value) and _KEY not in value:
+        return {key: _told(item, kinds, tensors) for key, item in value.items()}
+    name, of = _tagged(value, kinds, tensors)
+    return {_KEY: name, "of": of}
+
+
+def _tagged(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> tuple[str, Any]:
+    kind = type(value)
+    if kind is _Refused:
+        return "refused", value.kind
+    for name, sequence in _SEQUENCES.items():
+        if kind is sequence:
+            return name, [_told(item, kinds, tensors) for item in value]
+    for name, mapping in _MAPPINGS.items():
+        if kind is mapping:
+            return name, [[_told(key, kinds, tensors), _told(item, kinds, tensors)] for key, item in value.items()]
+    if kind is bytes:
+        return "bytes", base64.b64encode(value).decode()
+    if kind is complex:
+        return "complex", [value.real, value.imag]
+    if kind in (torch.dtype, torch.device):
+        return kind.__name__, str(value).removeprefix("torch.")
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_quantized:
+        tensors.append(value.detach())
+        return "tensor", [str(value.dtype).removeprefix("torch."), list(value.shape)]
+    if kinds.get(kind.__name__) is kind:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return kind.__name__, {name: _told(item, kinds, tensors) for name, item in fields.items()}
+    if (
+        kind.__module__ == "numpy"
+        and getattr(value, "shape", None) == ()
+        and type(value.item()) in (bool, int, float, str)
+    ):
+        return "number", value.item()
+    raise TypeError(f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."))
+
+
+class _Reader:
+    def __init__(self, rest: Tensor, kinds: Sequence[type]) -> None:
+        self._rest = rest
+        self._kinds = {kind.__name__: kind for kind in kinds}
+
+    def value(self, told: Any) -> Any:
+        if isinstance(told, list):
+            return [self.value(item) for item in told]
+        if not isinstance(told, dict):
+            return told
+        if _KEY not in told:
+            return {key: self.value(item) for key, item in told.items()}
+        name, of = told[_KEY], told["of"]
+        if name in _SEQUENCES:
+            return _SEQUENCES[name]([self.value(item) for item in of])
+        if name in _MAPPINGS:
+            return _MAPPINGS[name]({self.value(key): self.value(item) for key, item in of})
+        if name in self._kinds:
+            return self._kinds[name](**{field: self.value(item) for field, item in of.items()})
+        read: dict[str, Callable[[Any], Any]] = {
+            "refused": lambda of: _Refused(str(of)),
+            "bytes": base64.b64decode,
+            "complex": lambda of: complex(*of),
+            "dtype": _dtype,
+            "device": torch.device,
+            "number": lambda of: of,
+            "tensor": lambda of: self._tensor(*of),
+        }
+        return read[name](of)
+
+    def _tensor(self, dtype: str, shape: list[int]) -> Tensor:
+        kind = _dtype(dtype)
+        size = math.prod(shape) * kind.itemsize
+        part, self._rest = self._rest[:size], self._rest[size:]
+        # Cloned: the bytes needn't begin where a number of this type may.
+        return part.clone().view(kind).reshape(shape)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name)
+    if not isinstance(found, torch.dtype):
+        raise TypeError(f"{name} is no type of a tensor")
+    return found
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _device(group: Any) -> torch.device:
+    """Where a group's messages have to lie: on the CPU where it can carry those."""
+    kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    return torch.device(kinds[0], torch.cuda.current_device() if kinds[0] == "cuda" else 0)

@@ -1,0 +1,141 @@
+"""What ranks tell each other is made of plain values, and of nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pickle
+from collections import Counter, OrderedDict
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from paceline.parallel.batches.batch import Parts, Whole
+from paceline.parallel.batches.gathered import _filled, _leaves
+from paceline.parallel.exchange import packed, unpacked
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    name: str
+    at: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    name: str
+
+
+PLAIN: list[Any] = [
+    *(None, True, 3, -(2**70), 2.5, "ü", b"\0\xff", 1 + 2j, [], (), {}, set()),
+    [1, (2, (3,)), {"a": [None]}],
+    {"$": "tensor", "of": [1]},
+    {1: "one", (2, "two"): 2.0, None: []},
+    OrderedDict(b=1, a=2),
+    Counter("aab"),
+    *(frozenset({"x", 1}), torch.Size([2, 3]), torch.bfloat16, torch.device("cuda", 1)),
+]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=repr)
+def test_a_plain_value_comes_as_it_was(value: Any) -> None:
+    found = unpacked(packed(value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_numbers_that_json_has_no_name_for_come_too() -> None:
+    numpy = pytest.importorskip("numpy")
+    found = unpacked(packed([math.inf, -math.inf, math.nan, numpy.int64(3), numpy.float32(0.5)]))
+    assert found[:2] == [math.inf, -math.inf]
+    assert math.isnan(found[2])
+    assert found[3:] == [3, 0.5]
+    assert [type(item) for item in found[3:]] == [int, float]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int8, torch.bool, torch.complex64], ids=str)
+def test_tensors_come_to_the_bit(dtype: torch.dtype) -> None:
+    tensors = [torch.arange(6).reshape(2, 3).to(dtype).T, torch.ones((), dtype=dtype), torch.empty(0, 4, dtype=dtype)]
+    # An odd number of bytes before it.
+    found = unpacked(packed({"odd": torch.ones(3, dtype=torch.uint8), "own": tensors}))["own"]
+    for one, other in zip(tensors, found, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+def test_a_dataclass_comes_where_it_is_expected() -> None:
+    value = ([Cut("a", (1, 2))], Cut("b", ()))
+    assert unpacked(packed(value, (Cut,)), (Cut,)) == value
+    with pytest.raises(TypeError, match="Cut"):
+        packed(value)
+    with pytest.raises(ValueError, match="Cut"):
+        unpacked(packed(value, (Cut,)), (Other,))
+
+
+@pytest.mark.parametrize("value", [object(), lambda: 1, Other("x"), torch.ones(2).to_sparse(), [{"a": {1: object}}]])
+def test_anything_else_is_refused_by_its_kind(value: Any) -> None:
+    with pytest.raises(TypeError, match=r"object|function|Other|Tensor|type"):
+        packed(value)
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('a stranger has run code')",)
+
+
+def _message(told: Any) -> bytes:
+    text = json.dumps(told).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\0",
+        b"\xff" * 40,
+        pickle.dumps(Evil()),
+        _message([])[:-1],
+        _message({"$": "eval", "of": "1"}),
+        _message({"$": "dtype", "of": "load"}),
+        _message({"$": "device", "of": "nowhere"}),
+        _message({"$": "tensor", "of": ["float32", [4]]}),
+        _message({"$": "tensor", "of": ["hub", [0]]}),
+        _message({"$": "Evil", "of": {}}),
+    ],
+)
+def test_bytes_of_a_stranger_run_nothing(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        unpacked(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+
+
+class Encoding(dict[str, Any]):
+    """A mapping of somebody's own."""
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def test_another_replica_s_rows_are_put_into_this_one_s_structure() -> None:
+    own = object()
+
+    def piece(rows: int, text: str) -> Parts:
+        encoding = Encoding(ids=torch.full((rows, 2), rows), text=[text] * rows, mask=Whole(torch.ones(2)))
+        return Parts((encoding, Pair(torch.ones(rows), own)), {"k": rows}, [torch.zeros(rows), None])
+
+    theirs = unpacked(packed(list(_leaves(piece(3, "c")))))
+    found = _filled(piece(2, "b"), theirs)
+    encoding, pair = found.args
+    assert type(encoding) is Encoding
+    assert encoding["text"] == ["c"] * 3
+    assert encoding["ids"].tolist() == [[3, 3]] * 3
+    assert encoding["mask"].value.tolist() == [1, 1]
+    assert type(pair) is Pair
+    assert pair.right is own
+    assert len(pair.left) == 3
+    assert found.kwargs == {"k": 3}
+    assert found.target[0].shape == (3,)
+    assert found.target[1] is None
