@@ -181,7 +181,8 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], Callable[[Any, int], None]]] 
     ),
     "attribute of the class": (
         chain(between=lambda self, x: x / self.kind_scale),
-        lambda model, step: setattr(type(model), "kind_scale", _value(step)),
+        # Not type(model): FSDP gives a model a class of its own, which the plain model it is compared with has not.
+        lambda model, step: setattr(Chain, "kind_scale", _value(step)),
     ),
     "attribute that is not there at first": (
         chain(between=lambda self, x: x / getattr(self, "later", 1.0)),
@@ -349,11 +350,10 @@ def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
 
 
 def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
-    for name in ("attribute", "global dict", "tensor that is replaced", "layers by number", "closure"):
-        make, change = FOLLOWED[name]
+    for name, (make, change) in FOLLOWED.items():
         one = _alone(make, change)
         # Layers that are cut as a pair can't be left out one by one.
-        cut = () if name == "layers by number" else (TensorParallel(),)
+        cut = () if name.startswith("layers") else (TensorParallel(),)
         for strategy in (Data(), FullyShard(), *cut):
             par, _ = _together(make, change, strategy)
             _assert_same(name, strategy, one, par)
@@ -388,3 +388,44 @@ def check_what_fsdp_puts_on_a_module_is_no_setting_of_it(ranks: Ranks, sizes: tu
     )
     assert any(isinstance(module, FSDPModule) for module in par.module.modules())
     assert [set(plain_attributes(module)) for module in par.module.modules()] == before
+
+
+def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, ...] = (4,)) -> None:
+    make, change = FOLLOWED["attribute"]
+    # Rows that the replicas share unevenly are no reason.
+    uneven = [(x[:7], y[:7]) for x, y in _batches()]
+    for is_other in (lambda rank: rank == 1, lambda rank: rank >= 2, lambda rank: rank % 2):
+        par, model = _together(make, change, Data(2) @ Pipeline(2, cut=["blocks.2"]), check="off")
+        for batch in uneven:
+            par.step(batch)
+        model.temperature = 2.0 if is_other(ranks.rank) else 1.0
+
+        def train(par: Any = par) -> None:
+            for _ in range(8):
+                par.step(uneven[0])
+
+        with pytest.raises(ParallelError, match="do not compute the same model: what its forward reads"):
+            train()
+
+
+def check_a_buffer_that_is_replaced_is_refused(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    def make() -> nn.Module:
+        model = chain(between=lambda self, x: x * self.gains)()
+        model.register_buffer("gains", torch.ones(8, dtype=torch.float64))
+        model.blocks[1][0].register_buffer("unread", torch.ones(1))
+        return model
+
+    def fill(model: Any, step: int) -> None:
+        model.gains.fill_(_value(step))
+        # A block's own is its stage's affair.
+        model.blocks[1][0].unread = torch.full((1,), float(step))
+
+    one = _alone(make, fill)
+    par, model = _together(make, fill, Pipeline())
+    _assert_same("buffer", "pipe", one, par)
+    before: Any = model.gains
+    model.gains = torch.zeros(8, dtype=torch.float64)
+    with pytest.raises(ParallelError, match=r"the buffer gains after the model was cut.*model\.gains\.copy_\(new\)"):
+        par.step(_batches()[0])
+    model.gains = before
+    par.step(_batches()[0])

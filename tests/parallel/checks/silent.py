@@ -235,6 +235,33 @@ class Mean(Mlp):
         return y
 
 
+def _contrastive(output: Tensor, target: Tensor) -> Tensor:
+    """Each row against all others."""
+    return F.cross_entropy(output @ output.T, torch.arange(len(output)))
+
+
+def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
+    batches = _batches()
+    one = _made(Mlp)
+    _alone(one, batches, loss=_contrastive)
+    for strategy in REPLICAS:
+        with pytest.raises(
+            ParallelError,
+            match=r"(?s)before the first step.*compares the rows of a batch with one another.*check='off'",
+        ):
+            _together(_made(Mlp), batches, strategy, loss=_contrastive)
+        par = _together(_made(Mlp), batches, strategy, loss=_contrastive, check="off")
+        with pytest.raises(ParallelError, match="compares the rows of a batch with one another"):
+            par.check(batches[0])
+    for strategy in (TensorParallel(), Pipeline()):
+        microbatches = 1 if strategy == TensorParallel() else 2
+        one = _made(Mlp)
+        _alone(one, batches, microbatches, loss=_contrastive)
+        _assert_same(
+            one, _together(_made(Mlp), batches, strategy, loss=_contrastive, microbatches=microbatches), "rows"
+        )
+
+
 def check_buffers_that_differ_are_told(ranks: Ranks) -> None:
     batches = _batches()
     for strategy in REPLICAS:

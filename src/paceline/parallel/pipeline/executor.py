@@ -33,6 +33,9 @@ from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.segments import stage_module
 
+#: Sums of so many different numbers, and of their squares, are exact in float64.
+TAGS = 2**20
+
 
 def build(task: Task, world: World, sample: Micro, *, memory_bytes: int | None = None) -> Pipelined:
     """The executor of this rank's stages. Called on all ranks.
@@ -89,6 +92,11 @@ class Pipelined:
         ]
         programs.forget()
         _let_go(task.model, self._modules)
+        used = frozenset[str]().union(*plan.uses)
+        #: Those outside of blocks: a block finds its own where their owner has put them.
+        self._buffers = [
+            (name, *_owner(task.model, name), buffer) for name, buffer in task.model.named_buffers() if name in used
+        ]
         refuse_calls(task.model)
 
     @property
@@ -105,20 +113,30 @@ class Pipelined:
 
     def train_step(self, micros: Sequence[Micro]) -> Tensor:
         self._check_trained()
+        self._check_buffers()
         self._programs.refresh()
         # What no replica has rows of adds nothing; all ranks agree on it.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         turns = [self._turns(micro, trains=True) for micro in micros]
-        if self._world.replicas == 1:
-            # Replicas may have other numbers of rows, which stand in what they compute.
-            self.program = self._programs.digest(micros[0], self._module.training)
+        graph = self._programs.digest(micros[0], self._module.training)
         for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
             stage.begin(own)
         losses = run(self._world.layout.schedule, self._stages, len(turns), self._messages)
-        total = torch.zeros((), dtype=self.plan.loss_dtype, device=self._world.device)
+        tag = graph % TAGS
+        # In one message: the loss, which the last stage alone has, and whether all stages are parts of one graph.
+        told = torch.tensor([0.0, tag, tag * tag], dtype=torch.float64, device=self._world.device)
         if losses:
-            total = torch.stack([loss.detach() for loss in losses]).sum().to(total.dtype)
-        return self._from_last(total)
+            told[0] = torch.stack([loss.detach() for loss in losses]).sum()
+        dist.all_reduce(told, group=self._group)
+        self.program = graph
+        # A GPU would have to be waited for.
+        if self._world.replicas > 1 and told.device.type == "cpu":
+            is_one = int(told[2]) * self._workers == int(told[1]) ** 2
+            # Replicas may have other numbers of rows, which stand in their graphs; what those read is the same. Where it isn't
+            # within this pipeline, each of its ranks says so to the other replicas' by a number of its own.
+            reads = self._programs.digest_of_reads(micros[0], self._module.training)
+            self.program = reads if is_one else -1 - self._world.rank
+        return told[0].to(self.plan.loss_dtype)
 
     def finish_gradients(self) -> None:
         group = self._world.replica_group
@@ -237,6 +255,15 @@ class Pipelined:
                 raise ParallelError(
                     f"{name}.requires_grad is {param.requires_grad} now, but was {self._trained[name]} when the model was cut; "
                     "the stages before it would not hear of it. Freeze or unfreeze first, then call parallelize."
+                )
+
+    def _check_buffers(self) -> None:
+        for name, owner, last, buffer in self._buffers:
+            if owner._buffers.get(last) is not buffer:
+                raise ParallelError(
+                    f"another tensor was put in the place of the buffer {name} after the model was cut, and no stage would "
+                    f"see it. Change it in place (model.{name}.copy_(new)), or make it a plain attribute in place of a "
+                    "registered buffer: that is followed."
                 )
 
 

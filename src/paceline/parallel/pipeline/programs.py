@@ -123,6 +123,10 @@ class Programs:
             self._digests[key] = self.trace(micro, training).digest
         return self._digests[key]
 
+    def digest_of_reads(self, micro: Micro, training: bool) -> int:
+        """A number for what the outer forward reads beside its arguments, the same on all ranks where that is the same."""
+        return self.trace(micro, training).reads.digest
+
     def forget(self) -> None:
         """Keep nothing of the real model."""
         self._tracer.forget()

@@ -12,7 +12,8 @@ Why not torch's `PipelineStage`:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,8 @@ class Stage:
             shard.reduce_after_last(self.module, self._left == 0)
             if roots:
                 tensors, own = zip(*roots, strict=True)
-                torch.autograd.backward(tensors, own)
+                with _explained(self.index):
+                    torch.autograd.backward(tensors, own)
         sent = []
         for tensor in given:
             if tensor.requires_grad:
@@ -163,6 +165,26 @@ class Stage:
                 gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
                 sent.append(gradient.detach().contiguous())
         return sent
+
+
+@contextlib.contextmanager
+def _explained(stage: int) -> Iterator[None]:
+    """autograd's error for what was changed since the forward pass, as a sentence on why that is so here.
+
+    Raises:
+        ParallelError: in its place.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        raise ParallelError(
+            f"a block of stage {stage} changes a parameter or a buffer in its forward pass which its backward pass needs (a "
+            "momentum copy, for example), and in a pipeline the next microbatch's forward pass comes before this one's backward "
+            "pass. Change it in the loop, after step(), let the block compute with a copy (tensor.clone()), or use Data() or "
+            f"FullyShard(). torch says: {str(error).partition(chr(10))[0]}"
+        ) from error
 
 
 def _grads(segment: Segment) -> tuple[Any, ...]:

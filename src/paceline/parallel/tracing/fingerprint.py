@@ -11,6 +11,7 @@ import sys
 import types
 from collections.abc import Hashable, Mapping
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -140,7 +141,9 @@ class Fingerprint:
             except ValueError:  # not filled yet
                 cells.append(None)
         code = value.__code__
-        where = (code.co_filename, code.co_firstlineno, code.co_name)
+        # Two machines may keep the same file in other folders.
+        file = Path(code.co_filename).name if self._by_content else code.co_filename
+        where = (file, code.co_firstlineno, code.co_name)
         return ("function", where, tuple(cells), self.of(value.__defaults__), self.of(value.__kwdefaults__))
 
     def _identity(self, value: Any) -> Hashable:

@@ -19,6 +19,7 @@ import dis
 import gc
 import sys
 import types
+import zlib
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -65,6 +66,14 @@ class Reads:
         now = Fingerprint()
         return [read for key, read in self.found.items() if now.of(read.look()) != self._before[key]]
 
+    @property
+    def digest(self) -> int:
+        """A number of 32 bits for what they are now, that ranks can compare."""
+        taken = Fingerprint(by_content=True)
+        return zlib.crc32(
+            repr(sorted(repr((read.text, taken.of(read.look()))) for read in self.found.values())).encode()
+        )
+
     def moved(self, other_of: Callable[[nn.Module], nn.Module]) -> Reads:
         """The same with what they are now, and with other modules in place of those."""
         found = Reads()
@@ -103,17 +112,30 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                     # Of all functions with this code at once: to find them takes long.
                     _note_cells(reads, frame)
 
-    before = sys.getprofile()
+    before, collects = sys.getprofile(), gc.isenabled()
+    # Whoever hangs on the garbage collector (`gc.callbacks`, a finalizer) would be taken for a part of the forward.
+    gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)
     try:
         yield
     finally:
-        sys.setprofile(before)
+        _put_back(before)
+        if collects:
+            gc.enable()
         if plain is None:
             del nn.Module.__getattribute__
         else:
             nn.Module.__getattribute__ = plain  # type: ignore[method-assign]
+
+
+def _put_back(profiler: Any) -> None:
+    if profiler is None or callable(profiler):
+        sys.setprofile(profiler)
+    else:
+        # One of cProfile's, before Python 3.12: it is no function, and is set by itself alone.
+        sys.setprofile(None)
+        profiler.enable()
 
 
 def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, Read]:

@@ -63,8 +63,8 @@ class _Ran:
     state_writes: tuple[int, ...]
 
 
-#: What blocks gave, by name, arguments and modes.
-Ran = dict[Hashable, _Ran]
+#: What blocks gave, by name, arguments, whether gradients are wanted, and modes.
+Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
 class Recorder(TorchFunctionMode):

@@ -133,8 +133,7 @@ class Tracer:
         """
         if training is not None:
             self._fake.train(training)
-        if self._mirror.follow(self._fake_of):
-            self._ran.clear()
+        self._forget_blocks(self._mirror.follow(self._fake_of))
         while True:
             try:
                 try:
@@ -146,6 +145,16 @@ class Tracer:
                 return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
                 self.shut[shut.name] = shut.reason
+
+    def _forget_blocks(self, changed: list[nn.Module]) -> None:
+        """Run the blocks again that one of these modules is in.
+
+        Of a block only the shapes of what it gives are known: what changed outside of it gives it other arguments at most.
+        """
+        names = {f"{self._names.get(id(module), '')}." for module in changed}
+        stale = [key for key in self._ran if any(name.startswith(f"{key[0]}.") for name in names)]
+        for key in stale:
+            del self._ran[key]
 
     def note_changed(self, text: str) -> None:
         """Told by who sees that what a graph has read is not what it was, for the message where no new graph can be made."""

@@ -1,0 +1,32 @@
+"""What is said where a stage can't go back through a block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.parallel import ParallelError
+from paceline.parallel.pipeline.stages import _explained
+
+
+def test_a_block_that_changed_what_its_backward_pass_needs_is_told_in_one_sentence() -> None:
+    x, slow = torch.ones(2, 3, requires_grad=True), torch.ones(3, 3)
+    losses = []
+    # Two microbatches go forward before the first one goes back, as in 1F1B.
+    for _ in range(2):
+        slow.mul_(0.9)
+        losses.append((x @ slow).sum())
+    with (
+        pytest.raises(
+            ParallelError, match=r"a block of stage 1 changes a parameter or a buffer.*after step\(\)"
+        ) as told,
+        _explained(1),
+    ):
+        losses[0].backward()
+    assert "\n" not in str(told.value)
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="does not require grad") as told, _explained(0):
+        torch.ones(1).backward()
+    assert not isinstance(told.value, ParallelError)
