@@ -64,6 +64,7 @@ NAMES = [
     "first_check_shard",
     "first_check_pipeline",
     "reads_changed",
+    "reads_compared",
     "pipeline_bubble",
 ]
 
