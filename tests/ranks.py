@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline import processes
+
 #: What a launcher above the tests may have set.
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")
 
@@ -32,7 +34,12 @@ MPI = {
 def clean_environment() -> dict[str, str]:
     """This process's environment without what says that it is a rank itself; for ranks, which have a thread each."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return clean | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    # mpirun itself ends at once without a home.
+    return processes.with_home(clean) | {
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
 
 
 def launcherless_environment(rank: int, size: int, port: int) -> dict[str, str]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline import gaps
 from paceline.agent import mirror, sender
 from paceline.agent.mirror import Mirror
 from paceline.agent.outgoing import BULK
@@ -210,3 +212,28 @@ def test_what_was_sent_and_is_a_link_out_of_the_run_now_is_gone(top, start):
     sent.frames.clear()
     flushed(one, sent)
     assert {frame["how"] for frame in sent.of("checkpoints/a")} == {"left", "gone"}
+
+
+def test_a_disk_that_can_not_keep_a_log_short_is_told_once(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def punch(fd: int, gap: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(gaps, "_punch", punch)
+    monkeypatch.setattr(mirror, "LOOK_S", 0.0)
+    (top / "logs").mkdir()
+    log, sent = top / "attempts/1/rank_0.log", Sent()
+    log.write_text("line\n" * 100_000)
+    one = Mirror(str(top), 1, {}, False, sent, gaps.LEAST_LIMIT)  # type: ignore[arg-type]
+    one.start()
+    wait_until(lambda: sent.of("logs/driver.log"), "it is told")
+    with open(log, "a") as file:
+        file.write("line\n" * 100_000)
+    wait_until(lambda: sum(len(frame["data"]) for frame in sent.of("attempts/1/rank_0.log")) == 1_000_000, "all came")
+    one.close()
+    one.join()
+    said = b"".join(frame["data"] for frame in sent.of("logs/driver.log")).decode()
+    assert (
+        said.count("rank 0's log is kept whole on its node: the file system there can't leave anything out of it") == 1
+    )
+    assert said.endswith("(Operation not supported)\n")
+    assert not (top / "attempts/1/gap_0.json").exists()

@@ -57,3 +57,15 @@ def test_a_world_of_one_leaves_no_file_in_shared_memory():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=clean_environment()
     )
     assert done.stdout.splitlines() == ["1 False", "[]"], done.stderr
+
+
+def test_a_world_of_one_needs_no_home():
+    # Story: below a service without HOME, Open MPI ended the process in its first call.
+    pytest.importorskip("mpi4py")
+    code = "import os; from paceline.collectives import mpi; print(mpi.world().size, 'HOME' in os.environ)"
+    environment = clean_environment()
+    environment.pop("HOME", None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, env=environment
+    )
+    assert done.stdout == "1 False\n", done.stderr

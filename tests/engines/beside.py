@@ -24,6 +24,8 @@ print("up", flush=True)
 while not os.path.exists("outputs/stop_" + os.environ["RANK"]):
     time.sleep(0.05)
 """
+#: The same, after far more lines than a log of `LIMIT` holds.
+LOUD, LIMIT = "for number in range(100_000): print(f'{number:07d}')\n" + WAITS, "100kB"
 STOP = ["sh", "-c", "touch outputs/stop_$RANK"]
 WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
 
@@ -74,6 +76,15 @@ def check_exec(run: pl.Run) -> None:
     # Nothing of it is in the run's record.
     left = [str(path) for path in run.folder.path.rglob("*") if "exec" in path.name and path.name != "exec_key"]
     assert left == []
+
+
+def check_short(run: pl.Run) -> None:
+    """The logs of a run of two workers of `LOUD`, with a limit of `LIMIT`, have their first and last lines alone."""
+    for rank in range(2):
+        first, *lines, last = run.folder.rank_log(1, rank).read_text().splitlines()
+        assert (first, last) == ("0000000", "up")
+        assert len(lines) < 2 * 100_000 / 8
+        assert sum("left out" in line for line in lines) == 1
 
 
 def _hear_all(beside: Beside) -> None:

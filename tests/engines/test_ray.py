@@ -17,7 +17,7 @@ from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.record import user_name
 from paceline.targets import configured
-from tests.engines.beside import WAITS, check_exec
+from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
@@ -266,8 +266,9 @@ def test_a_command_runs_beside_a_worker_where_only_a_datastore_joins_the_machine
     store = cluster.folder / f"store {next(_numbers)} {NASTY}"
     cluster.add_target(lab.workspace_dir, datastore="lab")
     Datastore.register(pl.Workspace(lab.workspace_dir), "lab", str(store))
-    run = lab.submit(WAITS, **TWO, environment_variables={"MINE": "abc"})
+    run = lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
+    check_short(run)
     assert [path.name for path in store.rglob("*") if path.is_file()] == [f"{run.record().snapshot_id}.tar.gz"]
 
 

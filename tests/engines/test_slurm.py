@@ -22,7 +22,7 @@ from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
-from tests.engines.beside import WAITS, check_exec
+from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
 from tests.engines.conftest import require_engine
 from tests.engines.lab import (
     KEEP,
@@ -497,7 +497,9 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     other.cancel()
     assert wait_for_end(other) == "Canceled"
 
-    check_exec(submit(lab, WAITS, "far", **TWO, environment_variables={"MINE": "abc"}))
+    loud = submit(lab, LOUD, "far", **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
+    check_exec(loud)
+    check_short(loud)
 
     # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
     own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")

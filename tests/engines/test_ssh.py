@@ -17,7 +17,7 @@ import paceline as pl
 from paceline.runs import states
 from paceline.targets.configured import Configured, add
 from paceline.targets.ssh import SshTarget, command, looking
-from tests.engines.beside import WAITS, check_exec
+from tests.engines.beside import LIMIT, LOUD, check_exec, check_short
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
 from tests.engines.lab import KEEP, Lab, exit_codes, log_text, seen, wait_for_end
@@ -118,14 +118,9 @@ def test_a_run_on_two_hosts_leaves_what_it_would_on_this_machine(ssh_lab: Lab, h
 
 
 def test_a_command_runs_beside_a_worker_on_its_host_and_a_long_log_is_kept_short(ssh_lab: Lab) -> None:
-    loud = "for number in range(100_000): print(f'{number:07d}')\n" + WAITS
-    run = ssh_lab.submit(loud, **TWO, log_limit="100kB", environment_variables={"MINE": "abc"})
+    run = ssh_lab.submit(LOUD, **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(run)
-    for rank in range(2):
-        first, *lines, last = run.folder.rank_log(1, rank).read_text().splitlines()
-        assert (first, last) == ("0000000", "up")
-        assert len(lines) < 2 * 100_000 / 8
-        assert sum("left out" in line for line in lines) == 1
+    check_short(run)
 
 
 def test_hosts_that_see_the_workspace_run_in_it(hosts: Hosts, settings: dict[str, Any], lab: Lab) -> None:

@@ -46,5 +46,11 @@ def test_each_disk_is_warned_of_once(monkeypatch):
     assert second.startswith("the disk of /run on b is nearly full: 1.0 GB")
 
 
+def test_small_sizes_are_told_in_megabytes():
+    told: list[str] = []
+    DiskWatch(Nodes(**{"/run": (5_400_000, 67_100_000, 1)}), ["/run"], told.append).look()
+    assert told[0].startswith("the disk of /run is nearly full: 5.4 MB of 67.1 MB are left.")
+
+
 def test_nodes_of_a_target_that_can_t_tell_are_not_asked():
     DiskWatch(object(), ["/run"], pytest.fail).look()

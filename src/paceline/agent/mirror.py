@@ -159,7 +159,24 @@ class Mirror(threading.Thread):
             return
         for name in logs:
             path = os.path.join(folder, name)
-            self._keepers.setdefault(path, Keeper(path, self._log_limit)).look()
+            keeper = self._keepers.setdefault(path, Keeper(path, self._log_limit))
+            if keeper.trouble is None:
+                keeper.look()
+                if keeper.trouble is not None:
+                    rank = name[len("rank_") : -len(".log")]
+                    self._say(
+                        f"rank {rank}'s log is kept whole on its node: the file system there can't leave anything out of it "
+                        f"({keeper.trouble})"
+                    )
+
+    def _say(self, text: str) -> None:
+        """Add a line to the driver's log, whose lines come from all nodes."""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+        try:
+            with open(os.path.join(self.top, "logs", "driver.log"), "a", encoding="utf-8") as file:
+                file.write(f"{stamp}Z {text}\n")
+        except OSError:
+            pass  # a full disk, of which others tell
 
     def _live_names(self) -> Iterator[str]:
         top = self.top

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from paceline import processes
 from paceline.collectives.errors import CollectivesError
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def _initialise() -> MPI.Intracomm:
     if MPI.Is_finalized():
         raise CollectivesError("MPI was finalised in this process, and can't be initialised again.")
     if not MPI.Is_initialized():
-        with _no_shared_memory_alone():
+        with _no_shared_memory_alone(), _with_home():
             MPI.Init_thread(MPI.THREAD_MULTIPLE)
         atexit.register(_finalise, os.getpid())
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -164,6 +165,19 @@ def _no_shared_memory_alone() -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+
+@contextlib.contextmanager
+def _with_home() -> Iterator[None]:
+    """Open MPI aborts the process where HOME is not set, as it is not below many services."""
+    if "HOME" in os.environ:
+        yield
+        return
+    os.environ["HOME"] = processes.with_home(os.environ)["HOME"]
+    try:
+        yield
+    finally:
+        del os.environ["HOME"]
 
 
 def _finalise(pid: int) -> None:

@@ -30,7 +30,11 @@ class DiskWatch:
             if is_low(free, total) and (node, number) not in self._told:
                 self._told.add((node, number))
                 self._warn(
-                    f"the disk of {place} is nearly full: {free / 1e9:.1f} GB of {total / 1e9:.1f} GB are left. "
+                    f"the disk of {place} is nearly full: {_text(free)} of {_text(total)} are left. "
                     "Free some space; when it is full, the run fails."
                 )
         self._next = time.monotonic() + _LOOK_S
+
+
+def _text(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 10**9 else f"{size / 1e6:.1f} MB"
