@@ -160,14 +160,14 @@ class Mirror(threading.Thread):
         for name in logs:
             path = os.path.join(folder, name)
             keeper = self._keepers.setdefault(path, Keeper(path, self._log_limit))
-            if keeper.trouble is None:
-                keeper.look()
-                if keeper.trouble is not None:
-                    rank = name[len("rank_") : -len(".log")]
-                    self._say(
-                        f"rank {rank}'s log is kept whole on its node: the file system there can't leave anything out of it "
-                        f"({keeper.trouble})"
-                    )
+            was_told = keeper.trouble is not None
+            keeper.look()
+            if keeper.trouble is not None and not was_told:
+                rank = name[len("rank_") : -len(".log")]
+                self._say(
+                    f"rank {rank}'s log is kept whole on its node: the file system there can't leave anything out of it "
+                    f"({keeper.trouble})"
+                )
 
     def _say(self, text: str) -> None:
         """Add a line to the driver's log, whose lines come from all nodes."""
