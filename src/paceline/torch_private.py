@@ -155,16 +155,14 @@ def _moved(what: str) -> TorchError:
 def keep_masks_apart() -> None:
     """Let each lookup in a cut vocabulary find its own mask; called before a model is cut. Does nothing where torch does it.
 
-    A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 and 2.10 call
-    masks of equal vocabularies equal, and keep in a cache by them how a tensor goes from one layout to another. Two models that
-    differ in nothing but their dtype then get each other's masks, and the lookup fails.
+    A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 holds
+    masks of equal vocabularies for equal, and keeps in a cache by them how a tensor goes from one layout to another. Two models
+    that differ in nothing but their dtype then get each other's masks, and the lookup fails.
     """
-    for module in ("torch.distributed.tensor._ops._embedding_ops", "torch.distributed.tensor.placement_types"):
-        kind: Any = getattr(importlib.import_module(module), "_MaskPartial", None)
-        if kind is not None:
-            break
-    else:
-        # A release that has none compares none.
+    try:
+        kind: Any = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")._MaskPartial
+    except (ImportError, AttributeError):
+        # It has moved in a newer release, which tells them apart.
         return
     if kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
