@@ -156,15 +156,16 @@ def keep_masks_apart() -> None:
     """Let each lookup in a cut vocabulary find its own mask; called before a model is cut. Does nothing where torch does it.
 
     A rank masks what other ranks have of the vocabulary, and the same mask is due again for the output. torch 2.9 holds
-    masks of equal vocabularies for equal, and keeps in a cache by them how a tensor goes from one layout to another. Two models
-    that differ in nothing but their dtype then get each other's masks, and the lookup fails.
+    masks of equal vocabularies for equal, and so does 2.10, and keeps in a cache by them how a tensor goes from one layout to
+    another. Two models that differ in nothing but their dtype then get each other's masks, and the lookup fails.
     """
     try:
-        kind: Any = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")._MaskPartial
-    except (ImportError, AttributeError):
-        # It has moved in a newer release, which tells them apart.
+        lookups = importlib.import_module("torch.distributed.tensor._ops._embedding_ops")
+    except ImportError:
         return
-    if kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
+    # 2.10 has it without the underscore. Where it has moved, a newer release tells masks apart.
+    kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
+    if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
         kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
         kind.__hash__ = lambda self: hash((code(self), id(self.mask_buffer)))
