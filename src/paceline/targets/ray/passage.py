@@ -100,6 +100,10 @@ class Sealed:
         return hmac.digest(own, data, "sha256")
 
 
+#: How long the end of what was refused is waited for.
+_REFUSED_S = 5.0
+
+
 class StorePassage:
     """The asking program's side: as `paceline.runs.execute.Passage`."""
 
@@ -120,7 +124,7 @@ class StorePassage:
         self._waiting: list[dict[str, Any]] = []
         self._alive_at = self._looked_at = self._knocked_at = 0.0
         self._well_at = time.monotonic()
-        self._is_closed = False
+        self._is_closed = self._is_refused = False
 
     def begin(self, request: dict[str, Any]) -> None:
         self._in.put([request])
@@ -154,12 +158,18 @@ class StorePassage:
             self._knock()
         while not self.is_over and (lines := self._out.get()) is not None:
             self.is_over = not lines
+            self._is_refused |= any("error" in line for line in lines)
             found += lines
 
     def close(self) -> None:
         if self._is_closed:
             return
         self._is_closed = True
+        deadline = time.monotonic() + _REFUSED_S
+        while self._is_refused and not self.is_over and time.monotonic() < deadline:
+            # The other side is leaving too: what it were told now would lie there until the run's end.
+            self.heard()
+            time.sleep(0.02)
         # Once the run has ended, nobody there would read it.
         is_over = self.is_over or (read_json(self._folder.record) or {}).get("status") in states.TERMINAL
         with contextlib.suppress(PacelineError, OSError):
