@@ -21,6 +21,7 @@ UP_TO_TARGETS = (
 MAY_IMPORT = {
     "errors": "",
     "durations": "",
+    "lazy": "",
     "secret_values": "errors",
     "processes": "",
     "library": "",
@@ -31,11 +32,11 @@ MAY_IMPORT = {
     "sizes": "",
     "plugins": "",
     "worker": "errors collectives.torch_mpi collectives.when_loaded collectives.store_address",
-    "collectives": "errors processes torch_private",
+    "collectives": "errors lazy processes torch_private",
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors torch_private collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
-    "parallel": "errors torch_private collectives",
+    "parallel": "errors lazy torch_private collectives",
     # What they need of environments and data is the frozen description alone: workers load it too.
     "job": "errors gaps secret_values environments.environment data.reference",
     "entry": "errors job",
@@ -43,7 +44,7 @@ MAY_IMPORT = {
     "runs": "errors links locks gaps processes job plan data.reference containers",
     "snapshot": "errors runs.files",
     "environments": "errors locks runs.files",
-    "data": "errors links locks secret_values runs.files",
+    "data": "errors lazy links locks secret_values runs.files",
     # What of a job's environment and data lies on the submitting machine alone.
     "carried": "errors links locks job runs environments data",
     "containers": "errors locks processes job plan",

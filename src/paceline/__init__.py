@@ -5,6 +5,8 @@ The public names, loaded on first use: importing this package loads nothing but 
 
 from __future__ import annotations
 
+from paceline.lazy import face
+
 # Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
 TYPE_CHECKING = False
 
@@ -74,7 +76,6 @@ _HOMES = {
     "paceline.secret_values": ("secret",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DataError",
@@ -113,15 +114,7 @@ __all__ = [
     "secret",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        from importlib import import_module
-
-        value: object = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+__getattr__ = face(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, Any
 
-from paceline.cli import completing
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
@@ -22,8 +21,6 @@ from paceline.workspace import Workspace
 _RANK_COLOURS = (36, 33, 32, 35, 34, 31)
 WARNING_COLOUR = 33
 _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, states.RUNNING: 36}
-
-complete_run_id = completing.run_ids
 
 
 def folder_of(run_id: str | None) -> RunFolder:

@@ -13,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import complete_run_id, folder_of
+from paceline.cli import completing
+from paceline.cli.common import folder_of
 from paceline.runs.execute import Beside
 
 _CHUNK = 1 << 15
@@ -24,7 +25,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def execute(
-    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run that runs.", autocompletion=complete_run_id)],
+    run_id: Annotated[str, typer.Argument(metavar="RUN", help="A run that runs.", autocompletion=completing.run_ids)],
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="The command and its arguments.")],
     rank: Annotated[int, typer.Option("--rank", min=0, help="Beside this worker.")] = 0,
     no_terminal: Annotated[

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import complete_run_id, folder_of, print_json, warn
+from paceline.cli import completing
+from paceline.cli.common import folder_of, print_json, warn
 from paceline.data.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, store
@@ -45,7 +46,7 @@ Patterns = Annotated[
 def files(
     run_id: Annotated[
         str | None,
-        typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=complete_run_id),
+        typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
     ] = None,
     names: Patterns = None,
     as_json: Json = False,
@@ -65,7 +66,7 @@ def files(
 
 def download(
     run_id: Annotated[
-        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=complete_run_id)
+        str, typer.Argument(metavar="RUN", help="Run, or the beginning of its id.", autocompletion=completing.run_ids)
     ],
     names: Patterns = None,
     to: Annotated[

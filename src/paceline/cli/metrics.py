@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import complete_run_id, folder_of, print_json, print_table
+from paceline.cli import completing
+from paceline.cli.common import folder_of, print_json, print_table
 from paceline.errors import UserError
 from paceline.runs import notes, series, store
 from paceline.runs.folder import RunFolder
@@ -34,7 +35,7 @@ def metrics(
         typer.Argument(
             help="Runs, or the beginnings of their ids; default: the latest.",
             metavar="[RUN]...",
-            autocompletion=complete_run_id,
+            autocompletion=completing.run_ids,
         ),
     ] = None,
     name: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paceline.cli import completing
-from paceline.cli.common import complete_run_id, folder_of, print_json, print_table, state_named, warn
+from paceline.cli.common import folder_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
 from paceline.data.cache import parse_size
 from paceline.data.progress import size_text
@@ -38,7 +38,9 @@ def add_to(app: typer.Typer) -> None:
 def rm(
     run_ids: Annotated[
         list[str],
-        typer.Argument(metavar="RUN...", help="Runs, or the beginnings of their ids.", autocompletion=complete_run_id),
+        typer.Argument(
+            metavar="RUN...", help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids
+        ),
     ],
     children: Annotated[bool, typer.Option("--children", help="With the runs below them.")] = False,
     force: Annotated[

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from paceline.lazy import face
+
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine, current, start, stop
     from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
@@ -32,22 +34,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "engine": ("Engine", "current", "start", "stop"),
-    "errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
-    "handle": ("Handle",),
-    "settings": ("Settings",),
+    "paceline.collectives.engine": ("Engine", "current", "start", "stop"),
+    "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
+    "paceline.collectives.handle": ("Handle",),
+    "paceline.collectives.settings": ("Settings",),
 }
-_HOME_OF = {name: f"paceline.collectives.{home}" for home, names in _HOMES.items() for name in names}
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        from importlib import import_module
-
-        value: object = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'paceline.collectives' has no attribute {name!r}")
+__getattr__ = face(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 # At once, for it bears its module's name: Python would put the module in its place when that is first loaded.
 from paceline.data.partition import partition
+from paceline.lazy import face
 
 TYPE_CHECKING = False
 
@@ -28,7 +29,6 @@ _HOMES = {
     "paceline.data.sampler": ("DistributedSampler",),
     "paceline.data.tensorflow": ("tensorflow_dataset",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "DataReference",
@@ -44,15 +44,7 @@ __all__ = [
     "tensorflow_dataset",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        from importlib import import_module
-
-        value: object = getattr(import_module(_HOME_OF[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'paceline.data' has no attribute {name!r}")
+__getattr__ = face(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,8 @@ The public names, loaded on first use; torch is loaded by `parallelize`, not by 
 
 from __future__ import annotations
 
+from paceline.lazy import face
+
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,13 +23,12 @@ if TYPE_CHECKING:
     from paceline.parallel.training import Parallel
 
 _HOMES = {
-    "api": ("parallelize",),
-    "batches.batch": ("Micro", "Parts", "Whole"),
-    "errors": ("CheckpointError", "ParallelError", "WorkerError"),
-    "strategy": ("Data", "FullyShard", "Layout", "Pipeline", "Strategy", "Tensor", "resolve"),
-    "training": ("Parallel",),
+    "paceline.parallel.api": ("parallelize",),
+    "paceline.parallel.batches.batch": ("Micro", "Parts", "Whole"),
+    "paceline.parallel.errors": ("CheckpointError", "ParallelError", "WorkerError"),
+    "paceline.parallel.strategy": ("Data", "FullyShard", "Layout", "Pipeline", "Strategy", "Tensor", "resolve"),
+    "paceline.parallel.training": ("Parallel",),
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
     "CheckpointError",
@@ -47,15 +48,7 @@ __all__ = [
     "resolve",
 ]
 
-
-def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        from importlib import import_module
-
-        value: object = getattr(import_module(f"{__name__}.{_HOME_OF[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = face(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

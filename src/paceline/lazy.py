@@ -1,0 +1,30 @@
+"""The face of a package whose names are loaded when they are first asked for, so that to import the package loads little."""
+
+from __future__ import annotations
+
+import sys
+
+# Not typing's, and nothing of collections': to load them would take longer than all else here.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+
+def face(package: str, homes: Mapping[str, Iterable[str]]) -> Callable[[str], object]:
+    """A package's `__getattr__` (PEP 562). homes: module, by its whole name -> the names that it has for the package.
+
+    What was found is kept in the package, so each name comes by here once.
+    """
+    home_of = {name: home for home, names in homes.items() for name in names}
+
+    def __getattr__(name: str) -> object:  # noqa: N807 - it becomes the package's
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from importlib import import_module
+
+        value: object = getattr(import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return __getattr__
