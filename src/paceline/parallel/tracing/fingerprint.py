@@ -28,16 +28,35 @@ _NAMESPACES = ("types", "argparse", "dataclasses")
 _LEFT_OUT = ("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__")
 
 
+class Same:
+    """Equal to another one of the very same object.
+
+    It holds the object: of one that is gone, the next one may have the number that `id` gives.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"Same({id(self.value)})"
+
+
 class Fingerprint:
-    """Takes the fingerprints of values.
+    """Takes the fingerprints of values, which hold what they know by identity.
 
     by_content: what can't be looked into counts by its kind alone, so that two runs, or two ranks, can be compared.
     by_version: a tensor that is changed in place counts as another one.
-    held: what fingerprints of this object name by identity; while it is kept, nothing else can come to have that identity.
     """
 
     def __init__(self, *, by_content: bool = False, by_version: bool = False) -> None:
-        self.held: list[Any] = []
         self._by_version = by_version
         self._by_content = by_content
         self._left = MOST
@@ -149,8 +168,7 @@ class Fingerprint:
     def _identity(self, value: Any) -> Hashable:
         if self._by_content:
             return ("object", type(value).__qualname__)
-        self.held.append(value)
-        return ("object", id(value))
+        return Same(value)
 
 
 def is_library(kind: type) -> bool:

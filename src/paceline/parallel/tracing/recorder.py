@@ -103,7 +103,7 @@ class Recorder(TorchFunctionMode):
         self._autocast = _autocast_state()
         self._paused = False
         self._ran = ran
-        self._handed: list[tuple[Any, Fingerprint, Hashable, Line | None]] = []
+        self._handed: list[tuple[Any, Hashable, Line | None]] = []
 
     @property
     def is_outer(self) -> bool:
@@ -119,7 +119,7 @@ class Recorder(TorchFunctionMode):
 
     def finish(self, output: Any) -> fx.Node:
         """The graph's output node."""
-        for value, _, content, line in self._handed:
+        for value, content, line in self._handed:
             if Fingerprint().of(value) != content:
                 raise CannotRecordError(
                     f"the {type(value).__name__} that is handed on there is changed later in the same call; a stage would only "
@@ -182,8 +182,7 @@ class Recorder(TorchFunctionMode):
                 return map_tensors(known.result, _alike), {_storage(own[index]) for index in known.state_writes}
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
-        parts = [Fingerprint() for _ in (*args, *kwargs.values())]
-        contents = [part.of(value) for part, value in zip(parts, (*args, *kwargs.values()), strict=True)]
+        contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
         # What a block draws is its own affair.
         with generators_kept():
             result = original(module, *args, **kwargs)
@@ -323,8 +322,7 @@ class Recorder(TorchFunctionMode):
         name = f"_paceline_constant_{len(self.constants)}"
         self.constants[name] = value
         if tensor is None:
-            taken = Fingerprint()
-            self._handed.append((value, taken, taken.of(value), users_line()))
+            self._handed.append((value, Fingerprint().of(value), users_line()))
         node = self.graph.get_attr(name)
         self._append(node)
         if tensor is not None:

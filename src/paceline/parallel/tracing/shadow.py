@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.containers import tensors_at
-from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.fingerprint import Fingerprint, Same
 from paceline.parallel.tracing.reads import plain_attributes
 
 #: Where nn.Module keeps what is registered.
@@ -59,7 +59,7 @@ def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
     taken = Fingerprint()
     for module in model.modules():
         tables = (module._parameters, module._buffers)
-        own = {key: ("tensor", id(tensor)) for table in tables for key, tensor in table.items()}
+        own = {key: Same(tensor) for table in tables for key, tensor in table.items()}
         plain = {key: taken.of(value) for key, value in plain_attributes(module).items()}
         for key, value in {**own, **plain}.items():
             found[id(module), key] = f"{names[id(module)]}.{key}".lstrip("."), value

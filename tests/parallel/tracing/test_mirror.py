@@ -1,0 +1,32 @@
+"""A copy of a model that follows what is set on the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.parallel.tracing.fingerprint import Fingerprint
+from paceline.parallel.tracing.shadow import Mirror
+
+
+class Masked(nn.Module):
+    mask: Any = None
+
+
+def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():
+    model, copied = Masked(), Masked()
+    model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
+    mirror = Mirror(model, copied, by_version=True)
+    for step in range(20):
+        # In between, the tensor whose fingerprint was taken goes, and the next but one comes to lie where it lay.
+        for value in (float(step), step + 0.5):
+            model.mask = torch.tensor(value)
+        mirror.follow(torch.clone)
+        assert float(copied.mask) == step + 0.5
+
+
+def test_a_fingerprint_holds_what_it_knows_by_identity():
+    taken = [Fingerprint().of(torch.ones(2)) for _ in range(20)]
+    assert len(set(taken)) == 20
