@@ -24,8 +24,8 @@ from pathlib import Path
 
 from common import median, report
 from elsewhere import Elsewhere, ray, slurm, ssh, wanted
-from paceline import processes
-from paceline.runs.files import read_json
+from paceline.system import processes
+from paceline.system.files import read_json
 
 ROUNDS = 3
 GRACE_S = 2.0

@@ -21,7 +21,7 @@ from pathlib import Path
 import paceline as pl
 from common import in_turn, median, program, report, seconds_to_marks
 from elsewhere import Elsewhere, ray, slurm, ssh, wanted
-from paceline.data.datastore import Datastore
+from paceline.data.stores.datastore import Datastore
 
 ROUNDS = 7
 #: Ray's own tool takes seconds to end, so there are fewer.

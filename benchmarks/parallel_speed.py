@@ -44,9 +44,9 @@ def main() -> None:
 def on_a_rank() -> None:
     import torch
 
-    from paceline.collectives import torch_mpi
+    from paceline.torch_mpi.backend import install
 
-    torch_mpi.install()
+    install()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     x, y = torch.randint(0, WORDS, (ROWS, LENGTH)), torch.randint(0, WORDS, (ROWS, LENGTH))

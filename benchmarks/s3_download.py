@@ -57,9 +57,9 @@ import sys, time
 from pathlib import Path
 from types import SimpleNamespace
 before = time.perf_counter()
-from paceline.data.cache import DataCache
-from paceline.data.datastore import Datastore
-from paceline.data.fetch import fetch
+from paceline.data.transfer.cache import DataCache
+from paceline.data.stores.datastore import Datastore
+from paceline.data.transfer.fetch import fetch
 workspace, cache = Path(sys.argv[1]), DataCache(Path(sys.argv[2]))
 store = Datastore.get(SimpleNamespace(path=workspace), "bench")
 fetched = fetch(
@@ -136,7 +136,7 @@ class Sides:
     """Each side is a process of its own, imports included, and ends with 2,000 files in a folder of its own."""
 
     def __init__(self, folder: Path, url: str, aws: str | None) -> None:
-        from paceline.data.datastore import Datastore
+        from paceline.data.stores.datastore import Datastore
 
         self._folder, self._url, self._aws, self._round = folder, url, aws, 0
         self._workspace = folder / "workspace"

@@ -66,9 +66,9 @@ def _report(name: str, measure: str, target: float, gloo_s: float, ours_s: float
 
 
 def on_a_rank() -> None:
-    from paceline.collectives import torch_mpi
+    from paceline.torch_mpi import backend
 
-    torch_mpi.install()
+    backend.install()
     import torch
     import torch.distributed as dist
 

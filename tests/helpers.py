@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.job import Job
-from paceline.plan import Launch, Node, Prepared, port_count
+from paceline.job.job import Job
+from paceline.job.plan import Launch, Node, Prepared, port_count
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import processes
+from paceline.system import processes
 
 #: What a launcher above the tests may have set.
 LAUNCHERS = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "SLURM_", "HOROVOD_", "PACELINE_", "TORCHELASTIC_")

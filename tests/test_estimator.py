@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.data.reference import DataReference, Source
-from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError, JobError
 from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, arguments, interpreter, with_overrides
+from paceline.job.data_reference import DataReference, Source
+from paceline.job.environment import Environment
 from paceline.workspace import Workspace
 from tests.helpers import write_program, write_tree
 

@@ -12,60 +12,47 @@ import paceline
 
 SOURCE = Path(paceline.__file__).parent
 
-UP_TO_TARGETS = (
-    "errors links secret_values locks gaps processes library job plan runs environments data carried containers launchers"
-    " targets"
-)
+UP_TO_TARGETS = "errors system job runs environments data containers remote launchers targets"
+UP_TO_SUBMIT = f"{UP_TO_TARGETS} supervisor snapshot submit"
 
 # layer -> the layers, or modules of them, that it may import beside itself
 MAY_IMPORT = {
+    # The ground floor.
     "errors": "",
-    "durations": "",
-    "lazy": "",
-    "secret_values": "errors",
-    "processes": "",
-    "library": "",
-    "locks": "",
-    "links": "",
+    "system": "",
     "torch_private": "errors",
-    "gaps": "",
-    "sizes": "",
-    "plugins": "",
-    "worker": "errors collectives.torch_mpi collectives.when_loaded collectives.store_address",
-    "collectives": "errors lazy processes torch_private",
-    # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
-    "compat": "errors torch_private collectives processes launchers.environment launchers.mpi supervisor.diagnose worker",
+    # What a worker loads beside the script.
+    "collectives": "errors system torch_private",
+    "torch_mpi": "torch_private collectives",
+    "worker": "errors collectives torch_mpi",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
-    "parallel": "errors lazy torch_private collectives",
-    # What they need of environments and data is the frozen description alone: workers load it too.
-    "job": "errors gaps secret_values environments.environment data.reference",
-    "entry": "errors job",
-    "plan": "errors job",
-    "runs": "errors links locks gaps processes job plan data.reference containers",
-    "snapshot": "errors runs.files",
-    "environments": "errors locks runs.files",
-    "data": "errors lazy links locks secret_values runs.files",
-    # What of a job's environment and data lies on the submitting machine alone.
-    "carried": "errors links locks job runs environments data",
-    "containers": "errors locks processes job plan",
+    "parallel": "errors system torch_private collectives torch_mpi",
+    # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
+    "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker",
+    # The frozen data, and what is made of it.
+    "job": "errors system environments",
+    "containers": "errors system job",
+    "runs": "errors system job containers",
+    "snapshot": "errors system",
+    "environments": "errors system job",
+    "data": "errors system job",
+    # Another machine: a process on it, the link to it, and what of a run's files travels there and back.
+    "remote": "errors system job runs environments data targets",
+    "launchers": "errors system job runs",
+    "targets": "errors system job runs data remote",
+    "doctor": "errors system job remote targets",
     # An Open MPI is found where the workers run.
-    "node": "errors links processes job plan runs environments data carried containers launchers.mpi",
-    # On nodes, where nothing else of Paceline may be needed.
-    "agent": "errors links gaps processes runs.files runs.folder",
-    "launchers": "errors plugins processes job plan runs data.reference",
-    # Where nodes share no folder with the submitting machine, a run travels through a datastore.
-    "targets": "errors links locks gaps plugins processes library job plan runs agent data carried",
+    "node": "errors system job runs environments data containers remote launchers",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
-    "supervisor": "errors links locks gaps processes library job plan runs launchers targets containers agent.disks"
-    " environments.built environments.store data.cache",
-    "submit": f"{UP_TO_TARGETS} entry supervisor snapshot",
-    "estimator": f"{UP_TO_TARGETS} durations sizes entry supervisor snapshot submit",
+    "supervisor": f"{UP_TO_TARGETS}",
     # Knows of all that lies in a workspace, and starts nothing.
-    "pruning": "errors runs environments data containers",
-    "workspace": f"{UP_TO_TARGETS} durations sizes entry supervisor snapshot submit estimator pruning",
+    "pruning": "errors system runs environments data containers",
+    "submit": f"{UP_TO_TARGETS} supervisor snapshot",
+    "estimator": UP_TO_SUBMIT,
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning",
     # What the author of a target runs; nothing imports it.
-    "testing": f"{UP_TO_TARGETS} entry supervisor snapshot submit estimator workspace",
-    "cli": f"{UP_TO_TARGETS} durations entry supervisor snapshot submit estimator workspace pruning",
+    "testing": f"{UP_TO_SUBMIT} estimator workspace",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace pruning doctor",
     "__main__": "cli",
 }
 
@@ -80,8 +67,8 @@ THIRD_PARTY = {
     "yaml": "environments compat cli",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives compat parallel"),
-    "mpi4py": "collectives compat",
+    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives torch_mpi compat parallel"),
+    "mpi4py": "collectives torch_mpi compat",
     "pytest": "testing",
     "cloudpickle": "compat",
     "matplotlib": "parallel",
@@ -166,11 +153,15 @@ def test_every_import_follows_an_arrow(path):
         ),
         ("runs.run", "from paceline import submit", "runs.run imports paceline.submit"),
         ("snapshot.store", "from paceline.runs import store", "snapshot.store imports paceline.runs.store"),
-        ("worker.script", "from ..runs import files", "worker.script imports paceline.runs.files"),
+        ("worker.script", "from ..system import files", "worker.script imports paceline.system.files"),
         ("worker.report", "import torch.distributed", "worker.report imports torch"),
         ("runs.metrics", "try:\n    import numpy\nexcept ImportError:\n    pass", "runs.metrics imports numpy"),
         ("submit", "from paceline.cli.main import app", "submit imports paceline.cli.main.app"),
-        ("job", "if TYPE_CHECKING:\n    pass\nelse:\n    import paceline.plan", "job imports paceline.plan"),
+        (
+            "job.job",
+            "if TYPE_CHECKING:\n    pass\nelse:\n    import paceline.runs.run",
+            "job.job imports paceline.runs.run",
+        ),
         ("workspace", "from rich import print", "workspace imports rich"),
     ],
 )
@@ -182,7 +173,7 @@ def test_a_wrong_arrow_would_be_seen(module, code, complaint):
 @pytest.mark.parametrize(
     ("module", "code"),
     [
-        ("snapshot.store", "from paceline.runs.files import write_json"),
+        ("snapshot.store", "from paceline.system.files import write_json"),
         ("errors", "if TYPE_CHECKING:\n    from paceline.runs.failure import FailureReport"),
         ("workspace", "import tomli as tomllib"),
         ("cli.main", "from paceline import __version__"),

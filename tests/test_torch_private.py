@@ -16,8 +16,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.overrides import TorchFunctionMode
 
 from paceline import parallelize, torch_private
-from paceline.collectives import CollectivesError, torch_mpi
+from paceline.collectives import CollectivesError
 from paceline.parallel import ParallelError
+from paceline.torch_mpi import backend
 from paceline.torch_private import TorchError
 from tests.helpers import run_python
 
@@ -179,7 +180,7 @@ def test_an_older_one_is_refused_in_one_sentence_where_it_is_used(pretend, versi
         parallelize(nn.Linear(2, 2), loss=nn.functional.mse_loss)
     assert str(refused.value) == f"parallelize {rule}"
     with pytest.raises(CollectivesError) as refused:
-        torch_mpi.ProcessGroupMPI.create([])
+        backend.ProcessGroupMPI.create([])
     assert str(refused.value) == f'init_process_group("mpi") {rule}'
 
 

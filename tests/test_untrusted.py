@@ -65,9 +65,9 @@ ALLOWED = {
     ): "the same; and what this process has just pickled, to see whether it can",
     **dict.fromkeys(
         (
-            ("collectives/torch_calls.py", "comm.allgather"),
-            ("collectives/torch_calls.py", "comm.alltoall"),
-            ("collectives/torch_lane.py", "comm.allgather"),
+            ("torch_mpi/calls.py", "comm.allgather"),
+            ("torch_mpi/calls.py", "comm.alltoall"),
+            ("torch_mpi/lane.py", "comm.allgather"),
             ("compat/horovod/common/process_sets.py", "comm.allgather"),
         ),
         OF_MPI,

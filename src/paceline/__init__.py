@@ -5,16 +5,14 @@ The public names, loaded on first use: importing this package loads nothing but 
 
 from __future__ import annotations
 
-from paceline.lazy import face
+from paceline.system.lazy import face
 
 # Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from paceline.data.dataset import Dataset
-    from paceline.data.datastore import Datastore
-    from paceline.data.reference import DataReference
-    from paceline.environments.environment import Environment
+    from paceline.data.datasets.dataset import Dataset
+    from paceline.data.stores.datastore import Datastore
     from paceline.errors import (
         DataError,
         EnvironmentBuildError,
@@ -35,20 +33,22 @@ if TYPE_CHECKING:
         WorkspaceError,
     )
     from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
-    from paceline.job import Job
+    from paceline.job.data_reference import DataReference
+    from paceline.job.environment import Environment
+    from paceline.job.job import Job
+    from paceline.job.secret_values import secret
     from paceline.parallel.api import parallelize
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
-    from paceline.secret_values import secret
     from paceline.workspace import Experiment, Run, Workspace
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "paceline.data.dataset": ("Dataset",),
-    "paceline.data.datastore": ("Datastore",),
-    "paceline.data.reference": ("DataReference",),
-    "paceline.environments.environment": ("Environment",),
+    "paceline.data.datasets.dataset": ("Dataset",),
+    "paceline.data.stores.datastore": ("Datastore",),
+    "paceline.job.data_reference": ("DataReference",),
+    "paceline.job.environment": ("Environment",),
     "paceline.errors": (
         "DataError",
         "EnvironmentBuildError",
@@ -69,11 +69,11 @@ _HOMES = {
         "WorkspaceError",
     ),
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
-    "paceline.job": ("Job",),
+    "paceline.job.job": ("Job",),
     "paceline.parallel.api": ("parallelize",),
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
-    "paceline.secret_values": ("secret",),
+    "paceline.job.secret_values": ("secret",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
 

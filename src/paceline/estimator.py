@@ -14,15 +14,15 @@ from dataclasses import KW_ONLY, dataclass, replace
 from numbers import Number
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline import durations
-from paceline.data.reference import DataReference
-from paceline.environments.described import described
-from paceline.environments.environment import Environment
+from paceline.environments.from_parameters import described
 from paceline.errors import JobError
-from paceline.gaps import DEFAULT_LIMIT
-from paceline.job import DEFAULT_GRACE_S, Job
-from paceline.secret_values import Secret
-from paceline.sizes import size_bytes
+from paceline.job.data_reference import DataReference
+from paceline.job.environment import Environment
+from paceline.job.job import DEFAULT_GRACE_S, Job
+from paceline.job.secret_values import Secret
+from paceline.system import durations
+from paceline.system.gaps import DEFAULT_LIMIT
+from paceline.system.sizes import size_bytes
 
 if TYPE_CHECKING:
     from paceline.targets.configured import Configured

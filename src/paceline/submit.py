@@ -16,18 +16,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from paceline import snapshot
-from paceline.data.reference import DataReference
-from paceline.entry import entry_file
-from paceline.environments.environment import Environment
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
-from paceline.job import Job
+from paceline.job.data_reference import DataReference
+from paceline.job.entry import entry_file
+from paceline.job.environment import Environment
+from paceline.job.job import Job
+from paceline.job.secret_values import looks_secret
 from paceline.launchers import get_launcher
-from paceline.library import library_dir
-from paceline.runs import notes, states, store
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
-from paceline.secret_values import looks_secret
+from paceline.system.library import library_dir
 from paceline.targets import Target, configured
 
 _log = logging.getLogger(__name__)
@@ -100,9 +100,9 @@ def submit(
             configured.keep_copy(folder.path, described)
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if tags:
-            notes.set_tags(folder.notes, tags)
+            tags_and_properties.set_tags(folder.notes, tags)
         if display_name:
-            notes.set_name(folder.notes, "display_name", display_name)
+            tags_and_properties.set_name(folder.notes, "display_name", display_name)
         target.enqueue(job, folder.path)
         target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
     except (OSError, PacelineError) as error:
@@ -161,7 +161,7 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
     """
     if not job.secrets:
         return {}
-    from paceline.data.credentials import read_place
+    from paceline.data.stores.credentials import read_place
 
     values, missing = {name: given[name] for name in job.secrets if name in given}, []
     for name in job.secrets:
@@ -233,9 +233,9 @@ def _check_conda(environment: Environment) -> None:
 
 def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
     """That the workspace knows them; whether they answer is found out while the run prepares."""
-    from paceline.data.credentials import check_no_secrets
-    from paceline.data.datastore import Datastore
-    from paceline.data.names import clean_path
+    from paceline.data.stores.credentials import check_no_secrets
+    from paceline.data.stores.datastore import Datastore
+    from paceline.data.stores.names import clean_path
 
     for source in reference.sources:
         if source.datastore is None:

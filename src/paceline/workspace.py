@@ -10,17 +10,17 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import durations
-from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
-from paceline.job import Job
-from paceline.runs import interactive, notes, store
+from paceline.job.environment import Environment
+from paceline.job.job import Job
+from paceline.runs import interactive, store, tags_and_properties
 from paceline.runs.folder import check_experiment_name
 from paceline.runs.run import Run
+from paceline.system import durations
 
 if TYPE_CHECKING:
-    from paceline.data.datastore import Datastore
-    from paceline.data.reference import DataReference
+    from paceline.data.stores.datastore import Datastore
+    from paceline.job.data_reference import DataReference
     from paceline.pruning import Pruned
     from paceline.snapshot import Progress
     from paceline.targets.configured import Configured
@@ -122,13 +122,13 @@ class Workspace:
     @property
     def datastores(self) -> dict[str, Datastore]:
         """Name -> datastore; `default`, a folder of the workspace, is always there."""
-        from paceline.data.datastore import Datastore
+        from paceline.data.stores.datastore import Datastore
 
         return Datastore.list(self)
 
     def get_default_datastore(self) -> Datastore:
         """The datastore that `set_default_datastore` named, else the workspace's own folder `data`."""
-        from paceline.data.datastore import Datastore
+        from paceline.data.stores.datastore import Datastore
 
         return Datastore.get_default(self)
 
@@ -138,14 +138,14 @@ class Workspace:
         Raises:
             DataError: there is none of this name.
         """
-        from paceline.data.datastore import Datastore
+        from paceline.data.stores.datastore import Datastore
 
         Datastore.get(self, name).set_as_default()
 
     @property
     def datasets(self) -> dict[str, Any]:
         """Name -> registered dataset, in its latest version."""
-        from paceline.data.dataset import Dataset
+        from paceline.data.datasets.dataset import Dataset
 
         return {**Dataset.get_all(self)}
 
@@ -175,7 +175,7 @@ class Workspace:
             UserError: a value that is none, or runs alone without a criterion.
         """
         from paceline import pruning
-        from paceline.data.cache import parse_size
+        from paceline.data.transfer.cache import parse_size
 
         try:
             older_than_s = durations.seconds(older_than) if older_than is not None else None
@@ -308,7 +308,7 @@ class Experiment:
         if taken is not None:
             folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if display_name is not None:
-            notes.set_name(folder.notes, "display_name", display_name)
+            tags_and_properties.set_name(folder.notes, "display_name", display_name)
         return Run(self, folder.run_id)
 
     def get_runs(
@@ -376,7 +376,7 @@ def _open_dataset(reference: DataReference, path: str) -> object:
     """What a script gets for an input by name: the path, or a table for one that was asked for directly."""
     if reference.mode != "direct":
         return path
-    from paceline.data.dataset import opened
+    from paceline.data.datasets.dataset import opened
 
     return opened(reference, path)
 

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.environments.wheels import make_wheel
 
-from paceline import locks, processes
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
 from paceline.runs import metrics, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system import locks, processes
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir
+from tests.environments.wheels import make_wheel
 
 KILLS = int(os.environ.get("PACELINE_CHAOS_KILLS", "50"))
 SEED = int(os.environ.get("PACELINE_CHAOS_SEED", str(random.SystemRandom().randrange(1 << 30))))
@@ -167,7 +167,7 @@ def play(kill: Kill, source: Path, workspace: Path, wheel: Path | None) -> bool:
 
 def block_the_machine(workspace: Path) -> int:
     """Hold all cores, as another run would, so that the next run has to queue; closing the file lets go of them."""
-    from paceline.processes import core_count
+    from paceline.system.processes import core_count
 
     other = workspace / "runs" / f".blocker-{time.monotonic_ns()}"
     other.mkdir(parents=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline import processes
+from paceline.system import processes
 from tests.engines.lab import processes_below
 
 PROGRAM = shutil.which("paceline", path=sysconfig.get_path("scripts"))

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from paceline.job import JOB_VERSION
+from paceline.job.job import JOB_VERSION
 from tests.cli.conftest import Cli, Gallery
 
 SUMMARY_KEYS = [

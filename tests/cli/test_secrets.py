@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline import processes
-from paceline.secret_values import looks_secret
+from paceline.job.secret_values import looks_secret
+from paceline.system import processes
 from tests.cli.conftest import Cli
 from tests.helpers import wait_until
 

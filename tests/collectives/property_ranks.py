@@ -32,7 +32,7 @@ from typing import Any
 import numpy
 
 from paceline import collectives
-from paceline.collectives.channel import waiting_at_once
+from paceline.collectives.background_loop import waiting_at_once
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.collectives import property_values as values

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from tests.collectives.gloo_world import Ranks
-
 from paceline.collectives import device
+from tests.collectives.gloo_world import Ranks
 
 CHECKS = """
 import random, torch

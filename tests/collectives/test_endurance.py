@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.collectives.test_torch_world import mpirun, need_mpi
+
+from tests.torch_mpi.test_world import mpirun, need_mpi
 
 STEPS = 10_000
 #: Of the second half of the steps. A leak of one request, or one name, in each step would be ten times as much.

@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.collectives.test_torch_world import mpirun, need_mpi
+
+from tests.torch_mpi.test_world import mpirun, need_mpi
 
 DEATH = """
 import os, signal, numpy
@@ -25,7 +26,7 @@ except collectives.ShutDownError as error:
 DEATH_AT_THE_BOARD = """
 import os, signal, numpy
 from paceline import collectives
-from paceline.collectives.board import Board
+from paceline.collectives.shared_memory import Board
 engine = collectives.start()
 arrays = [numpy.ones(1000, numpy.float32) for _ in range(8)]
 def together(step):

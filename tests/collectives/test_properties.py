@@ -20,8 +20,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tests.collectives.test_torch_world import MPIRUN, ROOT, need_mpi
+
 from tests.ranks import MPI
+from tests.torch_mpi.test_world import MPIRUN, ROOT, need_mpi
 
 PLANS = int(os.environ.get("PACELINE_PLANS", "0"))
 LIMIT_S = 100

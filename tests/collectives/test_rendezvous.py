@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.collectives.gloo_world import ROOT, Ranks, free_port
-from tests.engines.conftest import require_engine
 
 from paceline.collectives import CollectivesError, rendezvous
+from tests.collectives.gloo_world import ROOT, Ranks, free_port
+from tests.engines.conftest import require_engine
 
 #: The script's own group, made where `order` says; both are used in turn.
 BESIDE = """

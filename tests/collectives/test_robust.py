@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from tests.collectives.gloo_world import Ranks, free_port
-from tests.collectives.test_torch_world import mpirun, need_mpi
+from tests.torch_mpi.test_world import mpirun, need_mpi
 
 CHECKS = Path(__file__).with_name("robust_checks.py")
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import processes
 from paceline.collectives.settings import Settings
+from paceline.system import processes
 
 
 @pytest.mark.parametrize(

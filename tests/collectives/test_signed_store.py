@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.collectives.gloo_world import Ranks
 
 from paceline.collectives import CollectivesError, plain
 from paceline.collectives.request import Agreement, Request
 from paceline.collectives.secret import VARIABLE, run_secret
 from paceline.collectives.signed_store import SignedStore
+from tests.collectives.gloo_world import Ranks
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 WHERE = "10.0.0.1:29500"

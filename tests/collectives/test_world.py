@@ -4,9 +4,9 @@ import subprocess
 import sys
 
 import pytest
-from tests.ranks import clean_environment
 
 from paceline.collectives import ArgumentError, world
+from tests.ranks import clean_environment
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 

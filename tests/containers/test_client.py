@@ -6,7 +6,7 @@ import pytest
 
 from paceline.containers.client import call, reason
 from paceline.errors import LauncherError
-from paceline.processes import is_alive
+from paceline.system.processes import is_alive
 from tests.helpers import wait_until, write_program
 
 

@@ -10,8 +10,8 @@ import pytest
 from paceline.containers import Engine, Mount, wrap
 from paceline.containers.command import INSIDE, distinct
 from paceline.errors import LauncherError
+from paceline.job.plan import Prepared
 from paceline.launchers import environment, get_launcher
-from paceline.plan import Prepared
 from tests.helpers import make_job, make_launch
 
 PODMAN = Engine(kind="podman", path="/usr/bin/podman", version="5")

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from paceline.data.cache import DataCache
-from paceline.data.datastore import Datastore
-from paceline.data.fetch import Fetched, fetch
-from paceline.data.reference import DataReference
+from paceline.data.stores.datastore import Datastore
+from paceline.data.transfer.cache import DataCache
+from paceline.data.transfer.fetch import Fetched, fetch
+from paceline.job.data_reference import DataReference
 from paceline.workspace import Workspace
 from tests.data import servers
 from tests.engines.conftest import require_engine
@@ -131,8 +131,8 @@ def web(tmp_path: Path) -> Iterator[SimpleNamespace]:
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying again takes no time."""
-    monkeypatch.setattr("paceline.data.transfer._FIRST_DELAY_S", 0.01)
-    monkeypatch.setattr("paceline.data.upload._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("paceline.data.transfer.transfer._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("paceline.data.transfer.upload._FIRST_DELAY_S", 0.01)
 
 
 def s3_store(workspace: Workspace, url: str, place: str, **options: Any) -> Datastore:

@@ -18,10 +18,10 @@ import typer
 from paceline import Estimator, PyTorch, SKLearn, TensorFlow
 from paceline.cli.main import app
 from paceline.cli.summary import details, summary
-from paceline.job import RANK_VARIABLES, Job
+from paceline.job.job import RANK_VARIABLES, Job
+from paceline.job.plan import Command, Launch, Node, Prepared
 from paceline.launchers import environment, get_launcher, mpi
 from paceline.launchers.base import Launcher
-from paceline.plan import Command, Launch, Node, Prepared
 from paceline.runs import states
 from paceline.runs.failure import CAUSES, FailureReport
 from paceline.runs.record import Attempt

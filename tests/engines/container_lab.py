@@ -23,11 +23,11 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
 from paceline.containers import Mount
+from paceline.job.plan import Command, Launch, Node, Prepared, port_count
 from paceline.launchers import environment, get_launcher
-from paceline.library import library_dir
-from paceline.plan import Command, Launch, Node, Prepared, port_count
+from paceline.system import processes
+from paceline.system.library import library_dir
 from tests.helpers import make_job, write_tree
 
 IMAGE, WITH_MPI, ANOTHER_ENTRY, WITHOUT_PYTHON, OLD_PYTHON = (

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.data.datastore import Datastore
+from paceline.data.stores.datastore import Datastore
 from paceline.targets.configured import Configured, add
 from tests.engines.hosts import Hosts
 from tests.engines.lab import Lab

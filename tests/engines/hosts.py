@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
+from paceline.system import processes
 
 #: Outside of /tmp, which each host has its own of.
 _PARENT = Path("/var/tmp")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline as pl
-from paceline import processes
+from paceline.system import processes
 from tests.helpers import wait_until
 
 #: Put in front of scripts that leave what they saw in `outputs/`, one file a rank.

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from paceline import locks
-from paceline.runs import elsewhere
+from paceline.runs import remote_status
 from paceline.runs.run import Run
+from paceline.system import locks
 from paceline.testing.bench import Bench, seen, states_of, text_of
 from paceline.testing.completing import WAYS
 from paceline.testing.losing import LosingChecks
@@ -131,7 +131,7 @@ class Slurm(TargetUnderTest):
         return {**super().whole, "process_count_per_node": 4}
 
     def left(self, run: Run) -> list[str]:
-        job = str(elsewhere.engine(run.folder).get("job_id"))
+        job = str(remote_status.engine(run.folder).get("job_id"))
         jobs = self.cluster.run("squeue", "-h", "-o", "%i %T %N").splitlines()
         return [*super().left(run), *(line for line in jobs if line.split()[0] == job)]
 
@@ -261,7 +261,7 @@ class TestSlurm(SameAsLocal):
     def under_test(self, slurm: Slurm, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Slurm:
         for name, value in slurm.cluster.environment.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(elsewhere, "_GRACE_S", GRACE_S)
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
         return slurm
 
 
@@ -279,5 +279,5 @@ class TestRay(SameAsLocal):
     @pytest.fixture
     def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
-        monkeypatch.setattr(elsewhere, "_GRACE_S", GRACE_S)
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
         return ray

@@ -20,13 +20,14 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline import containers, processes
+from paceline import containers
 from paceline.cli.run import _with_locked_environment
 from paceline.containers import Engine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
-from paceline.plan import Launch
+from paceline.job.plan import Launch
 from paceline.runs import states
 from paceline.runs.execute import Beside
+from paceline.system import processes
 from paceline.targets import Started
 from paceline.targets.local_nodes import LocalNodes
 from tests.engines.beside import STOP

@@ -192,7 +192,7 @@ def test_a_store_that_the_workspace_does_not_know_is_refused_at_once(lab: Lab) -
 
 
 def source(datastore: str) -> Any:
-    from paceline.data.reference import Source
+    from paceline.job.data_reference import Source
 
     return Source(datastore=datastore, path="x")
 

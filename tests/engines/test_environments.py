@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline import processes
 from paceline.runs import states
-from paceline.runs.files import read_json
+from paceline.system import processes
+from paceline.system.files import read_json
 from tests.engines.lab import KEEP, Lab, processes_below, seen, wait_for_end, wait_for_file, wait_for_status
 from tests.engines.packages import make_source
 from tests.environments.channel import make_channel

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline import processes
 from paceline.runs import states
+from paceline.system import processes
 from tests.engines.lab import Lab, log_text
 from tests.helpers import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 import paceline as pl
 from paceline.runs import states
 from paceline.runs import store as store_of
-from paceline.runs.files import read_json
+from paceline.system.files import read_json
 from tests.engines.elsewhere import WAYS, Place, place
 from tests.engines.lab import Lab, wait_for_end
 from tests.helpers import wait_until

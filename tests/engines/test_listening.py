@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from paceline import processes
+from paceline.system import processes
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab
 from tests.helpers import wait_until

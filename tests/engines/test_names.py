@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.job import Job
+from paceline.job.job import Job
 from tests.engines.lab import Lab
 
 NASTY = [

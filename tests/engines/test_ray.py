@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline import processes
-from paceline.data.datastore import Datastore
+from paceline.data.stores.datastore import Datastore
 from paceline.errors import TargetError
 from paceline.runs import states
 from paceline.runs.record import user_name
+from paceline.system import processes
 from paceline.targets import configured
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
 from tests.engines.conftest import use_mpirun

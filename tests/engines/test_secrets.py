@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
-from paceline.runs.elsewhere import engine
+from paceline.runs.remote_status import engine
 from tests.engines.conftest import use_mpirun
 from tests.engines.elsewhere import TWO, WAYS, Place, place
 from tests.engines.lab import WHEEL, log_text, wait_for_end

@@ -16,8 +16,8 @@ import pytest
 import paceline as pl
 from paceline.errors import TargetError
 from paceline.runs import states
-from paceline.runs.elsewhere import engine
-from paceline.runs.files import read_json
+from paceline.runs.remote_status import engine
+from paceline.system.files import read_json
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query

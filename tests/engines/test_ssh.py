@@ -16,7 +16,7 @@ import pytest
 import paceline as pl
 from paceline.runs import states
 from paceline.targets.configured import Configured, add
-from paceline.targets.ssh import SshTarget, command, looking
+from paceline.targets.ssh import SshTarget, command, probe
 from tests.engines.beside import LIMIT, LOUD, check_exec, check_short
 from tests.engines.conftest import require_engine
 from tests.engines.hosts import Hosts
@@ -376,7 +376,7 @@ def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
 def test_a_host_that_hangs_while_somebody_looks_holds_nobody_up(
     hosts: Hosts, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looking, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(probe, "TIMEOUT_S", 3.0)
     lone(settings)()  # leaves a connection open, which the next look uses
     hosts.cut("pa0")
 

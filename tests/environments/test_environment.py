@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError
+from paceline.job.environment import Environment
 from tests.helpers import run_python
 
 EVERYTHING = Environment(
@@ -160,7 +160,7 @@ def test_only_what_has_something_to_install_needs_a_build(values, needs):
 
 def test_workers_can_read_it_with_the_standard_library_alone():
     loaded = run_python(
-        "import sys; from paceline.environments.environment import Environment; Environment(pip_packages=['a', './b']);"
+        "import sys; from paceline.job.environment import Environment; Environment(pip_packages=['a', './b']);"
         "print(*sorted({n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)))"
     ).split()
     assert set(loaded) <= {"paceline", "__main__", "_distutils_hack", "_virtualenv", "sitecustomize", "usercustomize"}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import LauncherError
-from paceline.job import BACKENDS
+from paceline.job.job import BACKENDS
 from paceline.launchers import get_launcher, launcher_names
 from tests.helpers import make_job, make_launch
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from paceline.agent.gpus import GPUS_VARIABLE
-from paceline.job import RANK_VARIABLES
+from paceline.job.job import RANK_VARIABLES
+from paceline.job.plan import Command, Node
 from paceline.launchers import environment
 from paceline.launchers.mpi import MPIRUN_VARIABLE
-from paceline.plan import Command, Node
+from paceline.remote.agent.gpus import GPUS_VARIABLE
 from paceline.snapshot import LIMIT_VARIABLE
 from paceline.targets.leases import LEASES_VARIABLE
 from tests.helpers import RUN_ID, make_job, make_launch

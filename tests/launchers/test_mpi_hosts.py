@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from paceline.errors import LauncherError
+from paceline.job.plan import Prepared
 from paceline.launchers.mpi import MpiLauncher
-from paceline.plan import Prepared
 from tests.helpers import make_job, make_launch
 from tests.launchers.two_nodes import two_nodes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.plan import Node
+from paceline.job.plan import Node
 
 
 def two_nodes(prefix: str, gpus: tuple[str, ...] = ()) -> tuple[Node, ...]:

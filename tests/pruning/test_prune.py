@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from paceline.containers import kept_layers
-from paceline.data.cache import DataCache
-from paceline.environments.environment import Environment
+from paceline.data.transfer.cache import DataCache
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import DataError, UserError, WorkspaceError
+from paceline.job.environment import Environment
 from paceline.pruning import Pruned, Wish, environments, prune
-from paceline.runs import files, notes, states, store
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
+from paceline.system import files
 from paceline.workspace import Workspace
 from tests.helpers import make_job, make_record, make_run, write_tree
 
@@ -60,7 +61,7 @@ def test_runs_go_by_age_and_never_one_that_lives_or_has_the_tag_keep(tmp_path):
     old, new = make(tmp_path, 1, days=40), make(tmp_path, 2, days=20)
     queued = make(tmp_path, 3, days=50, status=states.QUEUED)
     kept = make(tmp_path, 4, days=60)
-    notes.set_tags(RunFolder(tmp_path / "runs" / kept).notes, {"keep": None})
+    tags_and_properties.set_tags(RunFolder(tmp_path / "runs" / kept).notes, {"keep": None})
     wish = Wish(older_than_s=30 * DAY)
 
     dry = prune(tmp_path, wish, ["runs"], dry_run=True)

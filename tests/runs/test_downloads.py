@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import downloads, files
+from paceline.runs import downloads
 from paceline.runs.folder import RunFolder
+from paceline.system import files
 from tests.helpers import write_tree
 
 
@@ -138,7 +139,7 @@ def test_a_copy_that_is_killed_leaves_nothing(folder, tmp_path):
         pytest.skip("this file system has no files without a name")
     code = """
 import sys, pathlib, time
-from paceline.runs.files import copy_whole
+from paceline.system.files import copy_whole
 def wait(size, whole):
     print("half", flush=True)
     time.sleep(600)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.runs import left_out, work_dir
-from paceline.runs.files import append_line
 from paceline.runs.folder import RunFolder
+from paceline.system.files import append_line
 from tests.helpers import make_record, write_tree
 
 

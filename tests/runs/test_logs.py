@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import gaps
 from paceline.runs import logs
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import AttemptLog, Line, LineAssembler, LogFollower, last_lines
 from paceline.supervisor.long_logs import shorten_logs
+from paceline.system import gaps
 from tests.helpers import write_tree
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import elsewhere, files, removal, states, store
+from paceline.runs import remote_status, removal, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.run import Run
+from paceline.system import files
 from paceline.workspace import Experiment, Workspace
 from tests.helpers import RUN_ID, make_run, write_tree
 
@@ -74,9 +75,9 @@ def test_a_run_whose_engine_does_not_answer_is_removed_by_force_alone(tmp_path, 
 
     class Silent:
         def look(self, folder, record):
-            return elsewhere.Look(state=elsewhere.UNREACHABLE, message="slurmctld does not answer")
+            return remote_status.Look(state=remote_status.UNREACHABLE, message="slurmctld does not answer")
 
-    monkeypatch.setattr(elsewhere, "_teller", lambda folder: Silent())
+    monkeypatch.setattr(remote_status, "_teller", lambda folder: Silent())
     with pytest.raises(RunStateError, match=r"may still run: slurmctld does not answer.*rm --force"):
         removal.remove(folder)
     removal.remove(folder, force=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.runs import notes, states
+from paceline.runs import states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.select import matches
 from tests.helpers import make_record
@@ -11,8 +11,8 @@ from tests.helpers import make_record
 @pytest.fixture
 def folder(tmp_path):
     folder = RunFolder(tmp_path)
-    notes.set_tags(folder.notes, {"lr": 0.1, "best": None})
-    notes.add_properties(folder.notes, {"commit": "abc"})
+    tags_and_properties.set_tags(folder.notes, {"lr": 0.1, "best": None})
+    tags_and_properties.add_properties(folder.notes, {"commit": "abc"})
     return folder
 
 

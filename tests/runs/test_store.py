@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline import locks, processes
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
-from paceline.runs.files import json_lines, read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
+from paceline.system import locks, processes
+from paceline.system.files import json_lines, read_json, write_json
 from tests.helpers import RUN_ID, fill_disk, make_record, make_run, start_python, wait_until
 
 LIVE = [status for status in states.ALL if status not in states.TERMINAL]

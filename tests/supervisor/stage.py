@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from paceline.errors import TargetError
-from paceline.plan import Node
+from paceline.job.plan import Node
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.supervisor import supervise

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.job.plan import REMOTE_SHELL_PYTHON, Prepared
 from paceline.launchers import get_launcher
-from paceline.plan import REMOTE_SHELL_PYTHON, Prepared
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import left_its_container, wrapped
 from tests.helpers import make_job, make_launch, write_tree

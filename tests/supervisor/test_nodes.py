@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.nodes import on_nodes
+from paceline.system.files import write_json
 from paceline.targets import Seen
 from paceline.targets.base import Ended, Started
 from tests.helpers import make_job, make_launch, make_run

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline import processes
-from paceline.runs import notes, states, store
-from paceline.runs.files import write_json
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.record import Attempt
+from paceline.system import processes
+from paceline.system.files import write_json
 from tests.helpers import make_job, make_run, wait_until, write_tree
 
 SOURCE = str(Path(paceline.__file__).parent.parent)
@@ -275,14 +275,14 @@ def test_a_failure_says_where_files_are_that_could_not_be_had(tmp_path, script, 
     record = stage.see_through(KEEPS)
     assert (record.status, record.failure.cause) == (states.FAILED, cause)
     assert record.failure.message == f"{begins}{KEEPS['keeps']}"
-    assert notes.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
+    assert tags_and_properties.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
 
 
 def test_of_a_canceled_run_a_property_says_it(tmp_path):
     stage = Stage(tmp_path, WAITS)
     record = stage.interrupt(signal.SIGTERM, KEEPS)
     assert (record.status, record.canceled_by) == (states.CANCELED, "SIGTERM")
-    assert notes.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
+    assert tags_and_properties.read(stage.folder.notes).properties == {"not_fetched": KEEPS["keeps"]}
 
 
 # --- a target that can't be made

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json, write_json
 
 
 class Answering:

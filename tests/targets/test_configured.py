@@ -7,8 +7,8 @@ import multiprocessing
 
 import pytest
 
-from paceline import plugins
 from paceline.errors import TargetError
+from paceline.system import plugins
 from paceline.targets import configured, kinds
 from paceline.targets.configured import Configured
 from paceline.targets.local import LocalTarget

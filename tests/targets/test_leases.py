@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline import locks
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
+from paceline.system import locks
 from paceline.targets import leases
 from paceline.targets.leases import LEASES_VARIABLE, Demand, Lease, Queue, free_ports, leases_dir
 from tests.helpers import start_python

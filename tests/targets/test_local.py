@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline import locks
 from paceline.errors import TargetError
-from paceline.processes import core_count
+from paceline.system import locks
+from paceline.system.processes import core_count
 from paceline.targets import leases, local
 from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from paceline.plan import Command, Node
+from paceline.job.plan import Command, Node
 from paceline.runs.folder import RunFolder
 from paceline.targets.base import Ended
 from paceline.targets.local_nodes import LocalNodes

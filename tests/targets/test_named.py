@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline import plugins
 from paceline.errors import TargetError
+from paceline.system import plugins
 from paceline.targets import configured
 from paceline.targets.configured import Configured
 from paceline.targets.named import ComputeTargets

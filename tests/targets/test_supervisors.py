@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from paceline import processes
-from paceline.library import library_dir
 from paceline.runs import states, store
+from paceline.system import processes
+from paceline.system.library import library_dir
 from paceline.targets import supervisors
 from paceline.targets.supervisors import Early
 from tests.helpers import make_job, make_run, run_python, wait_until, write_tree
 
 #: Something that a supervisor does not load by itself.
-MODULES = ("paceline.targets.ssh.gather",)
+MODULES = ("paceline.targets.ssh.allocate",)
 
 
 def early(tmp_path: Path, run_dir: Path) -> Early:

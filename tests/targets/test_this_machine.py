@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from paceline import locks
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
+from paceline.system import locks
 from paceline.targets.leases import Demand, Queue, leases_dir
 from paceline.targets.this_machine import ThisMachine
 

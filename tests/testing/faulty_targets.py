@@ -8,7 +8,7 @@ from typing import Any
 
 from nice_target import NiceTarget
 
-from paceline.targets.agents import AgentNodes
+from paceline.remote.link import AgentNodes
 
 
 class Generous(NiceTarget):

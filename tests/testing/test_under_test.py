@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.job import Job
+from paceline.job.job import Job
 from paceline.targets import configured
 from paceline.testing.under_test import TargetUnderTest
 from tests.helpers import wait_until
@@ -53,7 +53,7 @@ def test_processes_are_known_by_their_environment_and_by_their_command_line(
 
 
 def test_the_target_is_added_to_its_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.plugins.installed", lambda group: {"toy": "tests.targets.toy:ToyTarget"})
+    monkeypatch.setattr("paceline.system.plugins.installed", lambda group: {"toy": "tests.targets.toy:ToyTarget"})
     target = Toy(tmp_path)
     described = configured.read(target.workspace_dir, target.name)
 

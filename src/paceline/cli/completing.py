@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from itertools import islice
 
-from paceline.job import BACKENDS, GPU_VISIBILITIES
-from paceline.runs import notes, states, store
+from paceline.job.job import BACKENDS, GPU_VISIBILITIES
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.targets import configured
 from paceline.workspace import Workspace
@@ -64,7 +64,7 @@ def gpu_visibilities(workspace: Workspace) -> Iterable[str]:
 def tags(workspace: Workspace) -> Iterable[str]:
     """Of the latest runs: keys, and `key=value` for those that have one."""
     for run_id in store.ids(workspace.runs_dir)[:_MOST]:
-        for key, value in notes.read(RunFolder(workspace.runs_dir / run_id).notes).tags.items():
+        for key, value in tags_and_properties.read(RunFolder(workspace.runs_dir / run_id).notes).tags.items():
             yield key if value is None else f"{key}={value}"
 
 

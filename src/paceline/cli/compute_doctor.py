@@ -13,10 +13,10 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import coloured, has_colour, print_json
 from paceline.cli.durations import duration_option
+from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.errors import TargetError
 from paceline.runs.visible import visible
 from paceline.targets import configured
-from paceline.targets.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.targets.kinds import load_errors
 from paceline.workspace import Workspace
 
@@ -71,7 +71,7 @@ def _findings(
     interface: str | None,
     wait_s: float,
 ) -> Iterator[Finding]:
-    from paceline.targets.doctor.doctor import examine
+    from paceline.doctor.doctor import examine
 
     for kind, message in load_errors().items():
         yield Finding(check="plug-ins", node=kind, level=WARN, seen=message)

@@ -11,8 +11,8 @@ from typing import Any
 from paceline.errors import TargetError
 from paceline.targets import configured
 from paceline.targets.configured import Configured
-from paceline.targets.patience import all_within, said
 from paceline.targets.status import SettingError, Status
+from paceline.targets.timeouts import all_within, said
 
 
 @dataclass(frozen=True, kw_only=True)

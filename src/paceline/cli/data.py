@@ -18,7 +18,7 @@ from paceline.runs.visible import visible
 from paceline.workspace import Workspace
 
 if TYPE_CHECKING:
-    from paceline.data.datastore import Datastore
+    from paceline.data.stores.datastore import Datastore
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there; else they stay.")]
@@ -49,7 +49,7 @@ def add_to(app: typer.Typer) -> None:
 
 def list_stores(as_json: Json = False) -> int:
     """The datastores and datasets of the workspace."""
-    from paceline.data.datastore import Datastore
+    from paceline.data.stores.datastore import Datastore
 
     workspace = Workspace.from_config(create=False)
     stores = [_described(store) for store in Datastore.list(workspace).values()]
@@ -92,7 +92,7 @@ def add(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a store of this name.")] = False,
 ) -> int:
     """Register a datastore. Its credentials are named by their places; no secret is taken here."""
-    from paceline.data.datastore import Datastore
+    from paceline.data.stores.datastore import Datastore
 
     store = Datastore.register(
         Workspace.from_config(),
@@ -111,7 +111,7 @@ def remove(
     name: Annotated[str, typer.Argument(help="The datastore.", autocompletion=completing.datastores)],
 ) -> int:
     """Forget a datastore. Its files stay where they are."""
-    from paceline.data.datastore import Datastore
+    from paceline.data.stores.datastore import Datastore
 
     Datastore.get(Workspace.from_config(create=False), name).unregister()
     print(f"{name} is no longer registered; its files are where they were.")
@@ -120,7 +120,7 @@ def remove(
 
 def list_files(place: Place, as_json: Json = False) -> int:
     """The files of a datastore, with their sizes."""
-    from paceline.data.progress import size_text
+    from paceline.data.transfer.progress import size_text
 
     store, path = _place(place)
     infos = store.files(path)
@@ -166,8 +166,8 @@ def download(
 
 def cache(as_json: Json = False) -> int:
     """What this machine keeps of stores' files: where, how much, and up to which limit."""
-    from paceline.data.cache import DataCache
-    from paceline.data.progress import size_text
+    from paceline.data.transfer.cache import DataCache
+    from paceline.data.transfer.progress import size_text
 
     found = DataCache()
     use = found.use()
@@ -185,8 +185,8 @@ def prune(
     to: Annotated[str, typer.Option("--to", metavar="SIZE", help="Leave at most so much, such as 20GB.")] = "0",
 ) -> int:
     """Remove the least recently used files of the cache, but none that a run is using."""
-    from paceline.data.cache import DataCache, parse_size
-    from paceline.data.progress import size_text
+    from paceline.data.transfer.cache import DataCache, parse_size
+    from paceline.data.transfer.progress import size_text
 
     removed = DataCache().prune(parse_size(to))
     print(f"{size_text(removed)} removed.")
@@ -199,7 +199,7 @@ def _place(text: str) -> tuple[Datastore, str]:
     Raises:
         DataError: it is none, or there is no such store.
     """
-    from paceline.data.datastore import Datastore
+    from paceline.data.stores.datastore import Datastore
 
     found = _PLACE.fullmatch(text)
     if found is None:
@@ -214,7 +214,7 @@ def _described(store: Datastore) -> dict[str, Any]:
 
 
 def _datasets(workspace: Workspace) -> list[dict[str, Any]]:
-    from paceline.data.dataset import Dataset
+    from paceline.data.datasets.dataset import Dataset
 
     return [
         {"name": name, "version": found.version, "description": found.description}

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.data_words import data_words
+from paceline.cli.data_options import data_words
 from paceline.cli.env_file import read_env_files
-from paceline.environments.described import described
-from paceline.environments.environment import Environment
+from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.estimator import interpreter, log_limit
-from paceline.job import Job
+from paceline.job.environment import Environment
+from paceline.job.job import Job
 from paceline.workspace import Workspace
 
 

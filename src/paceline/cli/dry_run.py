@@ -13,12 +13,12 @@ from typing import Any
 from paceline.cli import job_file
 from paceline.cli.common import print_json
 from paceline.cli.description import Asked, whole
-from paceline.entry import entry_file
-from paceline.job import Job
+from paceline.job.entry import entry_file
+from paceline.job.job import Job
+from paceline.job.plan import Launch, Prepared
+from paceline.job.secret_values import HIDDEN, shown
 from paceline.launchers import environment, get_launcher
-from paceline.plan import Launch, Prepared
 from paceline.runs.visible import visible
-from paceline.secret_values import HIDDEN, shown
 from paceline.submit import check, values_of, warn_of_secrets
 from paceline.targets import Target, configured, find_target
 from paceline.workspace import Workspace

@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-from paceline import durations
+from paceline.system import durations
 
 
 def duration_option(*names: str, help: str, unit: str = "s", least: float = 0.0) -> Any:
-    """A typer option that takes what `paceline.durations.seconds` takes, for `Annotated[float, ...]`: the verb gets seconds.
+    """A typer option that takes what `durations.seconds` takes, for `Annotated[float, ...]`: the verb gets seconds.
 
     help: says the default, where there is one. unit: of a number without a unit: w, d, h, m or s.
     least: the shortest duration that is allowed, in seconds.

@@ -11,16 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.asked import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
 from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
+from paceline.cli.run_options import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments.built import Built
-from paceline.environments.described import described
-from paceline.environments.environment import Environment
+from paceline.environments.from_parameters import described
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.estimator import interpreter
+from paceline.job.environment import Environment
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line

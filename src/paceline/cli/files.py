@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
-from paceline.data.progress import Meter, size_text, terminal_bar
+from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, store
 from paceline.runs.folder import RunFolder

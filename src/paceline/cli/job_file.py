@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import durations
-from paceline.cli.data_words import absolute_word
+from paceline.cli.data_options import absolute_word
 from paceline.errors import JobError
 from paceline.estimator import arguments
+from paceline.system import durations
 
 if TYPE_CHECKING:
     from yaml import Node

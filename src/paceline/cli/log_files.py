@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline import gaps
 from paceline.runs.log_start import tail_offset
 from paceline.runs.logs import LineAssembler
 from paceline.runs.visible import TerminalLines
+from paceline.system import gaps
 
 #: What the supervisor's lines begin with.
 _STAMP = re.compile(rb"(\d{4}-\d{2}-\d{2} \d{2}:\d{2}:\d{2})Z ")

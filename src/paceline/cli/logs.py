@@ -13,7 +13,6 @@ from typing import Annotated
 
 import typer
 
-from paceline import durations
 from paceline.cli import completing
 from paceline.cli.common import folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
@@ -25,6 +24,7 @@ from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
 from paceline.runs.logs import AttemptLog, Line
 from paceline.runs.record import RunRecord
+from paceline.system import durations
 
 RunId = Annotated[
     str | None,

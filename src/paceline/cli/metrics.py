@@ -15,7 +15,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, print_table
 from paceline.errors import UserError
-from paceline.runs import notes, series, store
+from paceline.runs import series, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_text
 from paceline.runs.series import MetricSeries
@@ -122,7 +122,7 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 
 def _titles(folders: Sequence[RunFolder]) -> list[str]:
     """The runs' display names, if each has one of its own; else their ids."""
-    names = [notes.read(folder.notes).display_name for folder in folders]
+    names = [tags_and_properties.read(folder.notes).display_name for folder in folders]
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
     return [str(name) for name in names]
@@ -154,7 +154,7 @@ def _json(folder: RunFolder, found: Mapping[str, MetricSeries], *, whole: bool) 
         }
     return {
         "run_id": folder.run_id,
-        "display_name": notes.read(folder.notes).display_name or folder.run_id,
+        "display_name": tags_and_properties.read(folder.notes).display_name or folder.run_id,
         "series" if whole else "metrics": values,
     }
 

@@ -21,16 +21,16 @@ from paceline.cli.common import (
     state_colour,
     state_named,
 )
-from paceline.cli.needs import data_texts, environment_text
+from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.summary import details, summary
-from paceline.data.progress import size_text
-from paceline.runs import left_out, notes, removal, states, store
-from paceline.runs.files import tree_size
+from paceline.data.transfer.progress import size_text
+from paceline.runs import left_out, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.runs.visible import visible
+from paceline.system.files import tree_size
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -194,7 +194,7 @@ def _attempt(attempt: Attempt) -> str:
 
 
 def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
-    name = notes.read(folder.notes).display_name
+    name = tags_and_properties.read(folder.notes).display_name
     return (
         record.run_id + (f" ({name})" if name else ""),
         record.status,
@@ -207,7 +207,7 @@ def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
 
 def _more(folder: RunFolder) -> tuple[str, str]:
     """What `--long` adds to a run's row."""
-    return size_text(tree_size(folder.path)), _tags_text(notes.read(folder.notes).tags)
+    return size_text(tree_size(folder.path)), _tags_text(tags_and_properties.read(folder.notes).tags)
 
 
 def _tags_text(tags: Mapping[str, str | None]) -> str:

@@ -10,15 +10,15 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
-from paceline.data.cache import parse_size
-from paceline.data.progress import size_text
+from paceline.data.transfer.cache import parse_size
+from paceline.data.transfer.progress import size_text
 from paceline.errors import PacelineError, RunNotFoundError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
-from paceline.runs import notes, removal, store
-from paceline.runs.files import tree_size
+from paceline.runs import removal, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system.files import tree_size
 from paceline.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
@@ -136,7 +136,7 @@ def prune(
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
     """Whether the run is gone; what stays of it, and why, is said."""
-    left = notes.read(folder.notes).properties.get("not_fetched")
+    left = tags_and_properties.read(folder.notes).properties.get("not_fetched")
     try:
         removal.remove(folder, force=force)
     except RunNotFoundError:

@@ -13,7 +13,10 @@ from typing import Annotated
 import typer
 
 from paceline.cli import completing
-from paceline.cli.asked import (
+from paceline.cli.common import folder_of, print_json
+from paceline.cli.description import Asked, asked, combined
+from paceline.cli.env_file import read_env_files
+from paceline.cli.run_options import (
     Arguments,
     Backend,
     Channels,
@@ -48,18 +51,15 @@ from paceline.cli.asked import (
     Variables,
     words,
 )
-from paceline.cli.common import folder_of, print_json
-from paceline.cli.description import Asked, asked, combined
-from paceline.cli.env_file import read_env_files
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
-from paceline.environments.environment import Environment
 from paceline.errors import JobError, RunStateError
-from paceline.job import Job
+from paceline.job.environment import Environment
+from paceline.job.job import Job
 from paceline.runs import store
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
+from paceline.system.files import read_json
 from paceline.workspace import Workspace
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]

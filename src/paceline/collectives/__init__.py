@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paceline.lazy import face
+from paceline.system.lazy import face
 
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine, current, start, stop

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from paceline.collectives import small
+from paceline.collectives import inline_reduce
 from paceline.collectives.request import JOIN, Agreement, Request, agree
 
 Key = tuple[str, str]
@@ -190,7 +190,7 @@ class Coordinator:
         for place, request in enumerate(requests, begin):
             payloads = self._payloads.pop(request.key, None)
             if payloads is not None and len(payloads) == self._size and place not in wrong:
-                results.append((place, small.fold(request, [payloads[rank] for rank in range(self._size)])))
+                results.append((place, inline_reduce.fold(request, [payloads[rank] for rank in range(self._size)])))
 
     def _ask(self, rank: int, key: Key, request: Request) -> None:
         if request.kind == JOIN:

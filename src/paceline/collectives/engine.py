@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.collectives import world
-from paceline.collectives.channel import Channel, Task
+from paceline.collectives.background_loop import Channel, Task
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
-from paceline.collectives.peers import Peers
+from paceline.collectives.liveness import Peers
 from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,

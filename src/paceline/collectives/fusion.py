@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.collectives import numbers
 
 if TYPE_CHECKING:
-    from paceline.collectives.board import Board
+    from paceline.collectives.shared_memory import Board
     from paceline.collectives.transport import Transport
 
 #: Of a rank's part of the board: what it has filled stays in its cache until it is added up.

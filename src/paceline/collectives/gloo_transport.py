@@ -22,7 +22,7 @@ from paceline.collectives.links import Link
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
-    from paceline.collectives.board import Board
+    from paceline.collectives.shared_memory import Board
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
 #: What no message is: the sender has let go, and says why; the sender has come to the end.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paceline import processes
 from paceline.collectives.errors import CollectivesError
+from paceline.system import processes
 
 if TYPE_CHECKING:
     from mpi4py import MPI

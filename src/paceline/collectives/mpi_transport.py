@@ -11,8 +11,8 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.collectives import mpi, plain
-from paceline.collectives.board import Board, open_board
 from paceline.collectives.errors import ShutDownError
+from paceline.collectives.shared_memory import Board, open_board
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30

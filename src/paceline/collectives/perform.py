@@ -22,7 +22,7 @@ from paceline.collectives.request import (
 )
 
 if TYPE_CHECKING:
-    from paceline.collectives.channel import Task
+    from paceline.collectives.background_loop import Task
     from paceline.collectives.transport import Transport
 
 Ready = tuple["Task", Agreement]

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from paceline import processes
 from paceline.collectives.errors import ArgumentError
+from paceline.system import processes
 
 #: How long is gathered where ranks have cores to spare, and where their own computing takes them all: there each look, and
 #: each meeting of the ranks, stops that. On two cores two ranks' step of a transformer of 4 million parameters was 4 to 12 %

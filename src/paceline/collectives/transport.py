@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from paceline.collectives.board import Board
+    from paceline.collectives.shared_memory import Board
 
 
 class Transport(Protocol):

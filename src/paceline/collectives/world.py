@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
-from paceline.collectives.peers import Place
+from paceline.collectives.liveness import Place
 from paceline.collectives.transport import Transport
 
 MPI, GLOO, ALONE = "mpi", "gloo", "alone"

@@ -25,7 +25,7 @@ from typing import Any
 from paceline.containers import inside
 from paceline.containers.engine import Engine
 from paceline.errors import LauncherError
-from paceline.plan import Command, Launch
+from paceline.job.plan import Command, Launch
 
 #: On each container, with the run's id: by it they are found again.
 RUN_LABEL = "paceline.run"

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import locks
 from paceline.containers.layer import Layer, read_layer
+from paceline.system import locks
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,12 +25,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
-from paceline import locks
 from paceline.containers import inside, layer_inside
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, for_client, run_argv
 from paceline.containers.engine import Engine
 from paceline.errors import EnvironmentBuildError
+from paceline.system import locks
 
 _SCRIPT = str(Path(layer_inside.__file__).resolve())
 #: pip's own settings, the way to the network, and whom to trust there.

@@ -15,7 +15,7 @@ from paceline.containers.command import INSIDE, Mount, run_argv, wrap
 from paceline.containers.engine import Engine
 from paceline.containers.failure import start_failure
 from paceline.errors import LauncherError
-from paceline.plan import Command, Launch
+from paceline.job.plan import Command, Launch
 
 
 def wrap_all(

@@ -6,28 +6,28 @@ The public names, loaded on first use.
 from __future__ import annotations
 
 # At once, for it bears its module's name: Python would put the module in its place when that is first loaded.
-from paceline.data.partition import partition
-from paceline.lazy import face
+from paceline.data.sampling.partition import partition
+from paceline.system.lazy import face
 
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
-    from paceline.data.dataset import Dataset, FileDataset, TabularDataset
-    from paceline.data.datastore import Datastore
-    from paceline.data.order import GlobalOrder
-    from paceline.data.partition import split_by_size
-    from paceline.data.reference import DataReference, Source
-    from paceline.data.sampler import DistributedSampler
-    from paceline.data.tensorflow import tensorflow_dataset
+    from paceline.data.datasets.dataset import Dataset, FileDataset, TabularDataset
+    from paceline.data.sampling.order import GlobalOrder
+    from paceline.data.sampling.partition import split_by_size
+    from paceline.data.sampling.sampler import DistributedSampler
+    from paceline.data.sampling.tensorflow import tensorflow_dataset
+    from paceline.data.stores.datastore import Datastore
+    from paceline.job.data_reference import DataReference, Source
 
 _HOMES = {
-    "paceline.data.dataset": ("Dataset", "FileDataset", "TabularDataset"),
-    "paceline.data.datastore": ("Datastore",),
-    "paceline.data.order": ("GlobalOrder",),
-    "paceline.data.partition": ("split_by_size",),
-    "paceline.data.reference": ("DataReference", "Source"),
-    "paceline.data.sampler": ("DistributedSampler",),
-    "paceline.data.tensorflow": ("tensorflow_dataset",),
+    "paceline.data.datasets.dataset": ("Dataset", "FileDataset", "TabularDataset"),
+    "paceline.data.stores.datastore": ("Datastore",),
+    "paceline.data.sampling.order": ("GlobalOrder",),
+    "paceline.data.sampling.partition": ("split_by_size",),
+    "paceline.job.data_reference": ("DataReference", "Source"),
+    "paceline.data.sampling.sampler": ("DistributedSampler",),
+    "paceline.data.sampling.tensorflow": ("tensorflow_dataset",),
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from paceline.errors import EnvironmentSpecError
-from paceline.runs.files import read_json, write_json
+from paceline.system.files import read_json, write_json
 
 _TIMEOUT_S = 60
 

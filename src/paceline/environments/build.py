@@ -11,10 +11,10 @@ from pathlib import Path
 from paceline.environments import conda, venv
 from paceline.environments.base import Base
 from paceline.environments.built import Built
-from paceline.environments.environment import Environment
 from paceline.environments.pip_install import Installer
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+from paceline.job.environment import Environment
 
 
 def check(environment: Environment, base: Base) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.environments.environment import Environment
+from paceline.job.environment import Environment
 
 #: Written last into the environment's folder: without it, the folder is what a build left that did not end.
 RECORD = "paceline-environment.json"

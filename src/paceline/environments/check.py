@@ -11,7 +11,7 @@ from paceline.environments.local_paths import absolute
 from paceline.errors import EnvironmentSpecError
 
 if TYPE_CHECKING:
-    from paceline.environments.environment import Environment
+    from paceline.job.environment import Environment
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments import program
-from paceline.environments.environment import Environment
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
+from paceline.job.environment import Environment
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ANSWER = "conda-answer.json"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments.base import Base
-from paceline.environments.environment import Environment
 from paceline.environments.local_paths import LocalPath
 from paceline.environments.requirements import Line, constraints_of, lines_of
 from paceline.errors import EnvironmentSpecError
+from paceline.job.environment import Environment
 
 #: Changes when environments are made in another way.
 _MAKING = 1

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 from paceline.environments import pip_settings, program, reasons
 from paceline.environments.base import Base
-from paceline.environments.environment import Environment
+from paceline.environments.installed import Visible, bare, canonical, name_of_project
 from paceline.environments.pip_settings import Settings
 from paceline.environments.program import Say
 from paceline.environments.requirements import Line, constraints_of, lines_of, parse
 from paceline.environments.venv import build_environment, site_packages
-from paceline.environments.visible import Visible, bare, canonical, name_of_project
 from paceline.errors import EnvironmentBuildError
+from paceline.job.environment import Environment
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

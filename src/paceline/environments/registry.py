@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments.check import check_name
-from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError
-from paceline.runs.files import read_json, write_whole
+from paceline.job.environment import Environment
+from paceline.system.files import read_json, write_whole
 
 _FOLDER = Path("environments") / "registered"
 

@@ -18,7 +18,7 @@ from paceline.errors import EnvironmentSpecError
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from paceline.environments.environment import Environment
+    from paceline.job.environment import Environment
 
 #: Options of a requirements file that take a value, short names included.
 _WITH_VALUE = {

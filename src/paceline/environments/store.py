@@ -18,15 +18,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from paceline import locks
 from paceline.environments import build
 from paceline.environments.base import Base, base
 from paceline.environments.built import RECORD, Built
-from paceline.environments.environment import Environment
 from paceline.environments.key import key as key_of
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.runs.files import read_json, remove_tree, write_json, write_whole
+from paceline.job.environment import Environment
+from paceline.system import locks
+from paceline.system.files import read_json, remove_tree, write_json, write_whole
 
 
 class EnvironmentStore:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
-from paceline import plugins
 from paceline.errors import LauncherError
-from paceline.job import Job
-from paceline.plan import Command, Launch
+from paceline.job.job import Job
+from paceline.job.plan import Command, Launch
+from paceline.system import plugins
 
 
 class Launcher(Protocol):

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.data.reference import PATH_VARIABLES
-from paceline.job import RANK_VARIABLES
-from paceline.plan import Command, Launch, Place
+from paceline.job.data_reference import PATH_VARIABLES
+from paceline.job.job import RANK_VARIABLES
+from paceline.job.plan import Command, Launch, Place
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (

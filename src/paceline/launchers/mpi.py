@@ -17,14 +17,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import processes
 from paceline.errors import LauncherError
-from paceline.job import Job
+from paceline.job.job import Job
+from paceline.job.plan import Command, Launch, Place
 from paceline.launchers import environment
 from paceline.launchers.mpi_hosts import context_options, host_options, set_words, values_of_place
 from paceline.launchers.mpi_library import mpi4py_library
 from paceline.launchers.mpi_starter import starter_command
-from paceline.plan import Command, Launch, Place
+from paceline.system import processes
 
 #: Names the mpirun to use, where the one that would be found is not the right one.
 MPIRUN_VARIABLE = "PACELINE_MPIRUN"

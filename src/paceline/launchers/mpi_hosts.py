@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Mapping
 
 from paceline.errors import LauncherError
+from paceline.job.plan import Launch, Place, Prepared, node_sizes
 from paceline.launchers import environment
-from paceline.plan import Launch, Place, Prepared, node_sizes
 
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
 _KEEPALIVE = {"time": "5", "intvl": "2", "probes": "2"}

@@ -8,7 +8,7 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from paceline import processes
+from paceline.system import processes
 
 #: Loads the library and does not initialise it.
 _CODE = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from paceline.errors import LauncherError
+from paceline.job.plan import Command, Launch, Starter
 from paceline.launchers import environment
 from paceline.launchers.mpi_hosts import check_same_mpi, networks_of, set_words, values_of_place
-from paceline.plan import Command, Launch, Starter
 
 #: The starter's own variables: what the user sets under these prefixes is for the workers, and must not become its options.
 _STARTERS = ("SLURM_", "SRUN_")

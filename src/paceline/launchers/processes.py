@@ -6,9 +6,9 @@ No torch is imported here, nor is there an agent between the supervisor and the 
 
 from __future__ import annotations
 
-from paceline.job import Job
+from paceline.job.job import Job
+from paceline.job.plan import Command, Launch
 from paceline.launchers import environment
-from paceline.plan import Command, Launch
 
 
 class ProcessesLauncher:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.job import Job
+from paceline.job.job import Job
+from paceline.job.plan import Command, Launch
 from paceline.launchers.processes import ProcessesLauncher
-from paceline.plan import Command, Launch
 
 
 class SingleLauncher:

@@ -14,15 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.carried.arrived import as_here
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, LauncherError, PacelineError
 from paceline.node import output
 from paceline.node.clean import clean, remove_containers
 from paceline.node.prepare import prepare
-from paceline.node.store import check_outputs, store_outputs
+from paceline.node.store_outputs import check_outputs, store_outputs
+from paceline.remote.staging.stage_in import as_here
 from paceline.runs import store
-from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
+from paceline.system.files import write_json
 
 
 def main(argv: list[str]) -> int:

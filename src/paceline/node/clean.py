@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.job import Job
+from paceline.job.job import Job
 from paceline.runs.folder import RunFolder
 
 
@@ -12,7 +12,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
     """End what a container engine still has of the run, and drop its views of the node's data."""
     remove_containers(job, folder)
     if any(not reference.is_output for reference in job.inputs):
-        from paceline.data.cache import DataCache
+        from paceline.data.transfer.cache import DataCache
 
         DataCache().drop_views(folder.run_id)
     return {}

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.carried.arrived import Arrived
 from paceline.containers import Host, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
-from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentBuildError, LauncherError
+from paceline.job.environment import Environment
 from paceline.node.output import say
-from paceline.runs.files import write_json
+from paceline.remote.staging.stage_in import Arrived
 from paceline.runs.folder import RunFolder
+from paceline.system.files import write_json
 
 
 def prepare_container(

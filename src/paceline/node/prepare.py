@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.carried.arrived import Arrived, as_here
 from paceline.containers.command import Mount
-from paceline.data.reference import DataReference
-from paceline.environments.environment import Environment
-from paceline.job import Job
+from paceline.job.data_reference import DataReference
+from paceline.job.environment import Environment
+from paceline.job.job import Job
+from paceline.job.plan import Prepared, places
 from paceline.launchers.mpi import find_open_mpi
 from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
-from paceline.node.store import check_outputs
-from paceline.plan import Prepared, places
+from paceline.node.store_outputs import check_outputs
+from paceline.remote.staging.stage_in import Arrived, as_here
 from paceline.runs import work_dir
-from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import link_inputs
+from paceline.system.files import write_json
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def _mounts(
     """What containers need to see of a run's data: its folders, and those that links in them lead to."""
     if all(reference.is_output for reference in references):
         return []  # they lie in the run's folder
-    from paceline.data.filesystem import place_of
+    from paceline.data.stores.filesystem import place_of
 
     mounts = []
     for reference in references:
@@ -117,10 +117,10 @@ def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, Any]]:
     """Where the workers find it, and what is kept of it with the run."""
-    from paceline.data.cache import DataCache
-    from paceline.data.content import content_fingerprint, with_content
-    from paceline.data.fetch import fetch
-    from paceline.data.listing import list_files
+    from paceline.data.datasets.content import content_fingerprint, with_content
+    from paceline.data.transfer.cache import DataCache
+    from paceline.data.transfer.fetch import fetch
+    from paceline.data.transfer.listing import list_files
 
     records, here, is_carried = came.stores_dir, came.reference(reference), came.is_carried(reference)
     cache = DataCache()

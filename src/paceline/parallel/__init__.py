@@ -11,7 +11,7 @@ The public names, loaded on first use; torch is loaded by `parallelize`, not by 
 
 from __future__ import annotations
 
-from paceline.lazy import face
+from paceline.system.lazy import face
 
 TYPE_CHECKING = False
 

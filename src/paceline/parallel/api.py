@@ -188,7 +188,7 @@ def _build(
 
 
 def _first_micro(task: Task, world: World, batch: Any) -> Micro:
-    from paceline.parallel.batches.micros import cut
+    from paceline.parallel.batches.microbatches import cut
 
     if batch is None:
         raise ParallelError(

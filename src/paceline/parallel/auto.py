@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.batches.batch import Parts, count_rows, move, take_rows, unwrap
-from paceline.parallel.batches.micros import split
+from paceline.parallel.batches.microbatches import split
 from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather

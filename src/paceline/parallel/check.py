@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, piece_sizes, take_rows, unwrap
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
-from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
+from paceline.parallel.full_tensor import whole
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
-from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.fake_model import attributes_kept
+from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.reads import plain_attributes
-from paceline.parallel.tracing.shadow import attributes_kept
-from paceline.parallel.whole import whole
 
 if TYPE_CHECKING:
     from paceline.parallel.mesh import World

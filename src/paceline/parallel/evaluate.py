@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.batches.loader import feed
-from paceline.parallel.batches.micros import cut, weigh
+from paceline.parallel.batches.microbatches import cut, weigh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.executor import Executor

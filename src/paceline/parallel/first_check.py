@@ -20,7 +20,7 @@ from paceline.parallel.auto import available_bytes
 from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, take_rows, unwrap
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
-from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
 from paceline.parallel.check import CannotCompareError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError

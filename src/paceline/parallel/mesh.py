@@ -180,9 +180,9 @@ def _initialise(device: torch.device | str | None) -> None:
     if backend is None:
         return
     if backend == "mpi":
-        from paceline.collectives import torch_mpi
+        from paceline.torch_mpi.backend import install
 
-        torch_mpi.install()
+        install()
     if wants_cuda:
         torch.cuda.set_device(_device(device, int(os.environ["RANK"])))
     try:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.tracing.shadow import Mirror
-from paceline.parallel.whole import whole
+from paceline.parallel.full_tensor import whole
+from paceline.parallel.tracing.fake_model import Mirror
 
 
 class Skeleton:

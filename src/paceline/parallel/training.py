@@ -15,17 +15,17 @@ from torch import Tensor, nn
 from paceline.parallel import optimizers
 from paceline.parallel.batches.agree import agree_on_place, tags
 from paceline.parallel.batches.loader import Feed
-from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, cut
+from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut
 from paceline.parallel.clip import Clipper
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.executor import Executor
 from paceline.parallel.failure.watch import Watch
 from paceline.parallel.gradient_hooks import Hooks
+from paceline.parallel.guards import Kept, Layers
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
-from paceline.parallel.taken import Kept, Layers
 from paceline.parallel.task import Task
 
 

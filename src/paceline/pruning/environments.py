@@ -13,10 +13,10 @@ from paceline.containers import all_layers, prune_layers
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import PacelineError
 from paceline.pruning.wish import Wish
-from paceline.runs.files import read_json, tree_size
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.runs.store import all_records
+from paceline.system.files import read_json, tree_size
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.pruning.wish import Wish
-from paceline.runs import notes, store
-from paceline.runs.files import tree_size
+from paceline.runs import store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, parse_utc
+from paceline.system.files import tree_size
 
 #: A run with this tag, whatever its value, is never pruned.
 KEEP_TAG = "keep"
@@ -92,7 +92,7 @@ def _but_the_last(found: Iterable[Family], count: int) -> list[Family]:
 
 
 def _is_kept(folders: Iterable[RunFolder]) -> bool:
-    return any(KEEP_TAG in notes.read(folder.notes).tags for folder in folders)
+    return any(KEEP_TAG in tags_and_properties.read(folder.notes).tags for folder in folders)
 
 
 def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:

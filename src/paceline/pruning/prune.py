@@ -13,7 +13,7 @@ from paceline.pruning import environments, snapshots
 from paceline.pruning.families import unwanted
 from paceline.pruning.wish import Wish
 from paceline.runs import removal
-from paceline.runs.files import tree_size
+from paceline.system.files import tree_size
 
 KINDS = ("runs", "snapshots", "environments", "data")
 
@@ -116,7 +116,7 @@ def _prune_environments(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple
 
 
 def _prune_data(wish: Wish, dry_run: bool) -> int:
-    from paceline.data.cache import DataCache
+    from paceline.data.transfer.cache import DataCache
 
     with contextlib.suppress(FileNotFoundError):
         return DataCache().prune(wish.max_bytes or 0, unused_for_s=wish.older_than_s or 0.0, dry_run=dry_run)

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from paceline.runs import store
-from paceline.runs.files import read_json, remove_tree
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json, remove_tree
 
 #: A run's snapshot is there before its record is. A guess, far above what a submission takes.
 _FRESH_S = 600.0

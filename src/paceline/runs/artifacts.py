@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from paceline import links
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, UserError
-from paceline.runs.files import copy_whole
 from paceline.runs.folder import RunFolder, check_file_name
+from paceline.system import links
+from paceline.system.files import copy_whole
 
 #: Where files may be put, by links in these folders too.
 _WRITTEN = (*links.KEPT, "logs")

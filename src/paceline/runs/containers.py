@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from paceline.errors import LauncherError
-from paceline.job import Job
+from paceline.job.job import Job
 
 
 def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import artifacts
-from paceline.runs.files import copy_whole
 from paceline.runs.folder import RunFolder
+from paceline.system.files import copy_whole
 
 _WILD = frozenset("*?[")
 #: So many names at most in a message.

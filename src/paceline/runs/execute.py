@@ -25,9 +25,9 @@ from typing import IO, Any, Protocol
 
 from paceline.errors import RunStateError, UserError
 from paceline.runs import states, store
-from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system.files import read_json, write_json
 
 _ALIVE_S = 1.0
 _LOOK_S = 0.02

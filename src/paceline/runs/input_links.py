@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from paceline.errors import DataError
-from paceline.job import Job
-from paceline.plan import Prepared
+from paceline.job.job import Job
+from paceline.job.plan import Prepared
 from paceline.runs.folder import RunFolder
 
 

@@ -9,10 +9,10 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from paceline.links import KEPT, Entry, entries
-from paceline.runs.files import json_lines
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system.files import json_lines
+from paceline.system.links import KEPT, Entry, entries
 
 #: As many names as a record takes; it says how many there are in all.
 LIMIT = 100

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline import gaps
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
+from paceline.system import gaps
 
 _CHUNK = 1 << 16
 #: Of a line in a report, so many characters.
@@ -107,7 +107,7 @@ class LineAssembler:
 
 
 class _Tail:
-    """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.gaps`) comes the line
+    """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.system.gaps`) comes the line
     that says so."""
 
     def __init__(self, path: Path, position: int = 0) -> None:

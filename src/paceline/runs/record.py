@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
-from paceline.job import Job
+from paceline.job.job import Job
 from paceline.runs.failure import FailureReport
 from paceline.runs.states import NOT_STARTED, TERMINAL
 

@@ -18,13 +18,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline import locks
 from paceline.errors import RunNotFoundError, RunStateError
 from paceline.runs import states, store
 from paceline.runs.containers import remove_containers
-from paceline.runs.files import remove_tree
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system import locks
+from paceline.system.files import remove_tree
 
 GONE, NEW = ".gone-", ".new-"
 #: Readers ask for a lock in passing, and a supervisor has it for a moment after the last record; one that is held for longer

@@ -11,11 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from paceline.data.reference import PATH_VARIABLES, DataReference
 from paceline.errors import RunFailedError, RunStateError, UserError
-from paceline.runs import artifacts, elsewhere, interactive, metrics, notes, removal, series, states, store
+from paceline.job.data_reference import PATH_VARIABLES, DataReference
+from paceline.runs import (
+    artifacts,
+    interactive,
+    metrics,
+    remote_status,
+    removal,
+    series,
+    states,
+    store,
+    tags_and_properties,
+)
 from paceline.runs.context import WorkerContext
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import stream
 from paceline.runs.metrics import MetricLog
@@ -25,6 +34,7 @@ from paceline.runs.run_files import HasFiles
 from paceline.runs.run_metrics import LogsMetrics
 from paceline.runs.run_notes import HasNotes
 from paceline.runs.select import matches
+from paceline.system.files import read_json
 
 if TYPE_CHECKING:
     import subprocess
@@ -208,7 +218,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         }
 
     def _data(self, kind: str) -> builtins.list[dict[str, Any]]:
-        elsewhere.refresh(self._folder)
+        remote_status.refresh(self._folder)
         found: builtins.list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
         return found
 
@@ -309,7 +319,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: what this rank logged. by_rank: rank -> metrics.
         Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
         """
-        elsewhere.refresh(self._folder)
+        remote_status.refresh(self._folder)
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
             return {run.id: run.get_metrics(name, rank=rank, by_rank=by_rank) for run in runs}
@@ -322,7 +332,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         rank: what this rank logged. See `paceline.runs.series.MetricSeries`; one of a metric that was not logged is empty.
         """
-        elsewhere.refresh(self._folder)
+        remote_status.refresh(self._folder)
         found = series.read(self._folder.metrics, name=name, rank=rank)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 
@@ -513,7 +523,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         )
         child = Run(self._experiment, folder.run_id)
         if name:
-            notes.set_name(folder.notes, "display_name", name)
+            tags_and_properties.set_name(folder.notes, "display_name", name)
         return child
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import IO
 
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import artifacts, elsewhere
+from paceline.runs import artifacts, remote_status
 from paceline.runs.folder import RunFolder
 
 
@@ -55,7 +55,7 @@ class HasFiles(ABC):
         Below a link to another of the run's folders are the files of that; what a link leads to elsewhere is no file of
         the run's.
         """
-        elsewhere.refresh(self.folder)
+        remote_status.refresh(self.folder)
         return artifacts.names(self.folder)
 
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
@@ -64,7 +64,7 @@ class HasFiles(ABC):
         Raises:
             RunNotFoundError: the run has no such file; those it has are named.
         """
-        elsewhere.refresh(self.folder)
+        remote_status.refresh(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
 
     def download_files(

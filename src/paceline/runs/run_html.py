@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from paceline.errors import PacelineError
-from paceline.runs import notes, states, store
+from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import RunRecord
@@ -20,7 +20,7 @@ def run_html(folder: RunFolder) -> str:
         record = store.read(folder)
     except PacelineError as error:
         return f"<p>Run {escape(folder.run_id)}: {_text(str(error))}</p>"
-    name = notes.read(folder.notes).display_name
+    name = tags_and_properties.read(folder.notes).display_name
     rows = [
         ("Run", _text(f"{name} ({record.run_id})" if name else record.run_id)),
         ("Experiment", _text(record.experiment)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from paceline.runs import elsewhere, notes
+from paceline.runs import remote_status, tags_and_properties
 from paceline.runs.folder import RunFolder
 
 
@@ -16,9 +16,9 @@ class HasNotes(ABC):
     @abstractmethod
     def folder(self) -> RunFolder: ...
 
-    def _notes(self) -> notes.Notes:
-        elsewhere.refresh(self.folder)
-        return notes.read(self.folder.notes)
+    def _notes(self) -> tags_and_properties.Notes:
+        remote_status.refresh(self.folder)
+        return tags_and_properties.read(self.folder.notes)
 
     @property
     def tags(self) -> dict[str, str | None]:
@@ -36,7 +36,7 @@ class HasNotes(ABC):
 
     @display_name.setter
     def display_name(self, name: str) -> None:
-        notes.set_name(self.folder.notes, "display_name", name)
+        tags_and_properties.set_name(self.folder.notes, "display_name", name)
 
     @property
     def description(self) -> str | None:
@@ -44,21 +44,21 @@ class HasNotes(ABC):
 
     @description.setter
     def description(self, text: str) -> None:
-        notes.set_name(self.folder.notes, "description", text)
+        tags_and_properties.set_name(self.folder.notes, "description", text)
 
     def tag(self, key: str, value: object = None) -> None:
         """Set a tag; a value of any type becomes a string. A later value replaces an earlier one."""
-        notes.set_tags(self.folder.notes, {key: value})
+        tags_and_properties.set_tags(self.folder.notes, {key: value})
 
     def set_tags(self, tags: Mapping[str, object]) -> None:
-        notes.set_tags(self.folder.notes, tags)
+        tags_and_properties.set_tags(self.folder.notes, tags)
 
     def get_tags(self) -> dict[str, str | None]:
         return self.tags
 
     def remove_tags(self, tags: list[str] | str) -> None:
         """Remove a tag, or several, by key; keys that are not there are passed over."""
-        notes.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
+        tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties for good.
@@ -66,7 +66,7 @@ class HasNotes(ABC):
         Raises:
             RunStateError: one of them is there already; none is added then.
         """
-        notes.add_properties(self.folder.notes, properties)
+        tags_and_properties.add_properties(self.folder.notes, properties)
 
     def get_properties(self) -> dict[str, str]:
         return self.properties

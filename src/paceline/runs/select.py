@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from paceline.runs import notes
+from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 
@@ -31,7 +31,7 @@ def matches(
         return False
     if not tags and not properties:
         return True
-    noted = notes.read(folder.notes)
+    noted = tags_and_properties.read(folder.notes)
     wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
     for key, value in wanted.items():
         if key not in noted.tags or (value is not None and noted.tags[key] != str(value)):

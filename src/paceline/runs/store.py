@@ -18,14 +18,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline import locks, processes
 from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
-from paceline.runs.files import PRIVATE, append_line, read_json, write_json
 from paceline.runs.folder import RunFolder, age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
+from paceline.system import locks, processes
+from paceline.system.files import PRIVATE, append_line, read_json, write_json
 
 if TYPE_CHECKING:
     from paceline.runs.execute import Passage
@@ -176,9 +176,9 @@ def read(folder: RunFolder) -> RunRecord:
         # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
         return shown(folder, record)
     if folder.engine.exists():
-        from paceline.runs import elsewhere
+        from paceline.runs import remote_status
 
-        return elsewhere.read(folder, record)
+        return remote_status.read(folder, record)
     if not locks.is_held(folder.lock, here=_was_here(record)):
         # The owner may have written the end and gone between our two looks.
         record = stored(folder)
@@ -228,9 +228,9 @@ def passage(folder: RunFolder) -> Passage | None:
     """
     if not folder.engine.exists():
         return None
-    from paceline.runs import elsewhere
+    from paceline.runs import remote_status
 
-    return elsewhere.passage(folder)
+    return remote_status.passage(folder)
 
 
 def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
@@ -242,9 +242,9 @@ def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
             raise
         folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
     if folder.engine.exists():
-        from paceline.runs import elsewhere
+        from paceline.runs import remote_status
 
-        elsewhere.cancel(folder)
+        remote_status.cancel(folder)
 
 
 def deserted_report(record: RunRecord) -> FailureReport:

@@ -12,8 +12,8 @@ import shutil
 import stat
 from pathlib import Path
 
-from paceline.links import KEPT
 from paceline.runs.folder import RunFolder
+from paceline.system.links import KEPT
 
 
 def make(folder: RunFolder) -> Path:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import SnapshotError
-from paceline.runs.files import read_json
 from paceline.snapshot.ignore import ALWAYS, AT_THE_TOP, Ignore
+from paceline.system.files import read_json
 
 MAX_BYTES = 300 * 1024 * 1024
 MAX_FILES = 2000

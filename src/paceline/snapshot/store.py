@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from paceline.errors import SnapshotError
-from paceline.runs.files import write_json
 from paceline.snapshot.scan import Tree, scan, stamp_of
+from paceline.system.files import write_json
 
 _CHUNK = 1 << 20
 _TRIES = 3

@@ -21,10 +21,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline import locks, processes
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.guardian import guard
 from paceline.supervisor.supervise import supervise
+from paceline.system import locks, processes
 
 _LOCK_S = 20.0
 

@@ -21,18 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.gaps import Keeper
-from paceline.plan import Command, Launch
+from paceline.job.plan import Command, Launch
 from paceline.runs.failure import FailureReport, logs_command
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.beside_workers import BesideWorkers
+from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
+from paceline.supervisor.diagnosis.stalls import stalled_text
 from paceline.supervisor.disks import DiskWatch
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.findings import Findings, may_have_lost_a_node, report
 from paceline.supervisor.in_containers import left_its_container
-from paceline.supervisor.stalls import stalled_text
-from paceline.supervisor.wake import Wake
+from paceline.supervisor.signals import Wake
+from paceline.system.files import read_json
+from paceline.system.gaps import Keeper
 from paceline.targets import Ended, Nodes, Started
 
 _TICK_S = 0.1

@@ -8,11 +8,11 @@ from paceline.errors import TargetError
 from paceline.runs.failure import EXIT_PREEMPTED, FailureReport, logs_command
 from paceline.runs.record import RunRecord
 from paceline.supervisor.attempt import Outcome
+from paceline.supervisor.diagnosis.retries import NODES_GONE, is_retried
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.launching import attempt
 from paceline.supervisor.long_logs import shorten_logs
 from paceline.supervisor.preparing import give_nodes_back, hold_nodes
-from paceline.supervisor.retries import NODES_GONE, is_retried
 from paceline.supervisor.storing import brought_home
 from paceline.supervisor.supervision import Supervision
 

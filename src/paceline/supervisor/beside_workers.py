@@ -6,7 +6,7 @@
     exec/<id>/answer.json    {"output"}: the name of the file of its output, or {"error"}: why it was not started
     attempts/<k>/exec_<id>.jsonl   its output, on its way back as logs are
 
-On the node `paceline.agent.execute` serves it, as a process of the node's like any other: it is gone when the run is.
+On the node `paceline.remote.agent.execute` serves it, as a process of the node's like any other: it is gone when the run is.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.job.plan import Command, Launch
 from paceline.launchers import environment
 from paceline.launchers.processes import ProcessesLauncher
-from paceline.plan import Command, Launch
-from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.in_containers import wrapped_beside
+from paceline.system.files import read_json, write_json
 from paceline.targets import Ended, Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
@@ -139,7 +139,7 @@ class BesideWorkers:
         launch = self._launch
         place = launch.places[rank]
         as_worker = next(one for one in ProcessesLauncher().commands(launch) if one.ranks == (rank,))
-        program = f"{launch.library_dir}/paceline/agent/execute.py"
+        program = f"{launch.library_dir}/paceline/remote/agent/execute.py"
         command = replace(
             environment.with_paths(as_worker, launch, self._shells[place.node_rank]),
             argv=(launch.prepared[place.node_rank].python, "-I", "-S", program, channel, str(output)),

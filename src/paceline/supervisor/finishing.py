@@ -10,8 +10,7 @@ import signal
 import traceback
 from typing import Any
 
-from paceline import processes
-from paceline.runs import elsewhere, left_out, states, work_dir
+from paceline.runs import left_out, remote_status, states, work_dir
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import (
     EXIT_CANCELED,
@@ -20,14 +19,15 @@ from paceline.runs.failure import (
     logs_command,
     signal_name,
 )
-from paceline.runs.files import read_json
 from paceline.runs.input_links import unlink_inputs
 from paceline.runs.record import RunRecord, utc_now
-from paceline.supervisor.alone import alone_text
 from paceline.supervisor.attempt import Outcome
+from paceline.supervisor.diagnosis.alone import alone_text
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.preparing import clean_nodes, give_nodes_back
 from paceline.supervisor.supervision import Supervision
+from paceline.system import processes
+from paceline.system.files import read_json
 
 
 def finish(run: Supervision, outcome: Outcome) -> None:
@@ -107,7 +107,7 @@ def fail_internally(run: Supervision, error: BaseException) -> None:
 def _canceled_by(run: Supervision) -> str:
     if run.folder.cancel_request.exists():
         return str((read_json(run.folder.cancel_request) or {}).get("by", "unknown"))
-    if by := elsewhere.engine(run.folder).get("by"):
+    if by := remote_status.engine(run.folder).get("by"):
         return str(by)
     return signal_name(run.wake.stopped_by or 0)
 

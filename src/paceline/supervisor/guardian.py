@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 
-from paceline import processes
 from paceline.runs import store, work_dir
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_now
 from paceline.supervisor.driver_log import say
+from paceline.system import processes
 from paceline.targets import target_of_run
 
 

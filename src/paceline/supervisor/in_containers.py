@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.plan import REMOTE_SHELL_PYTHON, Command, Launch
-from paceline.runs.files import read_json
+from paceline.job.plan import REMOTE_SHELL_PYTHON, Command, Launch
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
 
 
 def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mapping[str, str]]) -> list[Command]:

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.job import Job
-from paceline.runs.files import read_json
+from paceline.job.job import Job
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
 
 
 @contextlib.contextmanager
@@ -18,7 +18,7 @@ def views(job: Job, run_id: str) -> Iterator[None]:
     if all(reference.is_output for reference in job.inputs):
         yield
         return
-    from paceline.data.cache import DataCache
+    from paceline.data.transfer.cache import DataCache
 
     cache = DataCache()
     cache.drop_dead_views()  # of runs that were killed

@@ -6,10 +6,9 @@ import os
 import secrets
 from collections.abc import Mapping
 
-from paceline import processes
 from paceline.errors import JobError
+from paceline.job.plan import Launch
 from paceline.launchers import environment, get_launcher
-from paceline.plan import Launch
 from paceline.runs import states
 from paceline.runs.containers import remove_containers
 from paceline.runs.folder import RunFolder
@@ -17,6 +16,7 @@ from paceline.supervisor.attempt import AttemptWatch, Outcome
 from paceline.supervisor.in_containers import wrapped
 from paceline.supervisor.preparing import remove_on_nodes
 from paceline.supervisor.supervision import Supervision
+from paceline.system import processes
 
 
 def attempt(run: Supervision, number: int) -> Outcome:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from paceline import gaps
-from paceline.runs.files import write_whole
 from paceline.runs.folder import RunFolder
+from paceline.system import gaps
+from paceline.system.files import write_whole
 
 
 def shorten_logs(folder: RunFolder, attempt: int, world_size: int) -> None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline import processes
-from paceline.plan import Command
+from paceline.job.plan import Command
 from paceline.runs.failure import FailureReport, signal_name
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.supervisor.wake import Wake
+from paceline.supervisor.signals import Wake
+from paceline.system import processes
+from paceline.system.files import read_json
 from paceline.targets import Nodes, Seen
 
 _TICK_S = 0.05

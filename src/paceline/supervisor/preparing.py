@@ -5,11 +5,9 @@ from __future__ import annotations
 import errno
 
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, TargetError, TransferError, UserError
-from paceline.library import library_dir
-from paceline.plan import Prepared
+from paceline.job.plan import Prepared
 from paceline.runs import states, work_dir
 from paceline.runs.failure import FailureReport, logs_command
-from paceline.runs.files import write_json
 from paceline.runs.input_links import link_inputs, unlink_inputs
 from paceline.runs.record import RunRecord
 from paceline.supervisor.attempt import Outcome
@@ -18,6 +16,8 @@ from paceline.supervisor.inputs import hold_environment, views
 from paceline.supervisor.nodes import Done, on_nodes
 from paceline.supervisor.storing import from_here
 from paceline.supervisor.supervision import Supervision
+from paceline.system.files import write_json
+from paceline.system.library import library_dir
 from paceline.targets import Nodes, Seen
 
 

@@ -8,15 +8,15 @@ import shlex
 from collections.abc import Iterable, Mapping
 
 from paceline.errors import PacelineError, TargetError
-from paceline.library import library_dir
-from paceline.runs import left_out, notes, states, work_dir
+from paceline.runs import left_out, states, tags_and_properties, work_dir
 from paceline.runs.failure import FailureReport
-from paceline.runs.files import read_json, write_json
 from paceline.supervisor.attempt import Outcome
-from paceline.supervisor.beside import Beside
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.nodes import Done, on_nodes
 from paceline.supervisor.supervision import Supervision
+from paceline.supervisor.this_host import Beside
+from paceline.system.files import read_json, write_json
+from paceline.system.library import library_dir
 
 #: The property of a run whose files could not all be had, in words: which, and where they still are.
 NOT_FETCHED = "not_fetched"
@@ -37,7 +37,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
         say(text)
         with contextlib.suppress(OSError, PacelineError):
             name = f"{NOT_FETCHED}_{len(run.record.attempts)}" if len(run.record.attempts) > 1 else NOT_FETCHED
-            notes.add_properties(run.folder.notes, {name: text})
+            tags_and_properties.add_properties(run.folder.notes, {name: text})
         if outcome.failure is not None:
             message = f"{outcome.failure.message} {text}"
             return dataclasses.replace(outcome, failure=dataclasses.replace(outcome.failure, message=message))

@@ -9,15 +9,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.job import Job
-from paceline.plan import Launch, Prepared
-from paceline.runs import elsewhere, states, store
-from paceline.runs.files import read_json
+from paceline.job.job import Job
+from paceline.job.plan import Launch, Prepared
+from paceline.runs import remote_status, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.wake import Wake
+from paceline.supervisor.signals import Wake
+from paceline.system.files import read_json
 from paceline.targets import Nodes, Seen, Target
 
 
@@ -120,7 +120,7 @@ class Supervision:
         if number == signal.SIGUSR2:
             return "time_limit"
         # An engine may start the job again, unless it has said that it never does.
-        may_return = self.folder.engine.exists() and elsewhere.engine(self.folder).get("sigterm") != "cancel"
+        may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:

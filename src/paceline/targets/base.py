@@ -12,7 +12,7 @@ of a target
     script(job)                                     what --dry-run prints of what an engine would be given; None for nothing
     passage(folder)                                 the way to its supervisor for one command (`paceline.runs.execute.Passage`),
         where that has another folder than this one; None where it has this one
-    look, cancel                                    those of `paceline.runs.elsewhere`, where an engine runs the supervisor
+    look, cancel                                    those of `paceline.runs.remote_status`, where an engine runs the supervisor
     OPTIONS, settings, status, examine, script_python, login   for `paceline compute`; see docs/compute.md
 of nodes
     disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
@@ -31,8 +31,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
-from paceline.job import Job
-from paceline.plan import Command, Node, Starter
+from paceline.job.job import Job
+from paceline.job.plan import Command, Node, Starter
 from paceline.runs.folder import RunFolder
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
@@ -167,7 +167,7 @@ class Target(Protocol):
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         """Start the run's supervisor, detached, and hand it the open lock; its pid.
 
-        0 where it starts elsewhere, when an engine says so (`paceline.runs.elsewhere`).
+        0 where it starts elsewhere, when an engine says so (`paceline.runs.remote_status`).
         """
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from paceline.errors import TargetError
-from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json, write_json
 from paceline.targets.base import Target
 from paceline.targets.kinds import OWN, kind_class, make_target
 from paceline.targets.status import Status

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from paceline.agent.disks import disk_of
+from paceline.remote.agent.disks import disk_of
 
 
 def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:

@@ -9,8 +9,8 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from paceline import plugins
 from paceline.errors import TargetError
+from paceline.system import plugins
 
 if TYPE_CHECKING:
     from paceline.targets.options import Option

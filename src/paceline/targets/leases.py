@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline import locks
 from paceline.errors import PacelineError, TargetError
 from paceline.runs import store
-from paceline.runs.files import make_own, read_json, write_json
 from paceline.runs.folder import RunFolder
+from paceline.system import locks
+from paceline.system.files import make_own, read_json, write_json
 
 #: Where the tickets lie, in place of the user's state folder.
 LEASES_VARIABLE = "PACELINE_LEASES"

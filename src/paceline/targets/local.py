@@ -11,11 +11,11 @@ import sys
 import time
 from pathlib import Path
 
-from paceline.agent.gpus import devices
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.plan import Node, node_sizes, port_count
-from paceline.processes import core_count
+from paceline.job.job import Job
+from paceline.job.plan import Node, node_sizes, port_count
+from paceline.remote.agent.gpus import devices
+from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.leases import Demand, Lease, Queue, leases_dir

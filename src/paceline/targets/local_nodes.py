@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline import processes
-from paceline.agent.oom import oom_kills
-from paceline.plan import Command, Node
-from paceline.runs.files import make_own
+from paceline.job.plan import Command, Node
+from paceline.remote.agent.oom import oom_kills
 from paceline.runs.folder import RunFolder
+from paceline.system import processes
+from paceline.system.files import make_own
 from paceline.targets.base import Ended, Seen, Started
 from paceline.targets.disks import disks_here
 

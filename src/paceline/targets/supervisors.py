@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
+from paceline.system import processes
 
 #: Supervisors that this process has started and that may still run.
 _started: list[subprocess.Popen[bytes]] = []

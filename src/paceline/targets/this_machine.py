@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline import locks
-from paceline.agent.gpus import devices
-from paceline.processes import core_count
-from paceline.runs.files import read_json
+from paceline.remote.agent.gpus import devices
 from paceline.runs.folder import RunFolder
+from paceline.system import locks
+from paceline.system.files import read_json
+from paceline.system.processes import core_count
 from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget
 from paceline.targets.options import Option, check_settings
 from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
-    from paceline.targets.agents.link import Link
+    from paceline.remote.link.link import Link
 
 
 class ThisMachine(LocalTarget):
@@ -58,7 +58,7 @@ class ThisMachine(LocalTarget):
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
         """One link, however many nodes: they are all this machine."""
         import paceline
-        from paceline.targets.agents.link import Link, bootstrap_words
+        from paceline.remote.link.link import Link, bootstrap_words
 
         link = Link.open(
             bootstrap_words(sys.executable),

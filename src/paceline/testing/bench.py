@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.job import Job
+from paceline.job.job import Job
 from paceline.runs import states
 from paceline.runs.run import Run
 from paceline.testing import scripts

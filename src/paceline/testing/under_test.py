@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline import processes
-from paceline.environments.environment import Environment
+from paceline.job.environment import Environment
 from paceline.runs.run import Run
+from paceline.system import processes
 from paceline.targets import configured
 from paceline.testing.slow_package import write_slow_package
 

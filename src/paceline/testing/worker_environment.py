@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from paceline.job.plan import Launch, Node, Prepared
 from paceline.launchers import environment
-from paceline.plan import Launch, Node, Prepared
 from paceline.runs.run import Run
 
 #: What mpirun itself sets for its workers.

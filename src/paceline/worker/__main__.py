@@ -61,9 +61,9 @@ def main(argv: "list[str]") -> None:
 
 def _offer_mpi_to_torch() -> None:
     """Let `torch.distributed.init_process_group("mpi")` find a backend, which no torch wheel has; torch is not loaded yet."""
-    from paceline.collectives import torch_mpi
+    from paceline.torch_mpi import backend
 
-    torch_mpi.install_when_loaded()
+    backend.install_when_loaded()
 
 
 def _keep_store_to_its_network() -> None:

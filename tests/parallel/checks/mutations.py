@@ -114,9 +114,9 @@ def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
         own = size // microbatches
         return [range(replica * size + i * own, replica * size + (i + 1) * own) for i in range(microbatches)]
 
-    from paceline.parallel.batches import micros
+    from paceline.parallel.batches import microbatches as cutting
 
-    change = mock.patch.object(micros, "own_rows", rows_of_replica_first)
+    change = mock.patch.object(cutting, "own_rows", rows_of_replica_first)
     assert_seen("cnn_batch", Data(), change, microbatches=2)
 
 

@@ -126,12 +126,12 @@ except ZeroDivisionError:
     # As a notebook does, or a script that writes a report first.
     time.sleep(60 if RANK == 1 else 0)
 """
-    from paceline.parallel.failure import line
+    from paceline.parallel.failure import error_store
 
     ended = run_and_stop(tmp_path, code)
     assert ended[0].returncode == 1
     assert "rank 1, microbatch 0 failed first" in ended[0].output
-    assert line.GRACE_S + 2 * line.POLL_S < 10
+    assert error_store.GRACE_S + 2 * error_store.POLL_S < 10
 
 
 def run_and_stop(tmp_path: Path, code: str) -> list[Ended]:

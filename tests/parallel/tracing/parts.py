@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.parallel.tracing.blocks import opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.containers import map_tensors, tensors_at
+from paceline.parallel.tracing.pytree import map_tensors, tensors_at
 from paceline.parallel.tracing.segments import Segment, split, stage_module
 from paceline.parallel.tracing.trace import Traced, Tracer
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from paceline.parallel.tracing.fake_model import Mirror
 from paceline.parallel.tracing.fingerprint import Fingerprint
-from paceline.parallel.tracing.shadow import Mirror
 
 
 class Masked(nn.Module):

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from paceline.parallel import ParallelError
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
+from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.segments import split, stage_module
 from tests.parallel.models import CASES, LongSkip, Transformer
 from tests.parallel.tracing.parts import traced

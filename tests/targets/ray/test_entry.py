@@ -98,7 +98,7 @@ def test_without_a_shared_folder_the_job_is_its_own_library(tmp_path: Path) -> N
     ray = program(tmp_path / "ray" / "python", 'echo "ray\'s: $*"; env | grep -e ^PACELINE_ -e ^PYTHONPATH')
     done = run(travel_entrypoint("x_1", None, "word", "PACELINE_SUPERVISOR"), ray, tmp_path)
     lines = done.stdout.splitlines()
-    assert "ray's: -m paceline.targets.ray.away word" in lines
+    assert "ray's: -m paceline.targets.ray.remote_supervisor word" in lines
     assert f"PYTHONPATH={tmp_path}" in lines
     assert f"PACELINE_RAY_LIBRARY={tmp_path}" in lines
 

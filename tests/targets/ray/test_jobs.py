@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runs.files import read_json, write_json
+from paceline.system.files import read_json, write_json
 from paceline.targets.ray.client import RayJob, UnreachableError
 from paceline.targets.ray.jobs import FRESH_S, Jobs, all_jobs
 

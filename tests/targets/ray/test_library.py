@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from paceline.library import library_dir
+from paceline.system.library import library_dir
 from paceline.targets.ray import library
 from tests.targets.ray.fake_cluster import FakeCluster
 from tests.targets.ray.test_client import client

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from paceline.data.filesystem import Store
-from paceline.data.store_record import StoreRecord
+from paceline.data.stores.filesystem import Store
+from paceline.data.stores.record import StoreRecord
 from paceline.errors import RunStateError, TransferError
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import passage as passages
+from paceline.targets.ray.object_sync import put
 from paceline.targets.ray.passage import Listener, Sealed, StorePassage
-from paceline.targets.ray.travel import put
 from tests.helpers import make_run, wait_until
 from tests.targets.answering import Answering, answering
 
@@ -147,7 +147,7 @@ def test_the_end_of_a_killed_asker_ends_the_command(
 ) -> None:
     monkeypatch.setattr(passages, "_SILENCE_S", 0.5)
     code = (
-        "import os, sys\nfrom pathlib import Path\nfrom paceline.data.store_record import StoreRecord\n"
+        "import os, sys\nfrom pathlib import Path\nfrom paceline.data.stores.record import StoreRecord\n"
         "from paceline.runs.folder import RunFolder\nfrom paceline.targets.ray.passage import StorePassage\n"
         "passage = StorePassage(StoreRecord(name='s', url=sys.argv[1]), RunFolder(Path(sys.argv[2])))\n"
         "passage.begin({'argv': ['echo'], 'rank': 0, 'terminal': None, 'term': None})\n"

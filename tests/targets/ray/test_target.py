@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from paceline import locks
 from paceline.errors import TargetError
-from paceline.runs import elsewhere, states
-from paceline.runs.files import write_json
+from paceline.runs import remote_status, states
 from paceline.runs.folder import RunFolder
+from paceline.system import locks
+from paceline.system.files import write_json
 from paceline.targets.ray import RayTarget
 from tests.helpers import make_job, make_record, make_run
 from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
@@ -40,7 +40,7 @@ def start(cluster: FakeCluster, folder: RunFolder) -> dict[str, Any]:
     return cluster.jobs[f"paceline-{folder.run_id}"]
 
 
-def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> elsewhere.Look:
+def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> remote_status.Look:
     # What was kept of the answer before is forgotten.
     for path in (folder.path.parent.parent / "engines").glob("*.json"):
         path.unlink()
@@ -119,7 +119,7 @@ def test_what_ray_says_of_the_job_is_said_of_the_run(
 
 def test_a_pending_job_is_queued_until_its_supervisor_has_spoken(cluster: FakeCluster, folder: RunFolder) -> None:
     start(cluster, folder)
-    assert look(cluster, folder, states.NOT_STARTED) == elsewhere.Look(state="queued", message="Wait")
+    assert look(cluster, folder, states.NOT_STARTED) == remote_status.Look(state="queued", message="Wait")
     assert look(cluster, folder, states.PREPARING).state == "running"
 
 
@@ -170,7 +170,7 @@ def test_of_a_run_whose_outputs_are_still_to_be_stored_here_nobody_is_asked(fold
     fd = locks.take(folder.lock)
     assert fd is not None
     write_json(folder.home, {"host": "", "folders": {}, "end": {}})
-    assert away.look(folder, make_record(folder.run_id)).state == elsewhere.RUNNING
+    assert away.look(folder, make_record(folder.run_id)).state == remote_status.RUNNING
     away.cancel(folder, make_record(folder.run_id))
     os.close(fd)
 
@@ -179,8 +179,10 @@ def test_a_run_whose_end_another_process_is_fetching_is_not_gone(
     cluster: FakeCluster, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = target(cluster, datastore="lab")
-    for answer, state in ((True, elsewhere.RUNNING), (False, elsewhere.GONE)):
-        monkeypatch.setattr("paceline.targets.ray.travel.fetch_run", lambda settings, folder, answer=answer: answer)
+    for answer, state in ((True, remote_status.RUNNING), (False, remote_status.GONE)):
+        monkeypatch.setattr(
+            "paceline.targets.ray.object_sync.fetch_run", lambda settings, folder, answer=answer: answer
+        )
         assert away.look(folder, make_record(folder.run_id)).state == state
 
 

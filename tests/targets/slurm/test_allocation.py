@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.agents import Hello
+from paceline.remote.link import Hello
 from paceline.targets.slurm import allocation as allocations
 from paceline.targets.slurm.allocation import Allocation, common_addresses, link_words, srun_words, step_environment
 

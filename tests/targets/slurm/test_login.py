@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from paceline import processes
-from paceline.carried.arrived import arrived, as_here
-from paceline.carried.home import settle
-from paceline.data.reference import DataReference, Source
 from paceline.errors import DataError, TargetError
-from paceline.node.store import check_outputs, store_outputs
+from paceline.job.data_reference import DataReference, Source
+from paceline.node.store_outputs import check_outputs, store_outputs
+from paceline.remote.staging.stage_in import arrived, as_here
+from paceline.remote.staging.stage_out_local import settle
 from paceline.runs import states, store
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
+from paceline.system import processes
+from paceline.system.files import read_json
 from paceline.targets.slurm.login import Login, There, _Taker
 from paceline.targets.slurm.passage import LoginPassage
 from paceline.targets.slurm.scheduler import AwayError, Scheduler

@@ -1,7 +1,7 @@
 import pytest
 
-from paceline.runs.elsewhere import GONE, QUEUED, RUNNING
 from paceline.runs.failure import CAUSES
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING
 from paceline.targets.slurm.reasons import has_ended, look_of, waits_for
 from paceline.targets.slurm.states import JobState, parse_squeue
 from tests.targets.slurm.recordings import JSON, PLAIN, recorded

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
-from paceline.library import library_dir
 from paceline.runs import store
-from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, engine
-from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, engine
+from paceline.system.files import write_json
+from paceline.system.library import library_dir
 from paceline.targets.kinds import kind_class, make_target
 from paceline.targets.slurm import SlurmTarget
 from paceline.targets.slurm.states import JobState

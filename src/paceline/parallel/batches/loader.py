@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from paceline.parallel.batches.agree import agree_on_batch
 from paceline.parallel.batches.batch import count_rows, own_rows
-from paceline.parallel.batches.micros import GlobalBatch, OwnBatch, split
+from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, split
 from paceline.parallel.batches.order import Order
 from paceline.parallel.batches.same_data import agree_on_data
 from paceline.parallel.errors import ParallelError

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from paceline.parallel.checkpoint.state import Held
 from paceline.parallel.exchange import gather
+from paceline.parallel.full_tensor import whole
 from paceline.parallel.mesh import World
-from paceline.parallel.whole import whole
 
 
 def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from paceline.parallel.failure.line import Line
+from paceline.parallel.failure.error_store import Line
 from paceline.parallel.mesh import World
 
 #: Of the backends' own texts alone: a script's "timed out" is its own error.

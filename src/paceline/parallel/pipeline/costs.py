@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from paceline.parallel.pipeline.cut import Block
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.containers import map_tensors, tensors_at
+from paceline.parallel.tracing.fake_model import attributes_kept, untouched
+from paceline.parallel.tracing.pytree import map_tensors, tensors_at
 from paceline.parallel.tracing.segments import Segment, split
-from paceline.parallel.tracing.shadow import attributes_kept, untouched
 from paceline.parallel.tracing.trace import Traced
 
 #: So often at least, and more often while that takes no time: what else runs on the machine stops a short block for longer

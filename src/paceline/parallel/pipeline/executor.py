@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
+from paceline.parallel.guards import refuse_calls
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.messages import Messages
 from paceline.parallel.pipeline.plan import StagePlan, agree
@@ -28,7 +29,6 @@ from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
-from paceline.parallel.taken import refuse_calls
 from paceline.parallel.task import Task
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.segments import stage_module

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.first import decide
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import held_tensors
+from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.segments import split
 from paceline.parallel.tracing.trace import Traced
 

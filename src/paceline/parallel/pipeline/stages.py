@@ -25,7 +25,7 @@ from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.replicas import normalization, shard
-from paceline.parallel.tracing.containers import tensors_at
+from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.segments import Segment, Value
 
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from paceline.parallel.batches.batch import Micro, tensors_in
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
+from paceline.parallel.full_tensor import whole
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import undisturbed
-from paceline.parallel.whole import whole
 
 # How far sums in another order may lie apart, in steps of the type on the scale of the largest number. Measured: below 50.
 _STEPS = 2000

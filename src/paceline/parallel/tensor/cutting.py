@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 
 from paceline.parallel.batches.batch import Micro
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.first import decide
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
+from paceline.parallel.rank0 import decide
 from paceline.parallel.tensor.check import verify
 from paceline.parallel.tensor.groups import Group
 from paceline.parallel.tensor.names import fold

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
+from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.source import Line, users_line
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.

@@ -22,12 +22,19 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.tracing.containers import map_tensors, signature, tensors_at
+from paceline.parallel.tracing.fake_model import (
+    Mirror,
+    attributes_kept,
+    contents,
+    make_shadow,
+    names_by_tensor,
+    untouched,
+)
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import GENERATORS, generators_kept
+from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.reads import Reads, noting
 from paceline.parallel.tracing.recorder import CannotRecordError, Ran, Recorder, recording
-from paceline.parallel.tracing.shadow import Mirror, attributes_kept, contents, make_shadow, names_by_tensor, untouched
 from paceline.parallel.tracing.source import Line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.job import Job
-from paceline.plan import node_sizes
+from paceline.job.job import Job
+from paceline.job.plan import node_sizes
 from paceline.targets.ray.settings import RaySettings
 
 #: Ray counts in ten-thousandths.

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.targets.ray.beside import DRIVER_VARIABLE, READS, SAYS
+from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 
 #: Ray's own interpreter, for the supervisor to start the driver with.
 RAY_PYTHON_VARIABLE = "PACELINE_RAY_PYTHON"
@@ -90,7 +90,7 @@ def travel_entrypoint(run_id: str, python: str | None, request: str, supervisor_
         f'export {RAY_PYTHON_VARIABLE}="$ray" {ADDRESS_VARIABLE}="$address"\n'
         f'export {LIBRARY_VARIABLE}="$library"\n'
         f"log=/dev/stderr{_START_DRIVER}"
-        f'"$python" -m paceline.targets.ray.away {shlex.quote(request)}\n'
+        f'"$python" -m paceline.targets.ray.remote_supervisor {shlex.quote(request)}\n'
     )
 
 

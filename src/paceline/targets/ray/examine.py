@@ -21,10 +21,10 @@ from paceline.errors import TargetError
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.entry import examine_entrypoint
 from paceline.targets.ray.library import send_library
-from paceline.targets.ray.reception import Reception
+from paceline.targets.ray.listener import Reception
 
 if TYPE_CHECKING:
-    from paceline.targets.agents import Link
+    from paceline.remote.link import Link
 
 _PLACE_S = 40.0
 _TICK_S = 0.1
@@ -40,7 +40,7 @@ def examined(
     Raises:
         TargetError: Ray gives none, or they can't reach this machine.
     """
-    from paceline.targets.ray.gather import open_links
+    from paceline.targets.ray.allocate import open_links
 
     library = Path(paceline.__file__).resolve().parents[1]
     job_id = f"paceline-doctor-{secrets.token_hex(6)}"

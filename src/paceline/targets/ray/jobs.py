@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.files import read_json, write_json
-from paceline.targets.answers import FRESH_S, answers_dir, locked
+from paceline.system.files import read_json, write_json
+from paceline.targets.poll_cache import FRESH_S, answers_dir, locked
 from paceline.targets.ray.client import RayJob, UnreachableError
 
 

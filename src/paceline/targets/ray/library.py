@@ -7,7 +7,7 @@ import os
 import zipfile
 from pathlib import Path
 
-from paceline.targets.agents.bootstrap import library_digest
+from paceline.remote.link.bootstrap import library_digest
 from paceline.targets.ray.client import PACKAGE_BYTES, RayClient
 
 

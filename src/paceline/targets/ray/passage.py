@@ -20,14 +20,14 @@ import threading
 import time
 from typing import Any
 
-from paceline.data.filesystem import Store
-from paceline.data.store_record import StoreRecord
+from paceline.data.stores.filesystem import Store
+from paceline.data.stores.record import StoreRecord
 from paceline.errors import PacelineError, RunStateError, TransferError
 from paceline.runs import states
 from paceline.runs.execute import Files
-from paceline.runs.files import read_json
 from paceline.runs.folder import RunFolder
-from paceline.targets.ray.travel import crossed, exists, get, put, remove, run_prefix
+from paceline.system.files import read_json
+from paceline.targets.ray.object_sync import crossed, exists, get, put, remove, run_prefix
 
 #: How often the cluster's side looks whether somebody has knocked: each look is a request that a bucket charges for.
 _KNOCK_S = 2.0

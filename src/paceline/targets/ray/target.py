@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline import processes
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.plan import Node, port_count
-from paceline.runs import elsewhere, states
+from paceline.job.job import Job
+from paceline.job.plan import Node, port_count
+from paceline.runs import remote_status, states
 from paceline.runs.failure import CAUSES
-from paceline.runs.files import read_json, write_json
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
+from paceline.system import processes
+from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.ray.client import RayClient, RayJob, RayNode
 from paceline.targets.ray.demand import Demand, NodeResources, demand_of, too_large
@@ -35,8 +35,8 @@ from paceline.targets.ray.settings import OPTIONS, RaySettings, read_settings
 from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
+    from paceline.remote.link import Link
     from paceline.runs.execute import Passage
-    from paceline.targets.agents import Link
 
 _PREFIX = "paceline-"
 #: Who has canceled a run whose job was stopped: Ray does not know whom it has obeyed.
@@ -99,7 +99,7 @@ class RayTarget:
             script = shared_entrypoint(run_dir, library_dir, python, processes.SUPERVISOR_VARIABLE)
             runtime_env: dict[str, Any] = {}
         else:
-            from paceline.targets.ray.travel import send_run
+            from paceline.targets.ray.object_sync import send_run
 
             told["has_secrets"] = folder.secrets.exists()
             script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
@@ -117,48 +117,52 @@ class RayTarget:
         with contextlib.suppress(TargetError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
-    def look(self, folder: RunFolder, record: RunRecord) -> elsewhere.Look:
+    def look(self, folder: RunFolder, record: RunRecord) -> remote_status.Look:
         if self._settled(folder):
-            return elsewhere.Look(state=elsewhere.RUNNING)
-        told = elsewhere.engine(folder)
+            return remote_status.Look(state=remote_status.RUNNING)
+        told = remote_status.engine(folder)
         job_id = str(told.get("job_id") or f"{_PREFIX}{folder.run_id}")
         known = all_jobs(folder.path.parent.parent, self.settings.address, self._client.jobs, _PREFIX)
         job = known.jobs.get(job_id)
         more_comes = False
         if not self.settings.is_shared:
-            from paceline.targets.ray.travel import fetch_run
+            from paceline.targets.ray.object_sync import fetch_run
 
             more_comes = fetch_run(self.settings, folder)
             if self._settled(folder):
-                return elsewhere.Look(state=elsewhere.RUNNING)
+                return remote_status.Look(state=remote_status.RUNNING)
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
-            return elsewhere.Look(state=elsewhere.QUEUED, message="Ray has just been given the run")
+            return remote_status.Look(state=remote_status.QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return elsewhere.Look(state=elsewhere.RUNNING)  # the supervisor's own word is newer
+            return remote_status.Look(state=remote_status.RUNNING)  # the supervisor's own word is newer
         found = self._told(job)
-        if found.state == elsewhere.GONE and told.get("has_secrets"):
-            from paceline.targets.ray.travel import remove_sealed
+        if found.state == remote_status.GONE and told.get("has_secrets"):
+            from paceline.targets.ray.object_sync import remove_sealed
 
             remove_sealed(self.settings, folder)
             write_json(folder.engine, {**told, "has_secrets": False})
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
-        return elsewhere.Look(state=elsewhere.RUNNING) if more_comes and found.state == elsewhere.GONE else found
+        return (
+            remote_status.Look(state=remote_status.RUNNING)
+            if more_comes and found.state == remote_status.GONE
+            else found
+        )
 
     def passage(self, folder: RunFolder) -> Passage | None:
         """The way to the run's supervisor for one command; None where that looks into the run's folder here."""
-        if self.settings.is_shared or not elsewhere.is_copy(folder):
+        if self.settings.is_shared or not remote_status.is_copy(folder):
             return None
+        from paceline.targets.ray.object_sync import store_record
         from paceline.targets.ray.passage import StorePassage
-        from paceline.targets.ray.travel import store_record
 
         return StorePassage(store_record(self.settings, folder.path.parent.parent), folder)
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        from paceline.carried.home import is_over
+        from paceline.remote.staging.stage_out_local import is_over
 
         if is_over(folder):
             return  # it is ended here, by who looks next
-        self._client.stop(str(elsewhere.engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
+        self._client.stop(str(remote_status.engine(folder).get("job_id") or f"{_PREFIX}{folder.run_id}"))
 
     def script(self, job: Job) -> str | None:
         return None
@@ -186,8 +190,8 @@ class RayTarget:
         return self._gather(demand_of(job, self.settings), run_dir.name, port_count(job), waiting)
 
     def _gather(self, demand: Demand, run_id: str, ports: int, waiting: Waiting) -> Nodes | None:
-        from paceline.targets.ray.gather import gather
-        from paceline.targets.ray.holding import Asked
+        from paceline.targets.ray.allocate import gather
+        from paceline.targets.ray.placement_group import Asked
 
         settings = self.settings
         try:
@@ -212,22 +216,22 @@ class RayTarget:
 
     def _settled(self, folder: RunFolder) -> bool:
         """Whether the run itself is over, and only what it has left here is still to be put in its place."""
-        from paceline.carried.home import settle
+        from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)
 
-    def _told(self, job: RayJob | None) -> elsewhere.Look:
+    def _told(self, job: RayJob | None) -> remote_status.Look:
         where = f"the Ray cluster at {self.settings.address}"
         if job is None:
             message = f"T{where[1:]} knows no job of this run: its head was started anew, or somebody deleted it."
-            return elsewhere.Look(state=elsewhere.GONE, message=message)
+            return remote_status.Look(state=remote_status.GONE, message=message)
         if job.status == "PENDING":
-            return elsewhere.Look(state=elsewhere.QUEUED, message=job.message.split(". ")[0].rstrip("."))
+            return remote_status.Look(state=remote_status.QUEUED, message=job.message.split(". ")[0].rstrip("."))
         if job.status == "RUNNING":
-            return elsewhere.Look(state=elsewhere.RUNNING)
+            return remote_status.Look(state=remote_status.RUNNING)
         if job.status == "STOPPED":
-            return elsewhere.Look(
-                state=elsewhere.GONE,
+            return remote_status.Look(
+                state=remote_status.GONE,
                 cause="canceled",
                 by=_BY_RAY,
                 message=f"Its job was stopped in {where}.",
@@ -236,10 +240,12 @@ class RayTarget:
         assert cause in CAUSES, cause
         complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
         if complaints:
-            return elsewhere.Look(state=elsewhere.GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}.")
+            return remote_status.Look(
+                state=remote_status.GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}."
+            )
         said = " ".join(job.message.split())[:500].rstrip(".")
-        return elsewhere.Look(
-            state=elsewhere.GONE,
+        return remote_status.Look(
+            state=remote_status.GONE,
             cause=cause,
             message=f"The run's job in {where} ended without its supervisor's word: {said}.",
         )
@@ -248,7 +254,7 @@ class RayTarget:
 
     def script_python(self, links: Sequence[Any]) -> str | None:
         """The interpreter of scripts that name none; None for Ray's own."""
-        from paceline.targets.agents import script_python
+        from paceline.remote.link import script_python
 
         return script_python(self.settings.python, sys.executable if self.settings.is_shared else None, links)
 

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import PacelineError, TargetError
-from paceline.job import Job
-from paceline.plan import Node, port_count
-from paceline.targets.agents import AgentNodes, Hello, Link, LinkError
+from paceline.job.job import Job
+from paceline.job.plan import Node, port_count
+from paceline.remote.link import AgentNodes, Hello, Link, LinkError
 from paceline.targets.base import Waiting
 from paceline.targets.slurm.mpi import starter
 from paceline.targets.slurm.settings import Settings

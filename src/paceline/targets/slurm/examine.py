@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.agents import Link
-from paceline.targets.patience import all_within
+from paceline.remote.link import Link
 from paceline.targets.slurm.allocation import Allocation, link_words
 from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
 from paceline.targets.slurm.script import selecting_options
 from paceline.targets.slurm.settings import Settings
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
+from paceline.targets.timeouts import all_within
 
 #: The doctor's allocation ends by itself after this, should its program be killed.
 _MINUTES = 10

@@ -24,15 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from paceline import links, locks
-from paceline.carried.home import expect, is_over, take_record
-from paceline.carried.manifest import FOLDER
-from paceline.carried.packing import Packed, add_json, pack_run
 from paceline.errors import TargetError
+from paceline.remote.staging.manifest import FOLDER
+from paceline.remote.staging.packing import Packed, add_json, pack_run
+from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
-from paceline.runs.files import write_json
 from paceline.runs.folder import RunFolder
-from paceline.targets.slurm import far
+from paceline.system import links, locks
+from paceline.system.files import write_json
+from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import Settings
 
@@ -42,7 +42,7 @@ _FRESH_S = 1.0
 _SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
 
 #: Files beside them that it gives.
-_ALONE = ("run.json", *far.ALONE)
+_ALONE = ("run.json", *login_helper.ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class Login:
     def open(self, request: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
         """Ask the far side; the ssh, whose answer `take` reads, and the mark before it."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
-        code = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (links, far))
+        code = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (links, login_helper))
         code += f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
         first = f"import sys;exec(sys.stdin.buffer.read({len(code.encode())}).decode())\n"
         command = shlex.join([self._python, "-c", "import sys;exec(sys.stdin.buffer.readline())"])
@@ -263,7 +263,7 @@ class _Taker:
         os.replace(beside, path)
 
     def _path(self, name: str) -> Path:
-        parts, tops = name.split("/"), (*far.LIVE, *far.AT_THE_END)
+        parts, tops = name.split("/"), (*login_helper.LIVE, *login_helper.AT_THE_END)
         if any(part in ("", ".", "..") for part in parts) or parts[0] not in (tops if parts[1:] else _ALONE):
             raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
         path = self._folder.path
@@ -276,7 +276,7 @@ class _Taker:
 
 def _have(top: Path) -> dict[str, list[int]]:
     found = {}
-    for part in ("", *far.LIVE, *far.AT_THE_END):
+    for part in ("", *login_helper.LIVE, *login_helper.AT_THE_END):
         for directory, folders, files in os.walk(top / part):
             if not part:
                 folders.clear()

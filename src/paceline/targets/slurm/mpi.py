@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.plan import Starter, places
+from paceline.job.job import Job
+from paceline.job.plan import Starter, places
 from paceline.targets.slurm.scheduler import Done, Scheduler
 from paceline.targets.slurm.settings import Settings
 

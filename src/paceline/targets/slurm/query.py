@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.files import read_json, write_json
-from paceline.targets.answers import FRESH_S, locked
+from paceline.system.files import read_json, write_json
+from paceline.targets.poll_cache import FRESH_S, locked
 from paceline.targets.slurm.reasons import has_ended
 from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import re
 
-from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, Look
 from paceline.targets.slurm.states import JobState
 
 #: Why a job waits, where Slurm's word alone says too little.

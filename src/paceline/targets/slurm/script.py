@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.plan import node_sizes
+from paceline.job.job import Job
+from paceline.job.plan import node_sizes
 from paceline.targets.slurm.settings import Settings
 
 #: Beside the workers' grace: for the last files to be written and fetched.

@@ -11,19 +11,19 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline import locks
-from paceline.carried.home import is_over, settle
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.library import library_dir as library_dir_of
-from paceline.plan import Node, port_count
-from paceline.runs.elsewhere import GONE, QUEUED, RUNNING, Look, engine
-from paceline.runs.files import read_json, write_json
+from paceline.job.job import Job
+from paceline.job.plan import Node, port_count
+from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.targets.answers import answers_dir
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, Look, engine
+from paceline.system import locks
+from paceline.system.files import read_json, write_json
+from paceline.system.library import library_dir as library_dir_of
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
+from paceline.targets.poll_cache import answers_dir
 from paceline.targets.slurm import submission
 from paceline.targets.slurm.mpi import check_srun, starter
 from paceline.targets.slurm.query import Query

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.agents.link import Link, bootstrap_words
-from paceline.targets.agents.link_error import LinkError
-from paceline.targets.ssh import on_node
+from paceline.remote.link.link import Link, bootstrap_words
+from paceline.remote.link.link_error import LinkError
+from paceline.targets.ssh import host_leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.looking import login
+from paceline.targets.ssh.probe import login
 
 _AGAIN_S = 1.0
 
@@ -40,13 +40,13 @@ class Member:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `paceline.targets.ssh.on_node`.
+        """The answer of `paceline.targets.ssh.host_leases`.
 
         Raises:
             TargetError: there is none, or the node can't do it.
         """
         try:
-            answer: dict[str, Any] = self.link.call(f"{on_node.__name__}:{verb}", given)
+            answer: dict[str, Any] = self.link.call(f"{host_leases.__name__}:{verb}", given)
             return answer
         except OSError as error:
             raise TargetError(

@@ -12,17 +12,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from paceline.errors import TargetError
-from paceline.job import Job
-from paceline.library import library_dir
-from paceline.plan import Node, node_sizes, port_count
-from paceline.runs.files import read_json
+from paceline.job.job import Job
+from paceline.job.plan import Node, node_sizes, port_count
+from paceline.system.files import read_json
+from paceline.system.library import library_dir
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.ssh.addresses import Machine, choose
 from paceline.targets.ssh.failures import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.looking import Look, look_at
+from paceline.targets.ssh.probe import Look, look_at
 from paceline.targets.ssh.settings import KIND, OPTIONS, Settings, read_settings
 from paceline.targets.status import NodeStatus, Status
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 #: How long a run that has lost a host waits for one to come back, where too few others are up.
 _PATIENCE_S = 60.0
 #: What a supervisor needs for `wait_for_nodes`.
-_LOADED = (__name__, "paceline.targets.agents.nodes", "paceline.targets.ssh.gather")
+_LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class SshTarget:
                     f"it has {has or 'no'} GPU{'' if has == 1 else 's'}, and the job asks for {gpus}, one for each worker there"
                 )
         if len(hosts) - len(reasons) < job.node_count:
-            from paceline.targets.ssh.gather import too_few
+            from paceline.targets.ssh.allocate import too_few
 
             raise TargetError(f"compute target {self.name!r}: {too_few(job.node_count, hosts, reasons)}")
         for host, why in down.items():
@@ -120,9 +120,9 @@ class SshTarget:
     # --- for the supervisor
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        from paceline.targets.agents.link_error import LinkError
-        from paceline.targets.agents.nodes import AgentNodes
-        from paceline.targets.ssh.gather import Demand, Gathering, Held
+        from paceline.remote.link.link_error import LinkError
+        from paceline.remote.link.nodes import AgentNodes
+        from paceline.targets.ssh.allocate import Demand, Gathering, Held
         from paceline.targets.ssh.members import Opening
 
         per_node = max(node_sizes(job))
@@ -163,7 +163,7 @@ class SshTarget:
 
     def script_python(self, links: Sequence[Any]) -> str | None:
         """The interpreter of scripts that name none; None for the agents' own."""
-        from paceline.targets.agents import script_python
+        from paceline.remote.link import script_python
 
         return script_python(self._set.python, sys.executable, links)
 

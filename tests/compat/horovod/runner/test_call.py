@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from paceline import processes
 from paceline.compat import horovod
 from paceline.errors import RunFailedError, UserError
+from paceline.system import processes
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
 

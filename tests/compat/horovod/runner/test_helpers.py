@@ -11,7 +11,6 @@ import threading
 
 import pytest
 
-from paceline import processes
 from paceline.compat.horovod.runner import _HorovodArgs, launch
 from paceline.compat.horovod.runner.common.util import (
     codec,
@@ -26,6 +25,7 @@ from paceline.compat.horovod.runner.common.util import (
 from paceline.compat.horovod.runner.common.util.timeout import Timeout, TimeoutException
 from paceline.compat.horovod.runner.util.threads import execute_function_multithreaded, in_thread, on_event
 from paceline.errors import RunFailedError, UserError
+from paceline.system import processes
 from tests.helpers import wait_until
 
 #: A command that says that it runs, and whose child waits for ever.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline import processes
+from paceline.system import processes
 from tests.engines.conftest import require_engine
 from tests.engines.lab import WHEEL, find_mpirun
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from paceline.collectives.channel import waiting_at_once
+from paceline.collectives.background_loop import waiting_at_once
 from paceline.collectives.errors import CollectivesError
 from paceline.compat.horovod.common.exceptions import HorovodInternalError, translated
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, registry

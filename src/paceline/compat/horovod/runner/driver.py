@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from paceline import processes
 from paceline.compat.horovod.runner import start, wire
 from paceline.compat.horovod.runner.hear import Ears
 from paceline.compat.horovod.runner.hosts import Slot, is_here
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import Outcome, RankEnd, named, variables, with_defaults
 from paceline.compat.horovod.runner.start import Ssh, Started
+from paceline.system import processes
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
 _SETTLE_S = 0.25

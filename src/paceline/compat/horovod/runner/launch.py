@@ -10,7 +10,6 @@ from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline import processes
 from paceline.compat.horovod.runner import hosts as host_lists
 from paceline.compat.horovod.runner import launcher_arguments as arguments
 from paceline.compat.horovod.runner import options as command_line
@@ -20,6 +19,7 @@ from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import Outcome
 from paceline.errors import PacelineError, RunFailedError, UserError
+from paceline.system import processes
 
 _START_TIMEOUT_S = 30.0
 _ELASTIC = ("min_np", "max_np", "host_discovery_script", "slots", "elastic_timeout", "reset_limit")
@@ -97,7 +97,7 @@ def _run(args: Any) -> list[Any] | None:
 
 def why(outcome: Outcome) -> tuple[int, int, str] | None:
     """(rank, exit code, sentence) of the rank that failed first; None where none did."""
-    from paceline.supervisor.diagnose import WorkerEnd, first_failure, gone_before
+    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
 
     ends = [
         WorkerEnd(

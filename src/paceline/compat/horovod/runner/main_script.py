@@ -10,7 +10,8 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
-from paceline.collectives import store_address, torch_mpi
+from paceline.collectives import store_address
+from paceline.torch_mpi import backend
 from paceline.worker import report, script
 
 _SCRATCH = "HOROVODRUN_SCRATCH"
@@ -27,7 +28,7 @@ def main(argv: "list[str]") -> None:
 
     report.failed = failed
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
-        torch_mpi.install_when_loaded()
+        backend.install_when_loaded()
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])

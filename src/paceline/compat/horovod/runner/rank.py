@@ -29,10 +29,10 @@ from collections.abc import Callable  # noqa: E402
 from multiprocessing.connection import Connection  # noqa: E402
 from typing import IO, Any  # noqa: E402
 
-from paceline import processes  # noqa: E402
 from paceline.collectives import secret  # noqa: E402
 from paceline.compat.horovod.runner import wire  # noqa: E402
 from paceline.compat.horovod.runner.rank_command import python_command, with_names  # noqa: E402
+from paceline.system import processes  # noqa: E402
 
 _GRACE_S = 5.0
 #: How long pipes may stay open after the program's end: something that it started may hold them.

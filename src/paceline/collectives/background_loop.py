@@ -1,0 +1,486 @@
+"""A process set at work: one thread, one transport, one coordinator.
+
+The thread tells the set's first rank what was submitted, hears what all ranks have asked for, and does it. A rank that
+has nothing in flight sleeps: nothing can be ready without it. The first rank alone looks up once a second, to notice
+ranks that wait for it in vain.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.collectives import inline_reduce, plain
+from paceline.collectives.coordinator import Coordinator, Key, Message, Response
+from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
+from paceline.collectives.handle import Handle
+from paceline.collectives.perform import Performer
+from paceline.collectives.request import JOIN, Agreement, Fields, Request
+from paceline.collectives.response_cache import Member
+from paceline.collectives.settings import Settings
+from paceline.collectives.stall import StallWatch
+
+if TYPE_CHECKING:
+    from paceline.collectives.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+#: Looking for news without a pause, while a caller waits for a result.
+_SPIN_WAITING_S = 0.002
+_FIRST_PAUSE_S = 0.00005
+#: The longest pause while a caller waits.
+_WAITED_PAUSE_S = 0.001
+#: The pause of a rank that has waited for a second or more, and of an idle coordinator.
+_LONG_PAUSE_S = 0.005
+_IDLE_PAUSE_S = 1.0
+_LEAVE_S = 30.0
+_GOODBYE_S = 1.0
+#: How long a caller that waits does the thread's work.
+_LEAD_S = 0.01
+_GRACE_S = 3.0
+_ENDED = (
+    "The engine has been shut down: {reason}. Operations in flight, and later ones, fail on every rank; "
+    "see the log of that rank for the cause."
+)
+
+
+class _Caller(threading.local):
+    waits_at_once = False
+
+
+_caller = _Caller()
+
+
+@contextmanager
+def waiting_at_once() -> Iterator[None]:
+    """Operations submitted within are waited for at once, by this thread: the engine's own isn't woken for them."""
+    _caller.waits_at_once = True
+    try:
+        yield
+    finally:
+        _caller.waits_at_once = False
+
+
+@dataclass(slots=True)
+class Task:
+    """An operation that this rank has submitted. arrays, outs: contiguous; an out of None is made when it is filled."""
+
+    request: Request
+    arrays: Sequence[Any]
+    outs: Sequence[Any]
+    handle: Handle
+    finish: Callable[[Any], Any] | None = None
+    submitted_s: float = 0.0
+    arrivals: Sequence[tuple[int, float]] = ()
+
+
+class Channel:
+    """The engine's part for one process set.
+
+    transport: of the set's ranks alone, or None for a set of one. lost: is called with the reason when communication
+    has failed, and with the rank that is gone, if one is.
+    """
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        ranks: Sequence[int],
+        number: int,
+        settings: Settings,
+        lost: Callable[..., object],
+    ) -> None:
+        self.transport = transport
+        self.ranks = tuple(ranks)
+        self.rank = 0 if transport is None else transport.rank
+        self.size = len(ranks)
+        self.waiting: list[int] = []
+        self.ended: ShutDownError | None = None
+        self.has_heard_end = False
+        #: Is called with (request, submitted_s, agreed_s, done_s, arrivals) after each operation.
+        self.observer: Callable[..., object] | None = None
+        self._number = number
+        self._settings = settings
+        self._coordinator = Coordinator(self.size, settings.cache_capacity) if self.rank == 0 else None
+        self._performer = Performer(transport, settings.fusion_bytes)
+        self._lost = lost
+        self._stalls = StallWatch(number, self.ranks, settings.stall_warning_s, settings.stall_shutdown_s)
+        self._wake = threading.Condition(threading.Lock())
+        self._asleep = False
+        # It only has to see in time what is waited for in vain.
+        self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
+        self._news: list[Task] = []
+        self._pending: dict[tuple[str, str], Task] = {}
+        self._leaving = False
+        self._left = False
+        self._member = Member()
+        #: As `wait`, made once: each look at a method makes an object.
+        self.waiter = self.wait
+        self._claim = threading.Lock()  # of the one caller that may take the thread's place
+        self._turn = threading.Lock()  # of whoever does the work
+        self._todo: list[tuple[Task, Agreement]] = []
+        self._end: str | None = None
+        self._doing: tuple[float, str] | None = None
+        self._thread = threading.Thread(target=self._run, name=f"paceline-set-{number}", daemon=True)
+        self._thread.start()
+
+    def known(self, fields: Fields) -> Request:
+        """The request of these fields: the equal one that was agreed upon before, if there is."""
+        return self._member.known(fields)
+
+    def submit(self, task: Task) -> Handle:
+        """The task's handle, once it is queued.
+
+        Raises:
+            ArgumentError: an operation of this kind and name is in flight.
+        """
+        key = task.request.key
+        task.submitted_s = time.monotonic()
+        with self._wake:
+            if self.ended is not None:
+                task.handle._finish(error=self.ended)
+                return task.handle
+            if key in self._pending:
+                raise ArgumentError(
+                    f"{key[0]} {key[1]!r} is in flight already. Wait for it before the name is used again, "
+                    "or give each operation a name of its own."
+                )
+            self._pending[key] = task
+            self._news.append(task)
+            if self._asleep and not self._claim.locked() and not _caller.waits_at_once:
+                self._wake.notify()
+        return task.handle
+
+    def retune(self, settings: Settings) -> None:
+        """Go on with these. In the thread that performs, between two operations."""
+        self._settings = settings
+        self._performer.retune(settings.fusion_bytes)
+
+    def leave(self) -> None:
+        """Tell the others that this rank shuts down; `join` waits until they have heard."""
+        with self._wake:
+            self._leaving = True
+            self._wake.notify()
+
+    def join(self, timeout_s: float = _LEAVE_S) -> bool:
+        """Whether the thread has ended."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def forsake(self, error: ShutDownError) -> None:
+        """In a forked child: refuse everything. Its thread is not there, and may have held the lock."""
+        self._wake = threading.Condition()
+        self.ended = error
+
+    def fail(self, error: ShutDownError) -> None:
+        """End everything in flight with this error, and refuse what comes later. From any thread; the first one wins."""
+        with self._wake:
+            if self.ended is None:
+                self.ended = error
+            tasks = list(self._pending.values())
+            self._pending.clear()
+            self._news.clear()
+            self._wake.notify()
+        for task in tasks:
+            task.handle._finish(error=self.ended)
+
+    def note_arrivals(self) -> None:
+        """From now on tell the observer which rank asked when, as far as this rank knows it."""
+        if self._coordinator is not None and self._coordinator.arrivals is None:
+            self._coordinator.arrivals = {}
+
+    def overdue(self, limit_s: float) -> str | None:
+        """What has been in the middle of being done for longer than this, or in flight for even longer.
+
+        The set's first rank ends what is only waited for, with a better reason; it is given the time to.
+        """
+        now_s = time.monotonic()
+        doing = self._doing
+        if doing is not None and now_s - doing[0] > limit_s:
+            return f"{doing[1]} has not ended within {limit_s:g} s: another rank has stopped in the middle of it"
+        with self._wake:
+            tasks = [task for task in self._pending.values() if task.request.kind != JOIN]
+        for task in tasks:
+            if now_s - task.submitted_s > limit_s + _GRACE_S:
+                return f"{task.request.kind} {task.request.name!r} has waited for other ranks for {limit_s:g} s"
+        return None
+
+    # Waiting, in the caller's thread.
+
+    def wait(self, handle: Handle, timeout_s: float | None) -> None:
+        """Return when the handle is done, or time is up. Meanwhile the caller's thread does the engine's work.
+
+        A change of threads takes longer than a small message, so whoever waits takes the thread's place for a while.
+        What blocks until other ranks come is left to the thread: the caller has to hear when a rank dies.
+        """
+        end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
+        if self._claim.acquire(blocking=False):
+            try:
+                with self._guarded():
+                    self._lead(handle, end_s)
+            finally:
+                self._claim.release()
+                with self._wake:
+                    if self._pending or self._todo or self._leaving:
+                        self._wake.notify()
+        if not handle.done():
+            self.waiting.append(1)
+            try:
+                handle.block(None if timeout_s is None else end_s - time.monotonic())
+            finally:
+                self.waiting.pop()
+
+    def _lead(self, handle: Handle, end_s: float) -> None:
+        begin_s = time.monotonic()
+        end_s = min(end_s, begin_s + _LEAD_S)
+        if not self._turn.acquire(timeout=end_s - begin_s):
+            return
+        try:
+            pause_s, looks = _FIRST_PAUSE_S, 0
+            while not handle.done() and self.ended is None:
+                if self._todo and not self._do_at_once():
+                    return
+                if self._step():
+                    continue
+                looks += 1
+                if looks < self._settings.looks:
+                    continue
+                now_s = time.monotonic()
+                if now_s > end_s:
+                    return
+                if now_s - begin_s < _SPIN_WAITING_S:
+                    os.sched_yield()
+                else:
+                    pause_s = min(pause_s * 1.5, self._settings.gathering_s, _WAITED_PAUSE_S)
+                    time.sleep(pause_s)
+        finally:
+            self._turn.release()
+
+    # The thread.
+
+    def _run(self) -> None:
+        with self._guarded():
+            self._serve()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What goes wrong within ends the engine; it is told to whoever waits. A Ctrl-C is handed on as well."""
+        try:
+            yield
+        except ShutDownError as error:
+            self._lost(str(error), getattr(error, "lost_rank", -1))
+        except BaseException as error:
+            _log.debug("the engine's work has failed", exc_info=True)
+            self._lost(f"communication has failed ({error!r})")
+            if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                raise
+
+    def _serve(self) -> None:
+        quiet_since_s = time.monotonic()
+        while self.ended is None:
+            worked = False
+            if self._todo or not self._claim.locked():
+                with self._turn:
+                    if self._todo:
+                        self._do()
+                        worked = True
+                    else:
+                        worked = self._step()
+            now_s = time.monotonic()
+            if worked:
+                quiet_since_s = now_s
+            quiet_s = now_s - quiet_since_s
+            if self._todo:
+                continue
+            if self.waiting and quiet_s < _SPIN_WAITING_S and self._is_busy():
+                os.sched_yield()
+            elif self._sleep(self._pause_s(quiet_s)):
+                quiet_since_s = time.monotonic()
+        with self._turn:
+            self._performer.close()
+            if self.transport is not None and self.has_heard_end and self._is_quiet():
+                self.transport.close()
+
+    def _is_quiet(self) -> bool:
+        """Whether no message is under way any more, so that the transport can be freed.
+
+        MPI gives a new communicator the number of a freed one; a message that still comes is taken for one of the new.
+        The set of all ranks keeps its communicator, so nobody has to wait there.
+        """
+        assert self.transport is not None
+        if self._number == 0:
+            return True
+        if self._coordinator is None:
+            # A rank says once that it leaves, and nothing after that.
+            if not self._left:
+                self._announce([], leaving=True)
+            return True
+        end_s = time.monotonic() + _GOODBYE_S
+        while not self._coordinator.is_left_by_all and time.monotonic() < end_s:
+            content = self._receive()
+            if content is None:
+                time.sleep(_FIRST_PAUSE_S)
+            else:
+                self._coordinator.receive(content[0], Message(*content[1]))
+        return self._coordinator.is_left_by_all
+
+    def _pause_s(self, quiet_s: float) -> float:
+        """Between two looks of the thread, which has heard nothing for so long."""
+        if quiet_s >= 1.0:
+            return _LONG_PAUSE_S
+        gathering_s = self._settings.gathering_s
+        return min(gathering_s, _WAITED_PAUSE_S) if self.waiting else gathering_s
+
+    def _is_busy(self) -> bool:
+        """Whether the thread has to look for news: something is under way, and no caller looks."""
+        return bool(self._pending or self._leaving) and self.size > 1 and not self._claim.locked()
+
+    def _sleep(self, pause_s: float) -> bool:
+        """Sleep for so long, or, with nothing to look for, until there is; whether it was the latter.
+
+        What is submitted in the meantime waits, so that many small arrays are agreed upon, and reduced, together.
+        """
+        with self._wake:
+            # Under the lock: whoever submits, or stops looking, takes it before it decides whether to wake the thread.
+            if self.ended is not None or self._todo:
+                return False
+            if self._is_busy():
+                self._wake.wait(pause_s)
+                return False
+            if not self._claim.locked() and (self._news or (self._leaving and not self._left)):
+                return True
+            self._asleep = True
+            self._wake.wait(self._idle_pause_s if self._coordinator is not None and self.size > 1 else None)
+            self._asleep = False
+            return True
+
+    # The work; of whoever has the turn.
+
+    def _step(self) -> bool:
+        """Whether there was anything to say or to hear."""
+        news: list[Task] = []
+        if self._news or (self._leaving and not self._left):
+            with self._wake:
+                news, self._news = self._news, []
+            self._announce(news, self._leaving)
+        if self._coordinator is not None:
+            self._stalls.look(self._coordinator)
+        response = self._hear()
+        if response is not None:
+            self._take(response)
+        return response is not None or bool(news)
+
+    def _announce(self, news: Sequence[Task], leaving: bool) -> None:
+        payload = None
+        if len(news) == 1 and self.size > 1:
+            payload = inline_reduce.payload(news[0])
+        self._left = leaving
+        message = self._member.message([task.request for task in news], leaving, payload)
+        if self._coordinator is not None:
+            self._coordinator.receive(0, message)
+        else:
+            assert self.transport is not None
+            self.transport.send(plain.packed(tuple(message)), 0)
+
+    def _hear(self) -> Response | None:
+        if self._coordinator is None:
+            content = self._receive()
+            return None if content is None else Response(*content[1])
+        while self.transport is not None and (content := self._receive()) is not None:
+            self._coordinator.receive(content[0], Message(*content[1]))
+        response = self._coordinator.respond()
+        if response is not None and self.transport is not None:
+            data = plain.packed(tuple(response))
+            for rank in range(1, self.size):
+                self.transport.send(data, rank)
+        return response
+
+    def _take(self, response: Response) -> None:
+        """Note what is to be done; complete what came with its result."""
+        results = dict(response.results)
+        for place, agreement in enumerate(self._member.agreed(response, self._asked)):
+            key = agreement.request.key
+            task = self._pending.get(key)
+            arrivals: Sequence[tuple[int, float]] = ()
+            if self._coordinator is not None and self._coordinator.arrivals is not None:
+                arrivals = self._coordinator.arrivals.pop(key, ())
+            if task is None:
+                # This rank has joined (or failed: then nothing that it does matters any more).
+                if agreement.error is None and self.ended is None:
+                    self._todo.append((self._stand_in(agreement.request), agreement))
+                continue
+            task.arrivals = arrivals
+            if agreement.error is not None:
+                self._complete(task, error=MismatchError(agreement.error))
+            elif place in results:
+                self._complete(task, inline_reduce.unpack(task, results[place], self.size))
+            else:
+                self._todo.append((task, agreement))
+        if response.end is not None:
+            self._end = response.end
+            if not self._todo:
+                self._do()
+
+    def _asked(self, key: Key) -> Request | None:
+        task = self._pending.get(key)
+        return None if task is None else task.request
+
+    def _do_at_once(self) -> bool:
+        """Do what is to be done, if nothing of it can block."""
+        if self._performer.blocks(self._todo):
+            return False
+        self._do()
+        return True
+
+    def _do(self) -> None:
+        todo = self._todo
+        if todo:
+            self._doing = (time.monotonic(), f"{todo[0][1].request.kind} {todo[0][1].request.name!r}")
+            self._performer.perform(todo, self._complete)
+            self._doing = None
+            self._todo = []
+        if self._end is not None:
+            self.has_heard_end = True
+            self.fail(ShutDownError(_ENDED.format(reason=self._end)))
+
+    def _stand_in(self, request: Request) -> Task:
+        """Zeros, for an operation that this rank takes part in after it has joined."""
+        import numpy
+
+        dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]
+        zeros = [numpy.zeros(shape, dtype) for shape, dtype in zip(request.shapes, dtypes, strict=True)]
+        return Task(request, zeros, zeros, Handle(request.key))
+
+    def _complete(self, task: Task, result: Any = None, error: BaseException | None = None) -> None:
+        key = task.request.key
+        # Not under the lock, which hundreds would take one after the other: `fail` may have taken it out meanwhile.
+        if self._pending.get(key) is task:
+            self._pending.pop(key, None)
+        if error is None and task.finish is not None:
+            try:
+                result = task.finish(result)
+            except (CollectivesError, ArgumentError) as failure:
+                error = failure
+        # Before the result is there: whoever stops to watch when it has it has seen everything.
+        observer = self.observer
+        if observer is not None:
+            done_s = time.monotonic()
+            # What came with its result was done when it was agreed upon.
+            agreed_s = self._doing[0] if self._doing else None if error is not None else done_s
+            observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
+        task.handle._finish(result, error)
+
+    # Messages.
+
+    def _receive(self) -> tuple[int, Any] | None:
+        """The rank and the content of the next message, if one is there."""
+        if self.transport is None:
+            return None
+        message = self.transport.receive()
+        return None if message is None else (message[0], plain.unpacked(message[1]))

@@ -1,0 +1,109 @@
+"""Memory that all ranks of a process set see, where they are on one machine: each has a segment, the others read it.
+
+Fused arrays have to be copied together anyway. Copied into a segment, they are where the others can add them up, straight
+into where the sums belong: half of the passes over memory that a copy, MPI's own copies and a copy back take.
+
+The segments are Linux's anonymous files (memfd_create(2)), opened by the others through /proc/<pid>/fd: they have no name,
+and are gone with the last process that has them, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+from paceline.system import processes
+
+#: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
+MOST_RANKS = 4
+_NAME = "paceline-board"
+_TOKEN_BYTES = 16
+#: Before the segment's content: the token, and room, so that arrays begin at a page.
+_HEAD_BYTES = mmap.PAGESIZE
+
+
+class Board:
+    """Segments of `size` bytes, two of each rank, used in turn.
+
+    What a rank fills anew the others have read: they have met since, after they read it and filled the other one.
+    """
+
+    def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
+        self.size = size
+        self._maps, self._rank, self._barrier, self._turn = maps, rank, barrier, 0
+
+    def fill(self, dtype: Any) -> Any:
+        """This rank's segment, a flat array, to be filled before the ranks meet."""
+        return self._segment(self._rank, dtype)
+
+    def meet(self, dtype: Any) -> list[Any]:
+        """Each rank's segment, as it has filled it, in the order of the ranks; once all have come. To be read until
+        the next meeting."""
+        self._barrier()
+        found = [self._segment(rank, dtype) for rank in range(len(self._maps))]
+        self._turn ^= 1
+        return found
+
+    def close(self) -> None:
+        """Give the memory back; others keep what they see."""
+        for one in self._maps:
+            with contextlib.suppress(BufferError):  # an error's traceback may still hold an array of it
+                one.close()
+
+    def _segment(self, rank: int, dtype: Any) -> Any:
+        import numpy
+
+        start = _HEAD_BYTES + self._turn * self.size
+        return numpy.frombuffer(self._maps[rank], dtype, self.size // dtype.itemsize, start)
+
+
+def open_board(
+    rank: int, ranks: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], object], size: int
+) -> Board | None:
+    """The board of `ranks` ranks, None where they do not all see one memory, or have no core each. Every rank has to call it.
+
+    gather: gives every rank's value. barrier: returns when every rank has called it. size: of a segment, in bytes.
+    """
+    if ranks > MOST_RANKS:
+        return None
+    token, fd = secrets.token_bytes(_TOKEN_BYTES), -1
+    maps: list[mmap.mmap] = []
+    try:
+        # OSError: there are no more files, or there is no more memory. AttributeError: not Linux.
+        with contextlib.suppress(OSError, AttributeError):
+            fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+            os.ftruncate(fd, _HEAD_BYTES + 2 * size)
+            os.pwrite(fd, token, 0)
+        told = gather((token, os.getpid(), fd))
+        with contextlib.suppress(OSError, ValueError):
+            maps = [_mapped(one, _HEAD_BYTES + 2 * size, mine=other == rank) for other, one in enumerate(told)]
+        # Also what lets each close its file: all have opened it, or will not. Ranks that share a core wait better in MPI.
+        is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    return Board(maps, size, rank, barrier) if is_seen else None
+
+
+def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:
+    """A rank's segments, those of others to be read only.
+
+    Raises:
+        OSError, ValueError: they can't be seen from here. On another machine another process may have that number, and
+            whatever it has open there is not even to be opened.
+    """
+    token, pid, fd = told
+    path = f"/proc/{pid}/fd/{fd}"
+    if _NAME not in os.readlink(path):
+        raise ValueError("another file")
+    opened = os.open(path, (os.O_RDWR if mine else os.O_RDONLY) | os.O_CLOEXEC)
+    try:
+        if os.pread(opened, _TOKEN_BYTES, 0) != token:
+            raise ValueError("another world's")
+        return mmap.mmap(opened, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if mine else 0))
+    finally:
+        os.close(opened)

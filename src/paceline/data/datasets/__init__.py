@@ -1,0 +1,1 @@
+"""Datasets: files and tables with a fingerprint, registered by name and version."""

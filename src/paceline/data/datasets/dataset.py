@@ -1,0 +1,202 @@
+"""Named, versioned references to files, with a fingerprint of what they held: what a run says it learned from."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.data.datasets import registered
+from paceline.data.datasets.base import D
+from paceline.data.datasets.check import ContentCheck
+from paceline.data.datasets.file import FileDataset
+from paceline.data.datasets.sources import sources_of, workspace_dir_of
+from paceline.data.datasets.table import TabularDataset
+from paceline.errors import DataError
+from paceline.job.data_reference import DataReference
+
+__all__ = ["ContentCheck", "Dataset", "FileDataset", "TabularDataset", "opened"]
+
+
+class _Files:
+    """`Dataset.File`"""
+
+    @staticmethod
+    def from_files(
+        path: Any, validate: bool = True, partition_format: None = None, is_file: bool = False, *, workspace: Any = None
+    ) -> FileDataset:
+        """A dataset of these files.
+
+        path: a URL, a path of this machine, (datastore, path), a `DataReference`, a `Datastore`, or a list of such; a path is
+            a folder with all below it, a file, or a pattern with `*`, `?` and `**`.
+        validate: look whether there are any files. is_file: accepted. workspace: whose datastores are meant, where they
+            are given by name.
+
+        Raises:
+            DataError: a wrong path, or nothing there. TransferError: a store can't be read.
+        """
+        if partition_format is not None:
+            raise DataError("partition_format= is not supported; read the parts of a path from dataset.to_path().")
+        return _validated(FileDataset(**_place(path, workspace)), validate)
+
+    @staticmethod
+    def upload_directory(
+        src_dir: str | os.PathLike[str],
+        target: Any,
+        pattern: None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+    ) -> FileDataset:
+        """A dataset of the files of a folder, uploaded first. target: a `Datastore`, or (datastore, path)."""
+        if pattern is not None:
+            raise DataError("pattern= is not supported; upload a folder that holds only what is meant.")
+        store, folder = _target(target)
+        store.upload(os.fspath(src_dir), folder, overwrite=overwrite, show_progress=show_progress)
+        return _Files.from_files((store, folder))
+
+
+class _Tables:
+    """`Dataset.Tabular`"""
+
+    @staticmethod
+    def from_delimited_files(
+        path: Any,
+        validate: bool = True,
+        infer_column_types: bool = True,
+        separator: str = ",",
+        header: bool = True,
+        empty_as_string: bool = False,
+        encoding: str = "utf8",
+        *,
+        workspace: Any = None,
+    ) -> TabularDataset:
+        """A dataset of the rows of CSV files or the like. path, validate, workspace: as for `Dataset.File.from_files`.
+
+        header: whether each file begins with the columns' names; without, they are Column1, Column2, ...
+        infer_column_types: numbers and dates as such; else all is text. empty_as_string: empty fields are "", not NaN.
+        """
+        reading = {
+            "format": "delimited",
+            "separator": separator,
+            "header": bool(header),
+            "infer_column_types": bool(infer_column_types),
+            "empty_as_string": bool(empty_as_string),
+            "encoding": encoding,
+        }
+        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
+
+    @staticmethod
+    def from_parquet_files(path: Any, validate: bool = True, *, workspace: Any = None) -> TabularDataset:
+        """A dataset of the rows of Parquet files."""
+        return _validated(TabularDataset(**_place(path, workspace), reading={"format": "parquet"}), validate)
+
+    @staticmethod
+    def from_json_lines_files(
+        path: Any, validate: bool = True, encoding: str = "utf8", *, workspace: Any = None
+    ) -> TabularDataset:
+        """A dataset of the rows of files with a JSON object on each line."""
+        reading = {"format": "json_lines", "encoding": encoding}
+        return _validated(TabularDataset(**_place(path, workspace), reading=reading), validate)
+
+    @staticmethod
+    def register_pandas_dataframe(
+        dataframe: Any,
+        target: Any,
+        name: str,
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        show_progress: bool = True,
+    ) -> TabularDataset:
+        """A new version of the dataset `name`, of this frame, stored as Parquet in a folder of its own below `target`.
+
+        target: a `Datastore`, or (datastore, path).
+
+        Raises:
+            DataError: a wrong name or target, or a frame that Parquet can't hold. TransferError: it can't be stored.
+        """
+        registered.check_dataset_name(name)
+        store, folder = _target(target)
+        own = "/".join(part for part in (folder.strip("/"), str(uuid.uuid4())) if part)
+        with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
+            try:
+                dataframe.to_parquet(Path(scratch, "part-00000.parquet"), index=False)
+            except ImportError as error:
+                raise DataError(
+                    "a frame is stored with pyarrow, which is not installed: pip install 'paceline[tabular]'."
+                ) from error
+            except (AttributeError, ValueError, TypeError) as error:
+                raise DataError(f"a {type(dataframe).__name__} can't be stored as Parquet: {error}.") from error
+            store.upload(scratch, own, show_progress=show_progress)
+        made = _Tables.from_parquet_files((store, own))
+        return made.register(store.workspace, name, description, tags, create_new_version=True)
+
+
+class Dataset:
+    """Where datasets are made and found. Made: `Dataset.File.from_files(...)`, `Dataset.Tabular.from_...(...)`."""
+
+    File = _Files
+    Tabular = _Tables
+
+    @staticmethod
+    def get_by_name(workspace: Any, name: str, version: int | str = "latest") -> FileDataset | TabularDataset:
+        """The registered dataset. version: its number, or "latest".
+
+        Raises:
+            DataError: there is none; those that there are are named.
+        """
+        folder = workspace_dir_of(workspace)
+        return _made(folder, registered.load(folder, name, version))
+
+    @staticmethod
+    def get_by_id(workspace: Any, id: str) -> FileDataset | TabularDataset:
+        """The registered dataset with this `dataset.id`.
+
+        Raises:
+            DataError: there is none.
+        """
+        folder = workspace_dir_of(workspace)
+        return _made(folder, registered.load_id(folder, id))
+
+    @staticmethod
+    def get_all(workspace: Any) -> dict[str, FileDataset | TabularDataset]:
+        """Name -> the latest version, of all that are registered."""
+        folder = workspace_dir_of(workspace)
+        return {name: Dataset.get_by_name(workspace, name) for name in registered.names(folder)}
+
+
+def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
+    """What a script gets in a worker for a direct input whose files lie at `path`: the dataset, with its steps."""
+    data = reference.to_json()
+    return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
+
+
+def _made(folder: Path, record: registered.DatasetRecord) -> FileDataset | TabularDataset:
+    common: dict[str, Any] = {"sources": record.sources, "steps": record.steps, "workspace_dir": folder}
+    if record.kind == FileDataset.kind:
+        return FileDataset(**common)._of(record)
+    if record.kind == TabularDataset.kind:
+        return TabularDataset(**common, reading=record.reading or {})._of(record)
+    raise DataError(f"dataset {record.name!r} is of kind {record.kind!r}, which this version does not know.")
+
+
+def _place(path: Any, workspace: Any) -> dict[str, Any]:
+    sources, folder = sources_of(path)
+    return {"sources": sources, "workspace_dir": folder if workspace is None else workspace_dir_of(workspace)}
+
+
+def _validated(dataset: D, validate: bool) -> D:
+    """The same; with `validate`, once it is seen that there are files, where it is known whose datastores are meant."""
+    known = dataset.workspace_dir is not None or all(source.datastore is None for source in dataset.sources)
+    if validate and known and not dataset.list_files():
+        raise DataError(f"there are no files at {dataset._where()}. Give validate=False if there will be.")
+    return dataset
+
+
+def _target(target: Any) -> tuple[Any, str]:
+    store, folder = target if isinstance(target, tuple) and len(target) == 2 else (target, "")
+    if not hasattr(store, "upload") or not hasattr(store, "workspace"):
+        raise DataError(f"target={target!r}: give a Datastore, or (datastore, path).")
+    return store, os.fspath(folder)

@@ -1,0 +1,106 @@
+"""A dataset of files."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from paceline.data.datasets.base import AnyDataset
+from paceline.data.datasets.local import local_files
+from paceline.data.datasets.steps import chosen
+from paceline.errors import DataError, TransferError
+from paceline.job.data_reference import Source
+
+if TYPE_CHECKING:
+    from paceline.data.transfer.listing import FileInfo
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FileDataset(AnyDataset):
+    """Files as they are. take, skip and random_split choose among them in the order of their paths."""
+
+    kind: ClassVar[str] = "file"
+
+    @classmethod
+    def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
+        """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
+        name, _, version = str(reference.get("dataset") or "").rpartition(":")
+        return cls(
+            sources=(Source(path=os.path.abspath(path)),),
+            name=name or None,
+            version=int(version) if version else None,
+            fingerprint=reference.get("fingerprint"),
+        )
+
+    def list_files(self) -> list[FileInfo]:
+        return self._selected(super().list_files())
+
+    def to_path(self) -> list[str]:
+        """The files' paths below the dataset's folder, each beginning with `/`."""
+        return [f"/{info.relative}" for info in self.list_files()]
+
+    def download(self, target_path: str | os.PathLike[str] | None = None, overwrite: bool = False) -> list[str]:
+        """The paths of the copies.
+
+        target_path: a folder, made if need be; a new one below the system's temporary folder if not given.
+        overwrite: replace files that are there.
+
+        Raises:
+            DataError: no files, or one is there already. TransferError: a store can't be read, or the folder not written.
+        """
+        target = (
+            Path(tempfile.mkdtemp(prefix="paceline-")) if target_path is None else Path(os.path.abspath(target_path))
+        )
+        with local_files(self._reference_sources(), self._workspace_dir()) as files:
+            if not overwrite and (there := [file for file in files if os.path.lexists(target / file.relative)]):
+                raise DataError(
+                    f"{str(target / there[0].relative)!r} is there already ({len(there)} of {len(files)} files are). "
+                    "Give an empty folder, or overwrite=True."
+                )
+            for file in files:
+                _copy(file.path, target / file.relative)
+            return [str(target / file.relative) for file in files]
+
+    def _selected(self, files: list[FileInfo]) -> list[FileInfo]:
+        for step in self.steps:
+            files = [files[number] for number in chosen(step, len(files))]
+        return files
+
+    def _reference_sources(self) -> tuple[Source, ...]:
+        if not self.steps:
+            return self.sources
+        files = self.list_files()
+        if not files:
+            raise DataError(f"take, skip and random_split left no file of those at {self._where()}.")
+        # Each one on its own: a reference knows folders, files and patterns, and no choice among them.
+        seen: dict[str, str] = {}
+        for info in files:
+            name = info.path.rpartition("/")[2]
+            if name in seen:
+                raise DataError(
+                    f"{info.path!r} and {seen[name]!r} would be one file {name!r} of the folder that a run gets: files "
+                    "chosen by take, skip or random_split lie there without their folders. Choose by patterns instead."
+                )
+            seen[name] = info.path
+        return tuple(Source(datastore=info.datastore, path=info.path) for info in files)
+
+
+def _copy(source: Path, target: Path) -> None:
+    beside = target.with_name(f".{secrets.token_hex(6)}")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, beside)
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    except OSError as error:
+        raise TransferError(
+            f"{str(source)!r} can't be copied to {str(target)!r}: {error.strerror or error}. Mend that, or give another folder."
+        ) from error

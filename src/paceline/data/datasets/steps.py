@@ -1,0 +1,86 @@
+"""What is taken of a data set's rows or files, recorded as plain data and done when they are read.
+
+A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("keep", columns) or
+("drop", columns).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from paceline.data.sampling.order import GlobalOrder
+from paceline.errors import DataError
+
+Step: TypeAlias = "tuple[Any, ...]"
+Steps: TypeAlias = "tuple[Step, ...]"
+
+ROWS = ("take", "skip", "split")
+COLUMNS = ("keep", "drop")
+
+
+def count_step(verb: str, count: Any) -> Step:
+    """("take", count) or ("skip", count).
+
+    Raises:
+        DataError: no integer of 0 or more.
+    """
+    if isinstance(count, bool) or not hasattr(count, "__index__") or count < 0:
+        raise DataError(f"{verb}({count!r}): give a number of 0 or more.")
+    return verb, int(count)
+
+
+def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
+    """The two parts of a random split. seed: None draws one, which is then recorded.
+
+    Raises:
+        DataError: percentage is not between 0 and 1.
+    """
+    if isinstance(percentage, bool) or not isinstance(percentage, (int, float)) or not 0 <= percentage <= 1:
+        raise DataError(f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1.")
+    if seed is None:
+        seed = secrets.randbelow(1 << 32)
+    return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
+
+
+def columns_step(verb: str, columns: str | Sequence[str]) -> Step:
+    """("keep", names) or ("drop", names).
+
+    Raises:
+        DataError: not names.
+    """
+    names = [columns] if isinstance(columns, str) else list(columns)
+    if not all(isinstance(name, str) for name in names) or (verb == "keep" and not names):
+        raise DataError(f"{verb}_columns({columns!r}): give the names of columns, such as ['age', 'fare'].")
+    return verb, tuple(names)
+
+
+def chosen(step: Step, count: int) -> Sequence[int]:
+    """The numbers, ascending, of those of `count` rows or files that a step takes.
+
+    A split puts round(share x count) into its first part, whichever come first in `GlobalOrder(count, seed)`.
+    """
+    verb, *values = step
+    if verb == "take":
+        return range(min(values[0], count))
+    if verb == "skip":
+        return range(min(values[0], count), count)
+    share, seed, part = values
+    order, cut = GlobalOrder(count, seed), round(share * count)
+    return sorted(order[cut:] if part else order[:cut])
+
+
+def steps_from_json(data: Any) -> Steps:
+    """The steps that JSON made lists of.
+
+    Raises:
+        DataError: a step that this version does not know.
+    """
+    steps = tuple(tuple(tuple(value) if isinstance(value, list) else value for value in step) for step in data or ())
+    for step in steps:
+        if not step or step[0] not in ROWS + COLUMNS:
+            raise DataError(
+                f"the step {step!r} of a dataset is none of {', '.join(ROWS + COLUMNS)}. A newer Paceline may have made it."
+            )
+    return steps

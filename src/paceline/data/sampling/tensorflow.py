@@ -1,0 +1,106 @@
+"""A `tf.data.Dataset` of this rank's samples, in the order and with the positions of `DistributedSampler`.
+
+TensorFlow is imported when `dataset` is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.data.sampling.order import GlobalOrder
+from paceline.data.sampling.share import check_tail, length_of, own_positions
+from paceline.data.sampling.world import own_rank
+from paceline.errors import DataError
+
+
+def tensorflow_dataset(
+    arrays_or_length: Any,
+    batch_size: int,
+    rank: int | None = None,
+    world_size: int | None = None,
+    *,
+    seed: int = 0,
+    epoch: int = 0,
+    epochs: int = 1,
+    start: int = 0,
+    shuffle: bool = True,
+    drop_last: bool = False,
+    pad: bool = False,
+) -> Any:
+    """A `tf.data.Dataset` of this rank's batches, gathered as they are asked for; its cardinality is known.
+
+    arrays_or_length: a numpy array (a memory map, too), or a tuple or dict of arrays of one length, whose rows are
+        gathered into batches of the same structure; or a number of samples, which gives batches of their numbers.
+    batch_size: of this rank; the last batch of an epoch is shorter if it does not come out even.
+    rank, world_size: both or neither; without them from RANK and WORLD_SIZE, as for `DistributedSampler`.
+    epoch, epochs: the first epoch, and how many follow one another, each in its own order (for one `model.fit` over all).
+    start: the global position at which the first epoch goes on: steps done x batch_size x world_size.
+    drop_last, pad: as for `DistributedSampler`.
+
+    Sharding by TensorFlow is switched off in its options: the parts are made here. With `MultiWorkerMirroredStrategy`:
+
+        def of_worker(context):
+            return tensorflow_dataset((x, y), 32, context.input_pipeline_id, context.num_input_pipelines, epochs=10)
+
+        model.fit(strategy.distribute_datasets_from_function(of_worker), epochs=10, steps_per_epoch=steps)
+
+    Raises:
+        DataError: a wrong value, or arrays of different lengths. RunContextError: a worker without RANK or WORLD_SIZE.
+    """
+    import numpy as np
+    import tensorflow as tf
+
+    check_tail(drop_last, pad)
+    rank, world_size = own_rank(rank, world_size)
+    arrays, length = _arrays(arrays_or_length)
+    _check_counts(batch_size=batch_size, epochs=epochs)
+    if not 0 <= start <= length:
+        raise DataError(f"start={start} of {length} samples: a position is one of 0 .. {length}.")
+    # Refused here, not in TensorFlow's thread at the first batch.
+    GlobalOrder(length, seed, epoch)
+    shares = [
+        (epoch + number, own_positions(length, rank, world_size, start=from_, drop_last=drop_last, pad=pad))
+        for number, from_ in enumerate([start] + [0] * (epochs - 1))
+    ]
+
+    def batches() -> Iterator[Any]:
+        for number, positions in shares:
+            order = GlobalOrder(length, seed, number, shuffle=shuffle)
+            for first in range(0, len(positions), batch_size):
+                samples = np.asarray(order.samples(positions[first : first + batch_size]))
+                yield samples if arrays is None else tf.nest.map_structure(lambda array, at=samples: array[at], arrays)
+
+    if arrays is None:
+        signature = tf.TensorSpec((None,), tf.int64)
+    else:
+        signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), arrays)
+    made = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    made = made.apply(
+        tf.data.experimental.assert_cardinality(sum(-(-len(positions) // batch_size) for _, positions in shares))
+    )
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return made.with_options(options)
+
+
+def _arrays(source: Any) -> tuple[Any, int]:
+    """The arrays in their structure, None for a bare number, and how many rows or samples there are."""
+    import numpy as np
+    import tensorflow as tf
+
+    if hasattr(source, "__index__") and not hasattr(source, "__len__"):
+        return None, length_of(source, "tensorflow_dataset")
+    # A list would be a structure of as many arrays as it has numbers.
+    arrays = tf.nest.map_structure(np.asanyarray, np.asarray(source) if isinstance(source, list) else source)
+    lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(arrays)}
+    if len(lengths) != 1 or -1 in lengths:
+        shapes = [array.shape for array in tf.nest.flatten(arrays)]
+        raise DataError(f"arrays of shapes {shapes}: all need the same first dimension, the number of samples.")
+    return arrays, lengths.pop()
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
+            raise DataError(f"{name}={value!r}: give an integer of 1 or more.")

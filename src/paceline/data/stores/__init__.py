@@ -1,0 +1,1 @@
+"""Datastores: their records, their credentials, and the ways to reach them."""

@@ -1,0 +1,234 @@
+"""Where a store's credentials are found; the secrets themselves are read when a store is opened, and kept nowhere.
+
+    env:LAB_SECRET              an environment variable
+    keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
+    file:~/.lab.json            a file of mode 600: its text, or with #field that field of the JSON object in it
+
+Whatever is read is remembered by a `Secrets` as long as the store is open, so that it can be cut out of every message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, quote_plus
+
+from paceline.errors import DataError
+from paceline.job.secret_values import KINDS, PLACES
+
+# Options of fsspec's file systems, headers and URL parameters that hold a secret, whatever stands around these words.
+_SECRET_NAME = re.compile(
+    r"(?i)secret|passw|passphrase|token|credential|signature|authorization|cookie|api[_-]?key|access[_-]?key"
+    r"|account[_-]?key|connection[_-]?string|sas|private[_-]?key|\bpkey\b|(^|[_-])(key|pwd|auth|sig)$"
+)
+#: Names like those above that hold a place or a choice instead.
+_HARMLESS = frozenset({"key_filename", "anon", "token_type", "use_ssl", "host_key_policy", "credentials_file"})
+#: Values of secret options that are no secret: gcsfs takes token="anon".
+_HARMLESS_VALUES = frozenset({"anon", "cloud", "google_default", "cache", "browser"})
+
+#: Where the stores' own libraries find secrets.
+_LIBRARY_VARIABLES = (
+    *("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AZURE_STORAGE_ACCOUNT_KEY", "AZURE_STORAGE_CONNECTION_STRING"),
+    *("AZURE_STORAGE_SAS_TOKEN", "AZURE_STORAGE_KEY", "AZURE_CLIENT_SECRET"),
+)
+
+
+class Secrets:
+    """Values that must not be seen. Its repr shows none, it can't be pickled, and nothing writes it."""
+
+    def __init__(self, values: Mapping[str, str] | None = None) -> None:
+        self._values = dict(values or {})
+        self._others: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Secrets(of {', '.join(sorted({**self._values, **self._others})) or 'nothing'})"
+
+    def __reduce__(self) -> str:
+        raise TypeError("secrets are not pickled")
+
+    def options(self) -> dict[str, str]:
+        """Option -> value, for the store's library alone."""
+        return dict(self._values)
+
+    def add(self, name: str, value: str) -> None:
+        """Cut this value out of messages too, although it is no option: the store's own library found it."""
+        self._others[name] = value
+
+    def scrub(self, text: str) -> str:
+        """The text without any of the values, as they are or as they stand in a URL or a repr."""
+        for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
+            forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
+            forms |= {json.dumps(value)[1:-1], *(line.strip() for line in value.splitlines())}
+            for form in sorted(forms, key=len, reverse=True):
+                if len(form) >= 3:
+                    text = text.replace(form, "***")
+                elif form and form in text:
+                    return "(the store's own message is withheld: it may hold a secret)"
+        return text
+
+
+def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
+    """The values at these places; nothing for None. where: the store, for messages.
+
+    Raises:
+        DataError: a place that is wrong, holds nothing, or is a file that others may read.
+    """
+    secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
+    for name in _LIBRARY_VARIABLES:
+        if value := os.environ.get(name):
+            secrets.add(name, value)
+    return secrets
+
+
+def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
+    """Nothing, if these are places; they need not hold anything yet.
+
+    Raises:
+        DataError: one is something else, perhaps the secret itself, which is not shown.
+    """
+    if credentials is None:
+        return
+    if not isinstance(credentials, Mapping):
+        raise DataError(f"credentials of {where}: give a dictionary of option -> place, each {PLACES}.")
+    for option, place in credentials.items():
+        kind, _, rest = place.partition(":") if isinstance(place, str) else ("", "", "")
+        if kind not in KINDS or not rest or (kind == "keyring" and "/" not in rest):
+            raise DataError(
+                f"credential {option!r} of {where}: what was given is no place, and is not shown here in case it is the "
+                f"secret itself. Secrets are never registered; give {PLACES}."
+            )
+
+
+def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
+    """Nothing, if neither the URL nor the options hold a secret in the clear.
+
+    Raises:
+        DataError: one does; it is not shown.
+    """
+    shown = hidden_url(url)
+    found = [f"the option {name!r}" for name in _secret_names(options)]
+    if shown != url:
+        found.append("the URL")
+    if found:
+        raise DataError(
+            f"{' and '.join(found)} of the store {shown!r} would hold a secret in the clear, which is not written anywhere. "
+            f"Say where it is found instead: credentials={{'option': place}}, each place {PLACES}."
+        )
+
+
+def hidden_url(url: str) -> str:
+    """The URL without its password, its signature and other secret parameters, for messages."""
+    if "://" not in url:
+        return url
+    scheme, _, rest = url.partition("://")
+    netloc, slash, path = rest.partition("/")
+    if "@" not in netloc and "@" in path and not netloc.rpartition(":")[2].isdigit() and ":" in netloc:
+        # A password with a "/" in it, which should have been written as %2F.
+        netloc, _, path = rest.rpartition("@")
+        netloc, slash, path = f"{netloc}@{path.partition('/')[0]}", "/", path.partition("/")[2]
+    user, at, host = netloc.rpartition("@")
+    if at and (":" in user or scheme.startswith("http")):
+        # Before a web host even a user alone may be a token.
+        netloc = f"{user.partition(':')[0] if ':' in user else '***'}:***@{host}"
+    path, mark, query = path.partition("?")
+    if mark and any(_is_secret(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
+        query = "***"
+    return f"{scheme}://{netloc}{slash}{path}{mark}{query}"
+
+
+def _secret_names(options: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            found += _secret_names(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and "://" in value:
+            found += [f"{prefix}{name}"] if hidden_url(value) != value else []
+        elif value not in (None, "", True, False) and str(value) not in _HARMLESS_VALUES and _is_secret(str(name)):
+            found.append(f"{prefix}{name}")
+    return found
+
+
+def _is_secret(name: str) -> bool:
+    return name.lower() not in _HARMLESS and _SECRET_NAME.search(name) is not None
+
+
+def read_place(place: str) -> str:
+    """What lies at a place that is one.
+
+    Raises:
+        DataError: nothing, or a file that others may read.
+    """
+    return _read_at(place, f"it is to be found at {place!r}, but")
+
+
+def _read(option: str, place: str, where: str) -> str:
+    check_credentials({option: place}, where)
+    return _read_at(place, f"credential {option!r} of {where} is to be found at {place!r}, but")
+
+
+def _read_at(place: str, said: str) -> str:
+    kind, _, rest = place.partition(":")
+    value = {"env": _from_environment, "keyring": _from_keyring, "file": _from_file}[kind](rest, said)
+    if not value:
+        raise DataError(f"{said} there is nothing in it. Put the value there.")
+    return value
+
+
+def _from_environment(name: str, said: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise DataError(f"{said} the environment has no variable {name!r}. Set it where `paceline` is called.")
+    return value
+
+
+def _from_keyring(rest: str, said: str) -> str:
+    service, _, user = rest.rpartition("/")
+    try:
+        import keyring
+    except ImportError as error:
+        raise DataError(
+            f"{said} keyring is not installed. Install it with `pip install 'paceline[keyring]'`."
+        ) from error
+    try:
+        value = keyring.get_password(service, user)
+    except Exception as error:
+        raise DataError(
+            f"{said} the keyring can't be read: {type(error).__name__}. Unlock it, or use env: or file:."
+        ) from None
+    if value is None:
+        raise DataError(f"{said} the keyring has nothing there. Put it in with `keyring set {service} {user}`.")
+    return str(value)
+
+
+def _from_file(rest: str, said: str) -> str:
+    name, mark, field = rest.partition("#")
+    path = os.path.expanduser(name)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(fd, encoding="utf-8") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DataError(f"{said} {path!r} is no file. Name one.")
+            if status.st_mode & 0o077:
+                raise DataError(
+                    f"{said} {path!r} has mode {stat.S_IMODE(status.st_mode):o}, so others may read it. "
+                    f"Close it with `chmod 600 {path}`."
+                )
+            text = file.read()
+    except OSError as error:
+        raise DataError(f"{said} {path!r} can't be read: {error.strerror}. Make the file, with mode 600.") from error
+    except UnicodeDecodeError:
+        raise DataError(f"{said} {path!r} is no text in UTF-8. Write it as such.") from None
+    if not mark:
+        return text.strip()
+    try:
+        data = json.loads(text)
+    except ValueError:
+        data = None
+    if not isinstance(data, dict) or not isinstance(data.get(field), str):
+        raise DataError(f"{said} {path!r} is no JSON object with a text named {field!r}. Write one.")
+    return str(data[field])

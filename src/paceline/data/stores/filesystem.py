@@ -1,0 +1,193 @@
+"""A store, opened: its fsspec file system, with the options as registered and the credentials as found.
+
+Nothing of fsspec is loaded before a store other than a local folder is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from paceline.data.stores.credentials import Secrets, hidden_url, resolve
+from paceline.data.stores.failures import translated
+from paceline.data.stores.record import StoreRecord, read_record
+from paceline.errors import DataError
+from paceline.job.data_reference import Source
+
+#: kind -> (fsspec's protocol, the module that must be there, the extra that brings it)
+_ENGINES = {
+    "s3": ("s3", "s3fs", "s3"),
+    "azure": ("abfs", "adlfs", "azure"),
+    "gcs": ("gs", "gcsfs", "gcs"),
+    "sftp": ("sftp", "paramiko", "sftp"),
+    "http": ("http", "aiohttp", "http"),
+    "memory": ("memory", "fsspec", ""),
+}
+_CONNECT_TIMEOUT_S = 15
+_READ_TIMEOUT_S = 60
+
+
+class Store:
+    """An opened store. `fs` is made on first use; `secrets` is what it was opened with. Not pickled, not shared."""
+
+    def __init__(self, record: StoreRecord) -> None:
+        self.record = record
+        self.kind = record.kind
+        if self.kind in _ENGINES:
+            check_engine(self.kind, record)
+        self.secrets: Secrets = resolve(record.credentials, record.title)
+        self._fs: Any = None
+
+    def __repr__(self) -> str:
+        return f"Store({self.record.title})"
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def title(self) -> str:
+        return self.record.title
+
+    def full(self, path: str) -> str:
+        """A path of the store as its file system takes it."""
+        root = self.record.root
+        if self.kind != "http":
+            path = path.strip("/")
+        elif self.record.name is not None:
+            # Of a datastore, paths are names; of a plain URL, they are what stands in it.
+            path = quote(path)
+        return f"{root}/{path}" if path else (root or "/")
+
+    def local(self, path: str) -> Path:
+        """A path of a local store on this machine."""
+        return Path(self.record.root or "/", path.strip("/"))
+
+    @property
+    def fs(self) -> Any:
+        """The fsspec file system.
+
+        Raises:
+            TransferError: it can't be reached, or refuses the credentials.
+        """
+        if self._fs is None:
+            with self.telling("opening it"):
+                self._fs = self._open()
+        return self._fs
+
+    @contextlib.contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """Translate what goes wrong inside, once. what: as for `failures.translated`."""
+        try:
+            yield
+        except Exception as error:
+            told = translated(error, self.record, self.secrets, what)
+            if told is error:
+                raise
+            raise told from error
+
+    def close(self) -> None:
+        """Close connections that nobody would close before the process ends."""
+        client = getattr(self._fs, "client", None)
+        if self.kind == "sftp" and client is not None:
+            client.close()
+        self._fs = None
+
+    def _open(self) -> Any:
+        import fsspec
+
+        options: dict[str, Any] = {**self.record.options, **self.secrets.options(), "skip_instance_cache": True}
+        if self.kind == "local":
+            return fsspec.filesystem("file")
+        if self.kind == "s3":
+            config = {
+                "connect_timeout": _CONNECT_TIMEOUT_S,
+                "read_timeout": _READ_TIMEOUT_S,
+                "retries": {"max_attempts": 1},
+            }
+            fs = fsspec.filesystem("s3", **{**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}})
+            # Trying again is done here, where what has come so far is known.
+            fs.retries = 2
+            return fs
+        if self.kind == "http":
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
+            given = options.pop("client_kwargs", {})
+            options |= {"client_kwargs": {"timeout": timeout, **given}}
+            user, password = options.pop("username", None), options.pop("password", None)
+            if password is not None:
+                options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)
+            if token := options.pop("token", None):
+                options["client_kwargs"]["headers"] = {"Authorization": f"Bearer {token}"}
+        if self.kind == "sftp":
+            from paceline.data.stores.sftp import open_sftp
+
+            return open_sftp(self.record, options)
+        if self.kind == "azure" and "@" in self.record.url and "account_name" not in options:
+            options["account_name"] = self.record.url.partition("@")[2].partition(".")[0]
+        return fsspec.filesystem(_ENGINES[self.kind][0], **options)
+
+
+def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
+    """The store of a source, and the path in it. A URL or an absolute path is a store of its own.
+
+    Raises:
+        DataError: no such datastore, or a path that is neither.
+    """
+    if source.datastore is not None:
+        return read_record(workspace_dir, source.datastore), source.path
+    path = source.path
+    if path.startswith("file://"):
+        path = path.removeprefix("file://")
+    if path.startswith("/"):
+        return StoreRecord(name=None, url="/"), path.lstrip("/")
+    if "://" not in path:
+        raise DataError(
+            f"{path!r} is neither a URL nor an absolute path. Give one, or a path in a datastore: ds.path(...)."
+        )
+    if hidden_url(path) != path and "***@" in hidden_url(path):
+        raise DataError(
+            f"the URL {hidden_url(path)!r} has a password in it. Register a datastore, and say in credentials= where the "
+            "password is found."
+        )
+    scheme, _, rest = path.partition("://")
+    host, _, inside = rest.partition("/")
+    record = StoreRecord(name=None, url=f"{scheme}://{host}")
+    assert record.kind
+    return record, inside
+
+
+def check_installed(record: StoreRecord) -> None:
+    """Nothing, if this store can be opened here.
+
+    Raises:
+        DataError: an extra is missing, or the URL is of no known kind.
+    """
+    if record.kind in _ENGINES:
+        check_engine(record.kind, record)
+
+
+def check_engine(kind: str, record: StoreRecord) -> None:
+    """Nothing, if what opens stores of this kind is installed.
+
+    Raises:
+        DataError: it is not; the extra that brings it is named.
+    """
+    _, module, extra = _ENGINES[kind]
+    if importlib.util.find_spec(module) is None:
+        raise DataError(
+            f"{record.title} needs {module}, which is not installed. Install it with `pip install 'paceline[{extra}]'`."
+        )
+
+
+def working_path(path: str | os.PathLike[str]) -> Path:
+    """A path that the user gave, absolute, `~` filled in."""
+    return Path(os.path.abspath(os.path.expanduser(path)))

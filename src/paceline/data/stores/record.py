@@ -1,0 +1,189 @@
+"""What is registered of a store: where it lies, how it is opened, and where its credentials are found. No secret.
+
+    <workspace>/datastores/<name>.json     {"url": ..., "options": {...}, "credentials": {"secret": "env:LAB_SECRET"}}
+    <workspace>/datastores/.default        the name of the default store, where it is not "default"
+
+The store "default" is there without being registered: the folder `<workspace>/data`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from paceline.errors import DataError
+from paceline.system.files import read_json, write_json, write_whole
+
+DEFAULT_NAME = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+
+#: Scheme of a URL -> kind of store.
+KINDS = {
+    **{"file": "local", "local": "local", "s3": "s3", "s3a": "s3"},
+    **{"az": "azure", "abfs": "azure", "abfss": "azure", "gs": "gcs", "gcs": "gcs"},
+    **{"sftp": "sftp", "ssh": "sftp", "http": "http", "https": "http", "memory": "memory"},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRecord:
+    """A store as data. name: None for a place that a plain URL or path names, without a registration.
+
+    url: a URL, or the absolute path of a folder of this machine. options: as its fsspec file system takes them.
+    credentials: option -> place ("env:...", "keyring:...", "file:..."); None leaves them to the store's own library.
+    """
+
+    name: str | None
+    url: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    credentials: Mapping[str, str] | None = None
+
+    @property
+    def kind(self) -> str:
+        """ "local", "s3", "azure", "gcs", "sftp", "http" or "memory".
+
+        Raises:
+            DataError: the URL's scheme is none that is known.
+        """
+        if self.url.startswith("/"):
+            return "local"
+        scheme = self.url.partition("://")[0].lower()
+        if "://" not in self.url or scheme not in KINDS:
+            raise DataError(
+                f"the URL {self.url!r} is of no kind that is known. Give an absolute path of this machine, or a URL that "
+                f"begins with {', '.join(f'{scheme}://' for scheme in KINDS)}."
+            )
+        return KINDS[scheme]
+
+    @property
+    def root(self) -> str:
+        """What stands before every path of the store in its file system, without a `/` at the end; "" for a whole one.
+
+        s3, azure, gcs: bucket and prefix. sftp, local, memory: the absolute folder. http: the whole URL.
+        """
+        if self.kind == "http":
+            return self.url.rstrip("/")
+        if self.url.startswith("/"):
+            return self.url.rstrip("/")
+        parts = urlsplit(self.url, allow_fragments=False)
+        host = parts.netloc.rpartition("@")[2]
+        if self.kind in ("s3", "gcs"):
+            return f"{host}{parts.path}".rstrip("/")
+        if self.kind == "azure":
+            # abfs://container@account.dfs.core.windows.net/path, or az://container/path
+            return f"{parts.username or host}{parts.path}".rstrip("/")
+        if self.kind == "memory":
+            return f"/{host}{parts.path}".rstrip("/")
+        return parts.path.rstrip("/")
+
+    @property
+    def title(self) -> str:
+        """The store as messages name it."""
+        return f"datastore {self.name!r} ({self.url})" if self.name is not None else repr(self.url)
+
+    @property
+    def identity(self) -> str:
+        """Equal for stores that hold the same files: what the cache goes by. Credentials are not part of it."""
+        return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is kept under the name. No secret: credentials are places."""
+        credentials = dict(self.credentials) if self.credentials else None
+        return {"url": self.url, "options": dict(self.options), "credentials": credentials}
+
+    @classmethod
+    def from_json(cls, name: str | None, data: Mapping[str, Any]) -> StoreRecord:
+        """The record that `to_json` wrote, under this name."""
+        return cls(name=name, url=data["url"], options=data.get("options") or {}, credentials=data.get("credentials"))
+
+
+def check_store_name(name: str) -> str:
+    """The same name.
+
+    Raises:
+        DataError: not letters, digits, `_` and `-`, beginning with a letter or digit.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise DataError(
+            f"the datastore name {name!r}: give letters, digits, '_' and '-', beginning with a letter or a digit."
+        )
+    return name
+
+
+def stores_dir(workspace_dir: Path) -> Path:
+    return workspace_dir / "datastores"
+
+
+def read_record(workspace_dir: Path, name: str) -> StoreRecord:
+    """The store that is registered under this name.
+
+    Raises:
+        DataError: there is none, or its file can't be read; the known ones are named.
+    """
+    path = stores_dir(workspace_dir) / f"{check_store_name(name)}.json"
+    data = read_json(path)
+    if isinstance(data, dict) and isinstance(data.get("url"), str):
+        return StoreRecord.from_json(name, data)
+    if path.exists():
+        raise DataError(f"{str(path)!r} can't be read as a datastore. Register {name!r} again, with overwrite=True.")
+    if name == DEFAULT_NAME:
+        return StoreRecord(name=name, url=str(workspace_dir / "data"))
+    known = ", ".join(record_names(workspace_dir))
+    raise DataError(
+        f"there is no datastore {name!r} in the workspace {str(workspace_dir)!r}. There are: {known}. "
+        f"Register it with `paceline data add {name} URL`."
+    )
+
+
+def write_record(workspace_dir: Path, record: StoreRecord) -> None:
+    """Register the store, in the place of one of the same name."""
+    folder = stores_dir(workspace_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / f"{check_store_name(str(record.name))}.json", record.to_json())
+    except OSError as error:
+        raise DataError(
+            f"datastore {record.name!r} can't be registered in {str(folder)!r}: {error.strerror}. Mend that."
+        ) from error
+
+
+def remove_record(workspace_dir: Path, name: str) -> None:
+    """Forget the store; its files stay where they are."""
+    read_record(workspace_dir, name)
+    if default_name(workspace_dir) == name:
+        (stores_dir(workspace_dir) / ".default").unlink(missing_ok=True)
+    (stores_dir(workspace_dir) / f"{name}.json").unlink(missing_ok=True)
+
+
+def record_names(workspace_dir: Path) -> list[str]:
+    """The names of all stores, sorted; "default" is always among them."""
+    found = {DEFAULT_NAME}
+    with contextlib.suppress(OSError):
+        for entry in os.listdir(stores_dir(workspace_dir)):
+            stem, dot, ending = entry.rpartition(".")
+            if dot and ending == "json" and _NAME.fullmatch(stem):
+                found.add(stem)
+    return sorted(found)
+
+
+def default_name(workspace_dir: Path) -> str:
+    """The name of the default store."""
+    try:
+        name = (stores_dir(workspace_dir) / ".default").read_text().strip()
+    except OSError:
+        return DEFAULT_NAME
+    return name if _NAME.fullmatch(name) else DEFAULT_NAME
+
+
+def set_default(workspace_dir: Path, name: str) -> None:
+    """Make this store the default one."""
+    read_record(workspace_dir, name)
+    stores_dir(workspace_dir).mkdir(parents=True, exist_ok=True)
+    write_whole(stores_dir(workspace_dir) / ".default", name + "\n")

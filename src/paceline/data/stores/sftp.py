@@ -1,0 +1,95 @@
+"""SFTP through fsspec and paramiko, with a host's key checked against the known hosts.
+
+fsspec's own file system accepts every key that it does not know, and so anybody who answers in the host's place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from fsspec.implementations.sftp import SFTPFileSystem
+
+from paceline.data.stores.record import StoreRecord
+
+_CONNECT_TIMEOUT_S = 15
+
+
+class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
+    """An SFTP file system that refuses hosts which are not in the known hosts.
+
+    known_hosts: a file of them; default: the user's and the system's own. host_key_policy: of fsspec, default "reject".
+    """
+
+    cachable = False
+
+    def __init__(self, host: str, known_hosts: str | None = None, **options: Any) -> None:
+        self._known_hosts = known_hosts
+        super().__init__(host, **{"host_key_policy": "reject", **options})
+
+    def _connect(self) -> None:
+        import paramiko
+
+        self.client = paramiko.SSHClient()
+        if self._known_hosts is not None:
+            self.client.load_host_keys(os.path.expanduser(self._known_hosts))
+        else:
+            self.client.load_system_host_keys()
+            if os.path.exists("/etc/ssh/ssh_known_hosts"):
+                self.client.load_system_host_keys("/etc/ssh/ssh_known_hosts")
+        self.client.set_missing_host_key_policy(self.host_key_policy)
+        try:
+            self.client.connect(self.host, **self.ssh_kwargs)
+            self.ftp = self.client.open_sftp()
+        except BaseException:
+            self.client.close()
+            raise
+
+
+def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
+    """The file system of this record; options may name `username`, `port`, `password`, `key_filename`, `known_hosts`."""
+    options.pop("skip_instance_cache", None)
+    timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
+    given = {**timeouts, **_from_url(record), **options}
+    if "key_filename" in given:
+        given["key_filename"] = os.path.expanduser(given["key_filename"])
+    # With a password or key named, no others are tried: a server ends the connection after a few.
+    if "password" in given or "key_filename" in given:
+        given = {"allow_agent": False, "look_for_keys": False, **given}
+    if "port" in given:
+        given["port"] = int(given["port"])
+    return KnownHostsSftp(given.pop("host"), **given)
+
+
+def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
+    """(path below root, its attributes) of every file; links are followed, but not back into a folder they lie in."""
+    waiting: list[tuple[str, tuple[str, ...]]] = [("", (fs.ftp.normalize(root),))]
+    while waiting:
+        folder, above = waiting.pop()
+        for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
+            path = f"{folder}/{entry.filename}" if folder else entry.filename
+            full, found = f"{root}/{path}", entry
+            if stat.S_ISLNK(entry.st_mode or 0):
+                try:
+                    found = fs.ftp.stat(full)
+                except FileNotFoundError:
+                    continue
+            if stat.S_ISDIR(found.st_mode or 0):
+                real = fs.ftp.normalize(full)
+                if real not in above:
+                    waiting.append((path, (*above, real)))
+            elif stat.S_ISREG(found.st_mode or 0):
+                yield path, found
+
+
+def _from_url(record: StoreRecord) -> dict[str, Any]:
+    parts = urlsplit(record.url)
+    found: dict[str, Any] = {"host": parts.hostname or ""}
+    if parts.port:
+        found["port"] = parts.port
+    if parts.username:
+        found["username"] = unquote(parts.username)
+    return found

@@ -1,0 +1,1 @@
+"""Files on their way between stores and machines: listed, fetched, cached, uploaded."""

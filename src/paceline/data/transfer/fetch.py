@@ -1,0 +1,288 @@
+"""A reference -> a folder on this node that has its files, before the workers start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from paceline.data.sampling.partition import split_by_size
+from paceline.data.stores.filesystem import Store, place_of
+from paceline.data.stores.names import check_tree, clean_path, is_pattern
+from paceline.data.stores.record import StoreRecord
+from paceline.data.transfer.cache import DataCache
+from paceline.data.transfer.listing import FileInfo, fingerprint, is_single_file, list_files, path_in_store
+from paceline.data.transfer.partial import Partial
+from paceline.data.transfer.progress import Meter, Progress, size_text
+from paceline.data.transfer.transfer import Job, transfer
+from paceline.errors import DataError, TransferError
+from paceline.job.data_reference import DataReference, Source
+
+Say = Callable[[str], None]
+_LINK_TRIES = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """What a node has of an input. path: the folder, or the file where one was named exactly.
+
+    mode: "mount" (the place itself, or links to it) or "download". files, bytes: of this node's part. fetched_bytes: what
+    came over the line; the rest was in the cache. fingerprint: of all files of the input, whichever node has them.
+    note: what the user should know, or "".
+    """
+
+    name: str
+    path: Path
+    mode: str
+    files: int
+    bytes: int
+    fetched_bytes: int
+    fingerprint: str
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"path": str(self.path)}
+
+
+def fetch(
+    reference: DataReference,
+    *,
+    workspace_dir: Path,
+    cache: DataCache,
+    view_dir: Path,
+    node_rank: int,
+    ranks: range,
+    node_count: int,
+    world_size: int,
+    say: Say = lambda text: None,
+    progress: Progress | None = None,
+) -> Fetched:
+    """Make `view_dir/<name>`, the folder of what this node has of the input; by rank `view_dir/<name>/rank_<r>` each.
+
+    view_dir: of `cache.view_dir`. ranks: the node's own. say: is told what is being done, for the run's log.
+
+    Raises:
+        DataError, TransferError: as `list_files`; a store of one process alone; two files of one name; an empty store; a
+            file that can't be read. The view is not there then.
+    """
+    places = [place_of(source, workspace_dir) for source in reference.sources]
+    _refuse_memory(reference, [record for record, _ in places])
+    infos = list_files(reference.sources, workspace_dir)
+    whole = Fetched(
+        name=reference.name,
+        path=view_dir / reference.name,
+        mode="mount",
+        files=len(infos),
+        bytes=_sum(infos),
+        fetched_bytes=0,
+        fingerprint=fingerprint(infos),
+    )
+    is_local = all(record.kind == "local" for record, _ in places)
+    if reference.mode == "mount" and is_local and reference.partition is None:
+        itself = _place_itself(reference.sources, places)
+        if itself is not None:
+            return replace(whole, path=itself)
+    if not infos:
+        titles = ", ".join(record.title for record, _ in places)
+        raise DataError(
+            f"input {reference.name!r} has no files: {titles} is empty. Upload some, or name another place."
+        )
+    _check_names(reference, infos)
+    parts = _parts(reference, infos, node_rank, ranks, node_count, world_size)
+    own = [info for part in parts.values() for info in part]
+    with _held(cache, view_dir), _new_view(view_dir, reference.name) as folder:
+        if is_local and (reference.mode == "mount" or reference.partition is not None):
+            for name, part in parts.items():
+                _link_local(folder / name, part, reference.sources, places)
+            mode, note, fetched = "mount", "", 0
+            if reference.partition is not None:
+                note = f"as_partition: links to this {reference.partition}'s own files, nothing was copied"
+        else:
+            mode, note = "download", _why_not_mounted(reference, [record for record, _ in places])
+            if note:
+                say(f"input {reference.name!r}: {note}")
+            fetched = _download(folder, parts, workspace_dir, cache, Meter(progress, _sum(own), len(own)))
+    path = view_dir / reference.name
+    if reference.partition is None and is_single_file(infos, reference.sources, workspace_dir):
+        path = path / infos[0].relative
+    say(f"input {reference.name!r}: {len(own)} files, {size_text(_sum(own))}, {size_text(fetched)} fetched")
+    return replace(whole, path=path, mode=mode, note=note, fetched_bytes=fetched, files=len(own), bytes=_sum(own))
+
+
+def _refuse_memory(reference: DataReference, records: Sequence[StoreRecord]) -> None:
+    for record in records:
+        if record.kind == "memory":
+            raise DataError(
+                f"input {reference.name!r} lies in {record.title}, which is the memory of one process: a run's supervisor "
+                "and workers are other processes and can't see it. Upload it to the default datastore instead."
+            )
+
+
+def _place_itself(sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]) -> Path | None:
+    """The real path of one local folder or file; None for several, or for a pattern."""
+    [(record, path), *others] = places
+    if others or is_pattern(path):
+        return None
+    return Path(os.path.realpath(Path(record.root or "/", clean_path(path, record.title).strip("/"))))
+
+
+def _check_names(reference: DataReference, infos: Sequence[FileInfo]) -> None:
+    """Raise where two files would have one name in the view, or a file would be a folder too."""
+    seen: dict[str, FileInfo] = {}
+    for info in infos:
+        other = seen.setdefault(info.relative, info)
+        if other is not info:
+            raise DataError(
+                f"input {reference.name!r} has two files {info.relative!r}: {other.path!r} and {info.path!r}. "
+                "Name a folder that holds both, or make two inputs."
+            )
+    check_tree(seen, f"input {reference.name!r}")
+
+
+def _parts(
+    reference: DataReference, infos: Sequence[FileInfo], node_rank: int, ranks: range, node_count: int, world_size: int
+) -> dict[str, list[FileInfo]]:
+    """Folder below the view -> its files."""
+    if reference.partition is None:
+        return {"": list(infos)}
+    by_name = {info.relative: info for info in infos}
+    count = node_count if reference.partition == "node" else world_size
+    split = split_by_size([(info.relative, max(info.size, 0)) for info in infos], count)
+    if reference.partition == "node":
+        return {"": [by_name[name] for name in split[node_rank]]}
+    return {f"rank_{rank}": [by_name[name] for name in split[rank]] for rank in ranks}
+
+
+@contextlib.contextmanager
+def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
+    """Nobody takes the view for that of a dead run while it is filled, whether or not the run holds it already."""
+    if cache.views not in view_dir.parents:
+        yield
+        return
+    fd = cache.hold_view(view_dir.relative_to(cache.views).parts[0])
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
+    """A folder that gets its name only if all goes well; one of that name, of an earlier attempt, is replaced."""
+    target, beside = view_dir / name, view_dir / f".{name}.new"
+    try:
+        view_dir.mkdir(parents=True, exist_ok=True)
+        for path in (beside, target):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+        beside.mkdir()
+        yield beside
+        os.rename(beside, target)
+    except OSError as error:
+        raise TransferError(
+            f"the folder of input {name!r} can't be made in {str(view_dir)!r}: {error.strerror}. "
+            "Make room there, or put the cache elsewhere with PACELINE_DATA_CACHE."
+        ) from error
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _link_local(
+    folder: Path, infos: Sequence[FileInfo], sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]
+) -> None:
+    folder.mkdir(exist_ok=True)
+    roots = {source.datastore: record.root or "/" for source, (record, _) in zip(sources, places, strict=True)}
+    for info in infos:
+        target = folder / info.relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(Path(roots[info.datastore], path_in_store(info)), target)
+
+
+def _download(
+    folder: Path, parts: dict[str, list[FileInfo]], workspace_dir: Path, cache: DataCache, meter: Meter
+) -> int:
+    """Fill the folder from the cache, and the cache from the stores; how many bytes came from those."""
+    stores: dict[str | None, list[tuple[FileInfo, str]]] = {}
+    folders: set[str] = set()
+    for name, part in parts.items():
+        top = str(folder / name)
+        os.makedirs(top, exist_ok=True)
+        for info in part:
+            target = f"{top}/{info.relative}"
+            if (above := target.rpartition("/")[0]) not in folders:
+                os.makedirs(above, exist_ok=True)
+                folders.add(above)
+            stores.setdefault(_store_key(info), []).append((info, target))
+    fetched = 0
+    for wanted in stores.values():
+        record, _ = place_of(_source(wanted[0][0]), workspace_dir)
+        with Store(record) as store:
+            fetched += _from_store(store, wanted, cache, meter)
+    meter.finish()
+    return fetched
+
+
+def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCache, meter: Meter) -> int:
+    identity, fetched = store.record.identity, 0
+    # A file that comes may be pushed out again before it is linked, by a run that needs the room.
+    for _ in range(_LINK_TRIES):
+        missing: list[tuple[FileInfo, str, str]] = []
+        for info, target in wanted:
+            key = cache.key(identity, info.path, info.version, info.size)
+            # A store that tells no version can't say that what is here is still what is there.
+            if info.version and cache.link(key, info.size, target):
+                meter.add(max(info.size, 0), files=1)
+            else:
+                missing.append((info, target, key))
+        if not missing:
+            return fetched
+        cache.make_room(sum(max(info.size, 0) for info, _, _ in missing))
+        fetched += transfer(store, [_job(*item, cache) for item in missing], meter)
+        wanted = [(info, target) for info, target, _ in missing if not os.path.lexists(target)]
+        if not wanted:
+            return fetched
+    raise TransferError(
+        f"the cache {str(cache.folder)!r} lost files of {store.title} as fast as they came, because other runs need its "
+        f"room. Let them end, or give it a higher limit than {size_text(cache.limit_bytes)}."
+    )
+
+
+def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> Job:
+    def place(partial: Partial) -> None:
+        cache.keep(key, partial, target)
+
+    return Job(
+        path=path_in_store(info),
+        size=info.size,
+        version=info.version,
+        part=cache.part(key),
+        place=place,
+        is_there=lambda: bool(info.version) and cache.link(key, info.size, target),
+    )
+
+
+def _source(info: FileInfo) -> Source:
+    return Source(datastore=info.datastore, path=info.path)
+
+
+def _store_key(info: FileInfo) -> str:
+    """Equal for files of one store."""
+    if info.datastore is not None or "://" not in info.path:
+        return info.datastore or "/"
+    return "/".join(info.path.split("/", 3)[:3])
+
+
+def _why_not_mounted(reference: DataReference, records: Sequence[StoreRecord]) -> str:
+    if reference.mode != "mount":
+        return ""
+    record = next(record for record in records if record.kind != "local")
+    name = f"datastore {record.name!r}" if record.name is not None else repr(record.url)
+    return f"as_mount: {name} ({record.kind}) can't be mounted here, so its files were downloaded"
+
+
+def _sum(infos: Sequence[FileInfo]) -> int:
+    return sum(max(info.size, 0) for info in infos)

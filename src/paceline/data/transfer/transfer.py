@@ -1,0 +1,254 @@
+"""Files from a store to this machine: many at once, large ones in ranges, tried again, resumed, never taken for whole
+before they are.
+
+    job -> a lock on its .part -> what is missing of it, from the reader -> its size -> renamed to its place
+
+One thread works on one small file at a time, so nobody waits for a lock while holding another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.data.datasets.reading import ObjectReader, Reader, reader_of
+from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
+from paceline.data.stores.filesystem import Store
+from paceline.data.transfer.async_batch import SMALL_BYTES, fetch_small
+from paceline.data.transfer.partial import SINGLE_BYTES, Partial, claim
+from paceline.data.transfer.progress import Meter, size_text
+from paceline.errors import TransferError
+
+#: Files at once; ranges of large files at once. Guesses that were best of several on a loopback server and two cores.
+_FILES_AT_ONCE = 16
+_RANGES_AT_ONCE = 8
+_RANGE_BYTES = 16 << 20
+#: What a kill may lose of each range.
+_MARK_BYTES = 4 << 20
+#: Tries without a byte of progress, and in all, of one range.
+_TRIES = 5
+_ALL_TRIES = 50
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
+#: An object that changes while it is read is read anew so many times.
+_CHANGES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A file to fetch. path, size, version: in the store. part: where it grows. place: gives the whole file its name.
+
+    is_there: whether somebody else has finished it; asked once its lock is had.
+    """
+
+    path: str
+    size: int
+    version: str
+    part: Path
+    place: Callable[[Partial], None]
+    is_there: Callable[[], bool]
+
+
+def transfer(store: Store, jobs: Sequence[Job], meter: Meter) -> int:
+    """Fetch these files; how many bytes came over the line.
+
+    Raises:
+        DataError, TransferError: the first file that can't be had; the others are given up, what has come is kept.
+    """
+    if not jobs:
+        return 0
+    with store.telling("opening it"):
+        reader = reader_of(store)
+    work = _Work(store, reader, meter)
+    try:
+        return work.run(jobs)
+    finally:
+        work.close()
+
+
+class _Work:
+    def __init__(self, store: Store, reader: Reader, meter: Meter) -> None:
+        self._store, self._reader, self._meter = store, reader, meter
+        self._stop = threading.Event()
+        self._fetched = 0
+        self._guard = threading.Lock()
+        self._ranges: ThreadPoolExecutor | None = None
+
+    def run(self, jobs: Sequence[Job]) -> int:
+        pool = ThreadPoolExecutor(min(_FILES_AT_ONCE, len(jobs)), thread_name_prefix="paceline-fetch")
+        try:
+            if isinstance(self._reader, ObjectReader):
+                jobs = self._without_small(pool, self._reader, jobs)
+            # Large ones first, so that the end is not one large file alone.
+            waiting = [pool.submit(self._do, job) for job in sorted(jobs, key=lambda job: -job.size)]
+            _first_error(waiting, self._stop)
+        finally:
+            self._stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return self._fetched
+
+    def _without_small(self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[Job]) -> Sequence[Job]:
+        """The jobs that remain when the small ones that go well at once are done."""
+        small = [job for job in jobs if 0 <= job.size <= SMALL_BYTES]
+        left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
+        if small:
+            failed: list[Job] = []
+            # In a thread of its own: the caller may have an event loop running, as notebooks do.
+            self._fetched += pool.submit(fetch_small, reader, small, self._meter, failed).result()
+            left += failed
+        return left
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._ranges is not None:
+            self._ranges.shutdown(wait=True, cancel_futures=True)
+
+    def _do(self, job: Job) -> None:
+        while not self._stop.is_set():
+            with self._telling(job):
+                partial = claim(job.part, job.size, wait=True)
+                if job.is_there():
+                    if partial is not None:
+                        partial.discard()
+                    self._meter.add(max(job.size, 0), files=1)
+                    return
+                if partial is None:
+                    continue
+                try:
+                    self._fill(job, partial)
+                    job.place(partial)
+                finally:
+                    partial.close()
+            self._meter.add(0, files=1)
+            return
+
+    def _fill(self, job: Job, partial: Partial) -> None:
+        self._meter.add(partial.done_bytes)
+        for change in range(_CHANGES):
+            try:
+                self._fill_gaps(job, partial)
+                if job.size >= 0 and partial.held_bytes() != job.size:
+                    raise ChangedError(job.path)
+                return
+            except ChangedError:
+                self._meter.add(-partial.done_bytes)
+                partial.start_over()
+                # The version is the one that was listed; it comes back only where a server wavers between two.
+                if change == _CHANGES - 1 or self._stop.wait(_FIRST_DELAY_S * 2**change):
+                    raise
+
+    def _fill_gaps(self, job: Job, partial: Partial) -> None:
+        if job.size < 0:
+            partial.start_over()
+            self._read(job, partial, 0, -1)
+            return
+        gaps = partial.missing()
+        if job.size <= SINGLE_BYTES:
+            if job.size == 0:
+                self._read(job, partial, 0, 0)
+            for start, end in gaps:
+                self._read(job, partial, start, end)
+            return
+        pieces = [(at, min(end, at + _RANGE_BYTES)) for start, end in gaps for at in range(start, end, _RANGE_BYTES)]
+        with self._guard:
+            if self._ranges is None:
+                self._ranges = ThreadPoolExecutor(_RANGES_AT_ONCE, thread_name_prefix="paceline-range")
+        stop = threading.Event()
+
+        def read(start: int, end: int) -> None:
+            if not stop.is_set():
+                self._read(job, partial, start, end)
+
+        reads = [self._ranges.submit(read, start, end) for start, end in pieces]
+        try:
+            _first_error(reads, stop)
+        finally:
+            stop.set()
+            wait(reads)
+
+    def _read(self, job: Job, partial: Partial, start: int, end: int) -> None:
+        """Fetch one range, again and again from where it broke off as long as that helps."""
+        position = marked = start
+        idle = 0
+
+        def sink(data: bytes) -> None:
+            nonlocal position, marked
+            if self._stop.is_set():
+                raise _StoppedError
+            size = len(memoryview(data))
+            partial.write(data, position)
+            position += size
+            self._meter.add(size)
+            with self._guard:
+                self._fetched += size
+            if position - marked >= _MARK_BYTES:
+                partial.mark(marked, position)
+                marked = position
+
+        for _ in range(_ALL_TRIES):
+            before = position
+            try:
+                whole = position == 0 and end == job.size
+                self._reader.read(job.path, position, end, job.version, whole, sink)
+                partial.mark(marked, position)
+                return
+            except Exception as error:
+                with contextlib.suppress(OSError):
+                    partial.mark(marked, position)
+                marked = position
+                if isinstance(error, _StoppedError) or cause_of(error) != "transient":
+                    raise
+                if position == end:
+                    return  # all had come before the line broke
+                if end < 0:
+                    self._meter.add(before - position)
+                    position = marked = before
+                idle = 0 if position > before else idle + 1
+                delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**idle) * random.uniform(0.5, 1.5)
+                if idle >= _TRIES or self._stop.wait(delay):
+                    raise
+        raise ShortError(f"{job.path!r} broke off {_ALL_TRIES} times")
+
+    @contextlib.contextmanager
+    def _telling(self, job: Job):  # type: ignore[no-untyped-def]
+        try:
+            yield
+        except _StoppedError:
+            raise
+        except Exception as error:
+            told = translated(error, self._store.record, self._store.secrets, f"reading {job.path!r}")
+            if cause_of(error) == "disk":
+                told = _full_disk(job.part.parent, error)
+            if told is error:
+                raise
+            raise told from error
+
+
+class _StoppedError(Exception):
+    """Another file has failed, so this one is given up."""
+
+
+def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None:
+    """Wait for all; at the first error, stop the others and raise it."""
+    done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+    errors = [error for future in done if (error := future.exception()) is not None]
+    errors.sort(key=lambda error: isinstance(error, _StoppedError))
+    if errors:
+        stop.set()
+        raise errors[0]
+
+
+def _full_disk(folder: Path, error: BaseException) -> TransferError:
+    import shutil
+
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f", {size_text(shutil.disk_usage(folder).free)} free"
+    return TransferError(
+        f"there is no room for the files in {str(folder)!r} ({getattr(error, 'strerror', None) or error}{free}). "
+        "Make room there, or put the cache elsewhere with PACELINE_DATA_CACHE; what has come so far is kept."
+    )

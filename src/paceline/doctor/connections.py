@@ -1,0 +1,137 @@
+"""Whether the nodes reach each other: a network that all are in, and connections to ports over it."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from paceline.doctor.asking import NoAnswerError, Patient
+from paceline.doctor.examination import Examination, skipped
+from paceline.doctor.finding import FAIL, OK, Finding, counted
+from paceline.doctor.network import Place, addresses_of, common_network, place_of, same_machine
+from paceline.errors import TargetError
+
+#: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
+_ALL_PAIRS = 16
+#: For the listeners to be up and every connection to be made.
+_CONNECT_S = 15.0
+_LISTEN_S = _CONNECT_S + 15.0
+
+
+def check_network(examination: Examination) -> Iterator[Finding]:
+    """The network over which the nodes will talk; kept for the checks that use it."""
+    patients = examination.well
+    interfaces = {patient.name: patient.link.hello.interfaces for patient in patients}
+    try:
+        examination.places = places = _chosen(examination, patients) or common_network(
+            interfaces, examination.interface
+        )
+    except TargetError as error:
+        yield Finding(check="network", level=FAIL, seen=str(error), advice="Name an interface that all nodes have.")
+        return
+    if places:
+        shown = [f"{name} {place.address} ({place.interface or 'no interface'})" for name, place in places.items()]
+        more = f" and {counted(len(shown) - 4, 'more node')}" if len(shown) > 4 else ""
+        yield Finding(check="network", level=OK, seen=f"{', '.join(shown[:4])}{more}")
+        return
+    if same := same_machine(interfaces):
+        yield Finding(
+            check="network",
+            level=FAIL,
+            seen=f"{' and '.join(same)} have the same addresses ({', '.join(sorted(addresses_of(interfaces[same[0]])))})",
+            advice="They look like one machine under several names: name each machine once, with all of its slots.",
+        )
+        return
+    shown = [
+        f"{name}: " + (", ".join(f"{key} {address}/{prefix}" for key, (address, prefix) in found.items()) or "none")
+        for name, found in interfaces.items()
+    ]
+    wanted = f" with an interface {examination.interface!r}" if examination.interface else ""
+    yield Finding(
+        check="network",
+        level=FAIL,
+        seen=f"there is no network that all nodes are in{wanted} ({'; '.join(shown[:4])})",
+        advice="Name an interface that all nodes have and that leads from one to the other, or take nodes of one network.",
+    )
+
+
+def _chosen(examination: Examination, patients: list[Patient]) -> dict[str, Place] | None:
+    """The addresses that the target itself chooses for runs, if it says."""
+    if examination.addresses is None:
+        return None
+    pairs = examination.addresses([patient.link for patient in patients], examination.interface)
+    return {
+        patient.name: place_of(address, patient.link.hello.interfaces)
+        for patient, (address, _) in zip(patients, pairs, strict=True)
+    }
+
+
+def check_ports(examination: Examination) -> Iterator[Finding]:
+    """Each node listens on a port, and the others connect to it."""
+    places, patients = examination.places, examination.well
+    if places is None:
+        yield skipped("ports", "no common network to try")
+        return
+    patients = [patient for patient in patients if patient.name in places]
+    ports, failed = examination.ask_all("ports", free_port, 20.0)
+    yield from failed
+    patients = [patient for patient in patients if patient.name in ports]
+    peers = _peers([patient.name for patient in patients])
+    token = secrets.token_hex(8)
+    for patient in patients:
+        count = sum(patient.name in others for others in peers.values())
+        asked = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
+        threading.Thread(target=_listen, args=(patient, {**asked, "timeout_s": _LISTEN_S}), daemon=True).start()
+
+    def question(patient: Patient) -> dict[str, Any]:
+        mine = [(name, places[name].address, ports[name]) for name in peers[patient.name]]
+        asked = {"peers": mine, "token": token, "timeout_s": _CONNECT_S}
+        return patient.ask("on_node", "connect", asked, timeout_s=_CONNECT_S + 15.0)
+
+    found, failed = examination.ask_all("ports", question, _CONNECT_S + 15.0)
+    yield from failed
+    times = []
+    for name, answers in found.items():
+        for peer, answer in answers.items():
+            if "ms" in answer:
+                times.append(answer["ms"])
+                continue
+            yield Finding(
+                check="ports",
+                node=name,
+                level=FAIL,
+                seen=f"can't connect to {peer} ({places[peer].address}, port {ports[peer]}): {answer['error']}",
+                advice="Let the nodes of this network reach each other on all ports from 1024 (a firewall?), or name another "
+                "interface.",
+            )
+    if times:
+        yield Finding(
+            check="ports",
+            level=OK,
+            seen=f"{counted(len(times), 'connection')} between {counted(len(found), 'node')}, "
+            f"the slowest in {max(times):.1f} ms",
+        )
+
+
+def free_port(patient: Patient) -> int:
+    return patient.call(lambda: patient.link.free_ports(1)[0])
+
+
+def _listen(patient: Patient, asked: dict[str, Any]) -> None:
+    # What goes wrong here, those that connect tell.
+    with suppress(NoAnswerError):
+        patient.ask("on_node", "listen", asked, timeout_s=_LISTEN_S + 5.0)
+
+
+def _peers(names: list[str]) -> dict[str, list[str]]:
+    """node -> those it connects to; a node that is alone connects to itself."""
+    if len(names) == 1:
+        return {names[0]: names}
+    if len(names) <= _ALL_PAIRS:
+        return {name: [other for other in names if other != name] for name in names}
+    count = len(names)
+    steps = (1, count // 2)
+    return {name: [names[(index + step) % count] for step in steps] for index, name in enumerate(names)}

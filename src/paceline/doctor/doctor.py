@@ -1,0 +1,187 @@
+"""The examination of a compute target, from its settings to an all-reduce over its nodes.
+
+The checks are in order: each rests on what those before it have found, and what can't be looked at because of an earlier
+failure is told as skipped, not as failed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from paceline.doctor.asking import Patient
+from paceline.doctor.clock import check_clocks
+from paceline.doctor.connections import check_network, check_ports
+from paceline.doctor.environment import check_environment
+from paceline.doctor.examination import Examination, skipped
+from paceline.doctor.finding import FAIL, OK, WARN, Finding, counted
+from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, learn_facts
+from paceline.doctor.reduce import check_gloo
+from paceline.doctor.reduce_mpi import check_mpi
+from paceline.doctor.sharing import check_sharing
+from paceline.targets.status import Status
+from paceline.targets.timeouts import said, within
+
+#: For the engine's answer about its nodes.
+STATUS_S = 30.0
+#: For the nodes to be had: an allocation may have to wait in a queue.
+NODES_S = 180.0
+
+_ON_NODES: tuple[tuple[str, Callable[[Examination], Iterator[Finding]]], ...] = (
+    ("clocks", check_clocks),
+    ("what the nodes have", learn_facts),
+    ("Python", check_python),
+    ("space", check_space),
+    ("limits", check_limits),
+    ("GPUs", check_gpus),
+    ("what is installed", check_environment),
+    ("shared folders", check_sharing),
+    ("the network", check_network),
+    ("connections between the nodes", check_ports),
+    ("an all-reduce over Gloo", check_gloo),
+    ("an all-reduce over MPI", check_mpi),
+)
+
+
+def examine(
+    target: Any,
+    workspace_dir: Path,
+    *,
+    node_count: int | None = None,
+    python: str | None = None,
+    interface: str | None = None,
+    nodes_s: float = NODES_S,
+    say: Callable[[str], None] = lambda text: None,
+) -> Iterator[Finding]:
+    """The findings, one by one as they are made.
+
+    target: an instance of a kind, with `examine`, a context manager that gives a link to each node, or `Unreachable`.
+    node_count: how many nodes to take; None leaves it to the kind. nodes_s: how long to wait for them.
+    python: the interpreter that scripts will run in; None for what the target's `script_python(links)` says, if it has one,
+        else that of each node's agent. interface: that the nodes will talk over. say: told what is being looked at.
+    """
+    say("the engine's status")
+    yield from _check_status(target)
+    if not hasattr(target, "examine"):
+        yield skipped("nodes", f"targets of kind {getattr(target, 'kind', '?')!r} can't be examined from within")
+        return
+    say("waiting for nodes")
+    links, error, close = _open(target, node_count, nodes_s)
+    try:
+        if error:
+            yield Finding(
+                check="reach",
+                level=FAIL,
+                seen=error,
+                advice="Mend this first: no run would get nodes either.",
+            )
+        patients = []
+        for link in links:
+            if link.lost:
+                yield _unreachable(link)
+                continue
+            patients.append(Patient(link))
+            hello = link.hello
+            yield Finding(
+                check="reach",
+                node=link.name,
+                level=OK,
+                seen=f"{hello.user}@{hello.host}, {counted(hello.cores, 'core')}",
+            )
+        if not patients:
+            return
+        of_scripts = getattr(target, "script_python", None)
+        if python is None and of_scripts is not None:
+            found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
+            python = None if isinstance(found, Exception) else found
+        examination = Examination(
+            patients=patients,
+            folder=str(patients[0].link.hello.folder),
+            workspace_dir=str(workspace_dir),
+            python=python,
+            interface=interface,
+            addresses=getattr(target, "addresses", None),
+        )
+        for title, check in _ON_NODES:
+            say(title)
+            if not examination.well:
+                yield skipped("nodes", "no node answers any more")
+                return
+            yield from check(examination)
+    finally:
+        close()
+
+
+def _check_status(target: Any) -> Iterator[Finding]:
+    if not hasattr(target, "status"):
+        return
+    status = within(target.status, STATUS_S)
+    if not isinstance(status, Status):
+        seen = said(status) if isinstance(status, Exception) else f"status() gave {status!r}"
+        yield Finding(check="status", level=FAIL, seen=seen, advice="Without an answer no run can be submitted.")
+        return
+    for node in status.nodes:
+        if not node.is_up:
+            yield Finding(
+                check="status",
+                node=node.name,
+                level=WARN if status.up else FAIL,
+                seen=f"{node.state}{f': {node.message}' if node.message else ''}",
+                advice="Runs will not get this node until it is up again.",
+            )
+    waiting = f", {counted(status.queued, 'job')} waiting" if status.queued else ""
+    yield Finding(
+        check="status",
+        level=OK if status.up else FAIL,
+        seen=f"{len(status.up)} of {counted(len(status.nodes), 'node')} up{waiting}",
+        advice="" if status.up else "No run will get a node.",
+    )
+
+
+def _open(target: Any, node_count: int | None, limit_s: float) -> tuple[list[Any], str | None, Callable[[], None]]:
+    """The links, or what went wrong; and what gives the nodes back.
+
+    Nodes that come after the time is up are given back by the thread that waited for them.
+    """
+    stack, decided = contextlib.ExitStack(), threading.Lock()
+    has_entered = is_late = False
+
+    def enter() -> list[Any]:
+        nonlocal has_entered
+        manager = target.examine() if node_count is None else target.examine(node_count)
+        links = list(stack.enter_context(manager))
+        with decided:
+            has_entered = True
+            if not is_late:
+                return links
+        stack.close()
+        return []
+
+    found = within(enter, limit_s)
+    if not isinstance(found, Exception):
+        return found, None, lambda: _close(stack)
+    with decided:
+        is_late = True
+    if has_entered:
+        _close(stack)
+    if isinstance(found, TimeoutError):
+        return [], f"no nodes in {limit_s:g} s: the queue is long, or a node hangs", lambda: None
+    return [], said(found), lambda: None
+
+
+def _close(stack: contextlib.ExitStack) -> None:
+    # Closing a link to a node that hangs may hang as well.
+    within(stack.close, 20.0)
+
+
+def _unreachable(link: Any) -> Finding:
+    return Finding(
+        check="reach",
+        node=link.name,
+        level=FAIL,
+        seen=str(link.lost).removeprefix(f"{link.name}: "),
+        advice=f"Look whether {link.name} is up and this user may log in there.",
+    )

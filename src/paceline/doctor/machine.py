@@ -1,0 +1,182 @@
+"""What each node has: Python, space, limits of the user, GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from paceline.doctor.asking import Patient
+from paceline.doctor.examination import FACTS_S, Examination
+from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, counted, size_text
+
+MODULES = ("torch", "mpi4py")
+_OLDEST = (3, 10)
+#: folder -> (fails below, warns below), in bytes. Guesses: a snapshot with an environment layer fits the first.
+_FOLDER_BYTES = (200_000_000, 5_000_000_000)
+_TMP_BYTES = (50_000_000, 1_000_000_000)
+#: A container's default of 64 MB is too small for Open MPI's and NCCL's segments, and for data loaders.
+_SHM_BYTES = (16_000_000, 512_000_000)
+#: A rank has a socket to every other, and data loaders pass tensors as file descriptors.
+_NOFILE = (256, 4096)
+
+
+def learn_facts(examination: Examination) -> Iterator[Finding]:
+    """Ask each node for all that it can tell by itself; a finding for each that can't."""
+
+    def question(patient: Patient) -> dict[str, Any]:
+        asked = {
+            "python": examination.python_of(patient),
+            "space": [examination.folder, "/tmp", "/dev/shm"],
+            "modules": MODULES,
+            "library_dir": patient.link.hello.library,
+            "timeout_s": FACTS_S - 20.0,
+        }
+        return patient.ask("on_node", "facts", asked, timeout_s=FACTS_S)
+
+    examination.facts, failed = examination.ask_all("node", question, FACTS_S)
+    yield from failed
+
+
+def check_python(examination: Examination) -> Iterator[Finding]:
+    """Whether the interpreter for scripts is there, and new enough."""
+    versions = {}
+    for name, facts in examination.facts.items():
+        path, version, error = (facts["python"].get(key) for key in ("path", "version", "error"))
+        if error:
+            yield Finding(
+                check="python",
+                node=name,
+                level=FAIL,
+                seen=error,
+                advice="Install it there, or name another interpreter by --python; "
+                f"the agent's own is Python {facts['agent_python']}.",
+            )
+            continue
+        major, minor = str(version).split(".")[:2]
+        versions[name] = f"{major}.{minor}"
+        is_old = (int(major), int(minor)) < _OLDEST
+        yield Finding(
+            check="python",
+            node=name,
+            level=FAIL if is_old else OK,
+            seen=f"{path} is Python {version}",
+            advice="Workers need Python 3.10 or later: name another interpreter by --python." if is_old else "",
+        )
+    yield from _differing("python", versions, "Python", "Give all nodes the same: checkpoints are pickles.")
+
+
+def check_space(examination: Examination) -> Iterator[Finding]:
+    """Room in the folder for runs, in /tmp and in shared memory."""
+    wanted = {examination.folder: _FOLDER_BYTES, "/tmp": _TMP_BYTES, "/dev/shm": _SHM_BYTES}
+    for name, facts in examination.facts.items():
+        for path, (fails, warns) in wanted.items():
+            found = facts["space"][path]
+            if "error" in found:
+                yield Finding(
+                    check="space",
+                    node=name,
+                    level=FAIL,
+                    seen=found["error"],
+                    advice=f"Let {path} be written by this user, or set another folder on the target.",
+                )
+                continue
+            # A container's shared memory counts by its size; that others use it now will pass.
+            free = found["total"] if path == "/dev/shm" and found["free"] >= fails else found["free"]
+            level = FAIL if free < fails else WARN if free < warns else OK
+            yield Finding(
+                check="space",
+                node=name,
+                level=level,
+                seen=f"{path} has {size_text(found['free'])} free of {size_text(found['total'])}",
+                advice="" if level == OK else _space_advice(path),
+            )
+
+
+def check_limits(examination: Examination) -> Iterator[Finding]:
+    """The user's limits: open files, and locked memory where InfiniBand may want it."""
+    with_fabric = {
+        patient.name
+        for patient in examination.patients
+        if any(interface.startswith("ib") for interface in patient.link.hello.interfaces)
+    }
+    for name, facts in examination.facts.items():
+        files, locked = facts["limits"]["nofile"], facts["limits"]["memlock"]
+        has_few = files is not None and files < _NOFILE[1]
+        wants_locked = locked is not None and name in with_fabric
+        level = FAIL if files is not None and files < _NOFILE[0] else WARN if has_few else OK
+        if wants_locked and level == OK:
+            level = WARN
+        advice = []
+        if has_few:
+            advice.append(f"Raise nofile to {_NOFILE[1]} or more in /etc/security/limits.conf or the service's unit.")
+        if wants_locked:
+            advice.append("InfiniBand needs memlock unlimited, set in the same places.")
+        yield Finding(
+            check="limits",
+            node=name,
+            level=level,
+            seen=f"open files: {'no limit' if files is None else files}, "
+            f"locked memory: {'no limit' if locked is None else size_text(locked)}",
+            advice=" ".join(advice),
+        )
+
+
+def check_gpus(examination: Examination) -> Iterator[Finding]:
+    """GPUs by the driver's own tool; the same number, model and driver on all nodes."""
+    summaries = {}
+    for name, facts in examination.facts.items():
+        gpus = facts["gpus"]
+        if "error" in gpus:
+            yield Finding(
+                check="gpus",
+                node=name,
+                level=FAIL,
+                seen=f"nvidia-smi: {gpus['error']}",
+                advice="The driver is not well: reload it or restart the node.",
+            )
+            continue
+        kinds = Counter((model, driver) for model, driver, *_ in gpus["devices"])
+        text = ", ".join(f"{number} x {model}, driver {driver}" for (model, driver), number in kinds.items())
+        summaries[name] = text or "none"
+        torch = (facts.get("modules") or {}).get("torch") or {}
+        unseen = len(gpus["devices"]) - torch.get("gpus", len(gpus["devices"]))
+        yield Finding(
+            check="gpus",
+            node=name,
+            level=WARN if unseen > 0 else OK if gpus["devices"] else SKIPPED,
+            seen=(text or "no GPU: " + ("nvidia-smi lists none" if gpus["has_tool"] else "there is no nvidia-smi"))
+            + (f"; torch sees {torch['gpus']}" if unseen > 0 else ""),
+            advice="Install a torch that is built for the driver's CUDA, and look at CUDA_VISIBLE_DEVICES."
+            if unseen > 0
+            else "",
+        )
+    yield from _differing(
+        "gpus", summaries, "", "A run is as fast as its slowest GPU: keep unlike nodes in two targets."
+    )
+
+
+def differing_nodes(values: dict[str, str]) -> str:
+    """ "2.13.0 on host1, host2; 2.12.1 on host3", or "" where all are the same."""
+    by_value: dict[str, list[str]] = {}
+    for name, value in values.items():
+        by_value.setdefault(value, []).append(name)
+    if len(by_value) < 2:
+        return ""
+    parts = []
+    for value, names in sorted(by_value.items(), key=lambda item: -len(item[1])):
+        shown = ", ".join(names[:3]) + (f" and {counted(len(names) - 3, 'more node')}" if len(names) > 3 else "")
+        parts.append(f"{value} on {shown}")
+    return "; ".join(parts)
+
+
+def _differing(check: str, values: dict[str, str], title: str, advice: str) -> Iterator[Finding]:
+    text = differing_nodes(values)
+    if text:
+        yield Finding(check=check, level=WARN, seen=f"{title} differs: {text}".strip(), advice=advice)
+
+
+def _space_advice(path: str) -> str:
+    if path == "/dev/shm":
+        return "MPI and data loaders share memory there: `mount -o remount,size=8G /dev/shm`, or --shm-size of a container."
+    return f"Make room on the file system of {path}, or set another folder on the target."

@@ -1,0 +1,156 @@
+"""A small all-reduce over all nodes, by mpirun and mpi4py, started as a run's mpirun is: through the agents, so that no node
+needs a login on another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.doctor.asking import NoAnswerError, Patient, answer_in
+from paceline.doctor.environment import has_module
+from paceline.doctor.examination import Examination, skipped
+from paceline.doctor.finding import FAIL, OK, Finding
+from paceline.doctor.network import Place
+from paceline.doctor.reduce import ELEMENTS, reduced_text
+from paceline.job.plan import Node
+from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
+
+_CHECK = "mpi all-reduce"
+_PROGRAM_S = 60.0
+_POLL_S = 0.1
+_ADVICE = (
+    "Try mpirun by hand on the first node. A library of another MPI on LD_LIBRARY_PATH, or an mpi4py that is built for "
+    "another MPI, are what it most often is."
+)
+
+
+def check_mpi(examination: Examination) -> Iterator[Finding]:
+    """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have mpi4py and Open MPI."""
+    places, patients = examination.places, examination.well
+    mpirun = _mpirun(examination)
+    if mpirun is None or not has_module(examination, "mpi4py"):
+        yield skipped(_CHECK, "mpi4py and the same Open MPI are not on all nodes")
+        return
+    if places is None or not patients or not all(patient.name in places for patient in patients):
+        yield skipped(_CHECK, "no common network to try")
+        return
+    scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
+    source = Path(__file__).with_name("reduce_on_node.py").read_bytes()
+    try:
+        sockets = [_prepare(patient, scratch, source) for patient in patients]
+        shell = make_remote_shell(patients[0].link, scratch, sockets[0], patients[0].python)
+        answer = _reduced(examination, patients, places, mpirun, scratch, shell)
+    except NoAnswerError as error:
+        yield Finding(check=_CHECK, level=FAIL, seen=f"{mpirun[0]}: {error}", advice=_ADVICE)
+        return
+    ranks = patients if len(patients) > 1 else patients * 2
+    if answer["size"] != len(ranks):
+        seen = f"{len(ranks)} processes were started, and each world has {answer['size']}: mpi4py is not of {mpirun[0]}"
+        yield Finding(check=_CHECK, level=FAIL, seen=seen, advice=_ADVICE)
+        return
+    yield Finding(check=_CHECK, level=OK, seen=reduced_text(ranks, places, answer["ms"]))
+
+
+def _mpirun(examination: Examination) -> tuple[str, int] | None:
+    """Path and major version of the mpirun, where all nodes have the same."""
+    found = {
+        (facts["open_mpi"]["path"], int(facts["open_mpi"]["version"].split(".")[0]))
+        for facts in examination.facts.values()
+        if "version" in facts.get("open_mpi", {})
+    }
+    has_all = all("version" in facts.get("open_mpi", {}) for facts in examination.facts.values())
+    return found.pop() if len(found) == 1 and has_all else None
+
+
+def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
+    """The socket of the node's remote shell."""
+    # The agent removes the folder when it goes, whatever becomes of us.
+    socket: str = patient.call(lambda: patient.link.make_scratch(scratch))
+    patient.call(lambda: patient.link.put_file(f"{scratch}/reduce.py", source))
+    return socket
+
+
+def _reduced(
+    examination: Examination,
+    patients: Sequence[Patient],
+    places: Mapping[str, Place],
+    mpirun: tuple[str, int],
+    scratch: str,
+    shell: Sequence[str],
+) -> dict[str, Any]:
+    """What rank 0 has measured.
+
+    Raises:
+        NoAnswerError: with the last that mpirun has said.
+    """
+    nodes = [
+        Node(node_rank=rank, name=patient.name, address=places[patient.name].address, cores=1)
+        for rank, patient in enumerate(patients)
+    ]
+    log, first = f"{scratch}/mpirun.log", patients[0]
+    RshCalls([patient.link for patient in patients], nodes, {}, log)
+    words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
+    words += [examination.python_of(first), f"{scratch}/reduce.py", "mpi", json.dumps({"elements": ELEMENTS})]
+    environment = {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_prte_tmpdir_base": scratch,
+        "OMPI_MCA_orte_tmpdir_base": scratch,
+        "OMPI_MCA_btl_sm_backing_directory": scratch,
+        "OMPI_MCA_btl_vader_backing_directory": scratch,
+    }
+    link = first.link
+    pid = first.call(lambda: link.start(words, env=environment, defaults={}, cwd=scratch, log=log))
+    code = _wait(first, pid)
+    text = first.call(lambda: link.run(["cat", log])).stdout
+    if code is None:
+        lines = [line for line in text.decode(errors="replace").splitlines() if line.strip()]
+        raise NoAnswerError(f"not done in {_PROGRAM_S:.0f} s{f'; last said: {lines[-1][:200]}' if lines else ''}")
+    return answer_in(text, _without_frames(text), code)
+
+
+def _options(places: Sequence[Place], major: int, shell: Sequence[str]) -> list[str]:
+    """As a run's mpirun has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
+    words = ["--bind-to", "none"]
+    if len(places) == 1:
+        return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
+    agent, runtime = ("ssh", "--prtemca") if major >= 5 else ("rsh", "--mca")
+    settings = {f"plm_{agent}_agent": shlex.join(shell), f"plm_{agent}_no_tree_spawn": "1", "plm": agent}
+    # Whole networks: given an address as a /32, Open MPI 5.0 dies of a segmentation fault.
+    networks = ",".join(sorted({place.network for place in places}))
+    if all(place.network for place in places):
+        settings["oob_tcp_if_include"] = networks
+        words += ["--mca", "btl_tcp_if_include", networks]
+    for name, value in settings.items():
+        words += [runtime, name, value]
+    return [*words, "--host", ",".join(f"{place.address}:1" for place in places), "-n", str(len(places))]
+
+
+def _wait(patient: Patient, pid: int) -> int | None:
+    """The exit code; None where it took too long and was killed."""
+    deadline = time.monotonic() + _PROGRAM_S
+    while time.monotonic() < deadline:
+        for ended, code, _ in patient.link.ends():
+            if ended == pid:
+                return code
+        if patient.link.lost:
+            raise NoAnswerError(patient.link.lost)
+        time.sleep(_POLL_S)
+    with contextlib.suppress(NoAnswerError):
+        patient.call(lambda: patient.link.signal(pid, signal.SIGKILL))
+    return None
+
+
+def _without_frames(text: bytes) -> bytes:
+    """mpirun's output without the rulers and the blank lines that it puts around what it has to say."""
+    lines = [line for line in text.splitlines() if line.strip(b"-= ") and b"mpirun noticed" not in line]
+    return os.linesep.encode().join(lines[:40])

@@ -1,0 +1,157 @@
+"""The environment that an estimator's parameters, or the words of a command line, describe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import JobError
+from paceline.job.environment import Environment
+
+
+def described(
+    *,
+    definition: Environment | None,
+    source_directory: str | os.PathLike[str],
+    python: str | None,
+    layered: bool,
+    user_managed: bool,
+    pip_packages: Sequence[str] | None,
+    pip_requirements_file: str | None,
+    conda_packages: Sequence[str] | None,
+    conda_channels: Sequence[str] | None,
+    conda_dependencies_file: str | None,
+    docker_image: str | None,
+    shm_size: str | None,
+) -> Environment:
+    """One environment out of all that was given. Files are looked for in source_directory, then in the working directory.
+
+    Raises:
+        JobError: values that contradict each other, or a file that is not there.
+        EnvironmentSpecError: a file's content, or a package, that can't be read.
+    """
+    given = {
+        "pip_packages": pip_packages,
+        "pip_requirements_file": pip_requirements_file,
+        "conda_packages": conda_packages,
+        "conda_channels": conda_channels,
+        "conda_dependencies_file": conda_dependencies_file,
+        "python": python,
+        "user_managed": user_managed,
+        "custom_docker_image": docker_image,
+        "shm_size": shm_size,
+    }
+    _check_types(source_directory, given, layered)
+    named = [name for name, value in given.items() if value]
+    if definition is not None:
+        if not isinstance(definition, Environment):
+            raise JobError(
+                f"environment_definition={definition!r} is no Environment. Make one, or get a registered one."
+            )
+        if named:
+            raise JobError(
+                f"environment_definition together with {', '.join(named)}: the environment says it all. "
+                f"Leave out {'it' if len(named) == 1 else 'them'}, or environment_definition."
+            )
+        return definition
+    _check_sense(given, layered)
+    both = [
+        name for name in named if name in ("conda_packages", "pip_packages", "pip_requirements_file", "conda_channels")
+    ]
+    if conda_dependencies_file is not None and both:
+        raise JobError(
+            f"conda_dependencies_file together with {' and '.join(both)}: the file says it all. "
+            "Put the packages into the file, or leave the file out."
+        )
+    packages = _packages("pip_packages", pip_packages)
+    conda = _packages("conda_packages", conda_packages)
+    if conda_dependencies_file is not None:
+        path = _file("conda_dependencies_file", conda_dependencies_file, source_directory)
+        found = Environment.from_conda_specification("conda", path)
+        return _checked(
+            replace(
+                found,
+                name=None,
+                python=python,
+                user_managed=user_managed,
+                docker_image=docker_image,
+                shm_size=shm_size,
+            )
+        )
+    values: dict[str, Any] = {}
+    if pip_requirements_file is not None:
+        path = _file("pip_requirements_file", pip_requirements_file, source_directory)
+        read = Environment.from_pip_requirements("pip", path)
+        values = {name: value for name, value in read.to_json().items() if name != "name"}
+    environment = Environment.from_json(
+        values
+        | {
+            "python": python,
+            # With conda the interpreter may be the environment's own: there is nothing to lay it over.
+            "layered": layered and not conda,
+            "user_managed": user_managed,
+            "pip_packages": [*values.get("pip_packages", ()), *packages],
+            "conda_packages": list(conda),
+            "conda_channels": list(_packages("conda_channels", conda_channels)),
+            "docker_image": docker_image,
+            "shm_size": shm_size,
+        }
+    )
+    return _checked(environment)
+
+
+def _check_types(source_directory: object, given: Mapping[str, object], layered: object) -> None:
+    for name in ("pip_requirements_file", "conda_dependencies_file", "custom_docker_image", "shm_size"):
+        if given[name] is not None and not isinstance(given[name], (str, os.PathLike)):
+            raise JobError(f"{name}={given[name]!r} is not a string.")
+    for name, value in (("user_managed", given["user_managed"]), ("layered", layered)):
+        if not isinstance(value, bool):
+            raise JobError(f"{name}={value!r} is not a bool. Write {name}=True or {name}=False.")
+
+
+def _check_sense(given: Mapping[str, object], layered: bool) -> None:
+    """Refuse what would have no effect: who says it means something by it."""
+    if given["shm_size"] is not None and given["custom_docker_image"] is None:
+        raise JobError(
+            f"shm_size={given['shm_size']!r} without custom_docker_image: it is the size of a container's /dev/shm. "
+            "Name an image, or leave it out."
+        )
+    if given["custom_docker_image"] is not None and given["user_managed"]:
+        raise JobError(
+            "custom_docker_image with user_managed=True: an image is used as it is anyway. Leave user_managed out."
+        )
+    if given["conda_channels"] and not given["conda_packages"] and not given["conda_dependencies_file"]:
+        raise JobError(
+            f"conda_channels={given['conda_channels']!r} without conda_packages: nothing would come from there. Name packages."
+        )
+
+
+def _checked(environment: Environment) -> Environment:
+    """The environment, if pip could parse every requirement in it."""
+    from paceline.environments import requirements
+
+    if environment.needs_build:
+        requirements.lines_of(environment)
+        requirements.constraints_of(environment)
+    return environment
+
+
+def _packages(name: str, packages: object) -> tuple[str, ...]:
+    if packages is None:
+        return ()
+    if isinstance(packages, str) or not isinstance(packages, Sequence):
+        raise JobError(f"{name}={packages!r} is not a list of strings. Write it as [{packages!r}].")
+    for package in packages:
+        if not isinstance(package, str) or not package.strip():
+            raise JobError(f"{name} has {package!r} in it, which is not the name of a package.")
+    return tuple(packages)
+
+
+def _file(name: str, path: str, source_directory: str | os.PathLike[str]) -> str:
+    for candidate in (Path(source_directory) / path, Path(path)):
+        if candidate.is_file():
+            return str(candidate)
+    raise JobError(f"{name}={path!r}: there is no such file, neither in source_directory nor in the working directory.")

@@ -1,0 +1,68 @@
+"""The folders and archives of a machine that an environment is made from; and the same environment with others.
+
+Those are packages by path, folders of `--find-links`, and conda channels of `file://`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
+
+from paceline.environments.local_paths import is_editable, local_path
+from paceline.environments.requirements import logical_lines
+from paceline.job.environment import Environment
+
+#: One place after another, and what stands for it.
+Where = Callable[[Path], Path]
+_FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
+
+
+def paths_of(environment: Environment) -> list[Path]:
+    """All of them, in the order in which they are named; they need not be there."""
+    found: list[Path] = []
+
+    def note(path: Path) -> Path:
+        found.append(path)
+        return path
+
+    moved(environment, note)
+    return list(dict.fromkeys(found))
+
+
+def moved(environment: Environment, where: Where) -> Environment:
+    """The environment made from what `where` names in their places."""
+    text = environment.pip_requirements
+    return replace(
+        environment,
+        pip_packages=tuple(_moved_lines(environment.pip_packages, where)),
+        pip_requirements=text and "".join(f"{line}\n" for line in _moved_text(text, where)),
+        pip_constraints=tuple(_moved_lines(environment.pip_constraints, where)),
+        locked_pip=tuple(_moved_lines(environment.locked_pip, where)),
+        conda_channels=tuple(_moved_channel(channel, where) for channel in environment.conda_channels),
+    )
+
+
+def _moved_lines(lines: tuple[str, ...], where: Where) -> list[str]:
+    return [_moved(text, where) for text in lines]
+
+
+def _moved_text(text: str, where: Where) -> list[str]:
+    return [_moved(line, where) for _, line in logical_lines(text)]
+
+
+def _moved(line: str, where: Where) -> str:
+    if found := _FIND_LINKS.fullmatch(line):
+        return f"--find-links {where(Path(found[1]))}"
+    path = None if line.startswith("-") and not is_editable(line) else local_path(line)
+    # As a line that pip and uv read alike; what names no path stays as it was written.
+    return line if path is None else replace(path, path=where(path.path)).line()
+
+
+def _moved_channel(channel: str, where: Where) -> str:
+    from paceline.environments.conda import channel_folder
+
+    folder = channel_folder(channel)
+    return channel if folder is None else f"file://{quote(str(where(folder)))}"

@@ -1,0 +1,95 @@
+"""What a job runs, looked for in its source folder before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+from pathlib import Path
+
+from paceline.errors import JobError
+from paceline.job.job import Job
+
+#: How a file begins that the kernel runs by itself: a script with its interpreter, or a binary (ELF).
+_BEGINNINGS = (b"#!", b"\x7fELF")
+
+
+def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | None:
+    """The path in `directory` of the file that the job runs, with forward slashes; None for a module that is installed and
+    for a program of the nodes, which are not in the source.
+
+    is_here: the job runs on this machine, so that a program can be looked for on PATH.
+
+    Raises:
+        JobError: it is not there, or nothing that can be run.
+    """
+    if not directory.is_dir():
+        return None  # the snapshot says so
+    if job.entry_module is not None:
+        return _of_module(job.entry_module, directory)
+    script = os.path.normpath(job.entry_script).replace(os.sep, "/")
+    path = directory / script
+    if not path.is_file():
+        if job.may_be_on_path:
+            if is_here:
+                _check_on_path(job, directory)
+            return None
+        raise JobError(f"entry_script {job.entry_script!r} is not in {str(directory)!r}{_scripts_there(directory)}")
+    if not job.is_python:
+        _check_program(job.entry_script, path)
+    return script
+
+
+def _of_module(module: str, directory: Path) -> str | None:
+    top, path = module.partition(".")[0], module.replace(".", "/")
+    for candidate in (f"{path}.py", f"{path}/__main__.py"):
+        if (directory / candidate).is_file():
+            return candidate
+    if (directory / path).is_dir():
+        raise JobError(
+            f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or give it one."
+        )
+    if not (directory / top).is_dir() and not (directory / f"{top}.py").is_file():
+        return None
+    known = [_name(found, directory) for found in sorted((directory / top).rglob("*.py"))[:1000]]
+    close = difflib.get_close_matches(module, known, n=1) or known[:1]
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise JobError(f"entry_module {module!r} is not in {str(directory)!r}, which has {top!r}.{hint}")
+
+
+def _name(path: Path, directory: Path) -> str:
+    parts = path.relative_to(directory).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] in ("__init__", "__main__") else parts)
+
+
+def _check_on_path(job: Job, directory: Path) -> None:
+    """What an image or an environment yet to be made has on its PATH is not known here."""
+    if job.environment.docker_image is not None or job.environment.needs_build:
+        return
+    path = job.environment_variables.get("PATH", os.environ.get("PATH"))
+    if shutil.which(job.entry_script, path=path) is None:
+        raise JobError(
+            f"{job.entry_script!r} is no program on the PATH of this machine, and no file in "
+            f"{str(directory)!r}{_scripts_there(directory)}"
+        )
+
+
+def _check_program(name: str, path: Path) -> None:
+    """That the kernel could run it; whether it is built for the nodes' machines, only they can say."""
+    with open(path, "rb") as file:
+        begins = file.read(4)
+    if not begins.startswith(_BEGINNINGS):
+        raise JobError(
+            f"entry_script {name!r} is no Python file (.py), no script that begins with #!, and no binary. Name one of them, or "
+            "write the program that is to run it into its first line, such as #!/bin/bash."
+        )
+    if not path.stat().st_mode & 0o100:
+        raise JobError(f"entry_script {name!r} is not executable. Make it so: chmod +x {path}")
+
+
+def _scripts_there(directory: Path) -> str:
+    try:
+        names = sorted(path.name for path in directory.glob("*.py"))[:8]
+    except OSError:
+        names = []
+    return f", which has {', '.join(names)}." if names else ", which has no Python file. Check source_directory."

@@ -1,0 +1,400 @@
+"""The job: what to run, as frozen data that goes to JSON and back.
+
+An estimator makes one; a target, a supervisor and a launcher read it. Every rule that needs nothing but the job's own
+values is checked here, when it is made; what depends on the machine (is there a GPU, an mpirun) is the target's and
+the launcher's to refuse.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from paceline.errors import JobError
+from paceline.job.data_reference import PATH_VARIABLES, DataReference
+from paceline.job.environment import Environment
+from paceline.job.secret_values import Secret, check_place, shown
+from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
+
+#: Written into each job; a reader refuses a newer one.
+JOB_VERSION = 2
+
+#: What each distributed backend starts its workers with.
+BACKENDS: dict[str, str] = {
+    "mpi": "mpi",
+    "gloo": "processes",
+    "nccl": "processes",
+    "ps": "processes",
+    "tensorflow": "processes",
+}
+
+#: Set by the launcher for each worker: a value for all of them can only be wrong.
+RANK_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "TF_CONFIG",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "HOROVOD_RANK",
+    "HOROVOD_LOCAL_RANK",
+    "PACELINE_ATTEMPT",
+    "PACELINE_RUN_ID",
+    "PACELINE_RUN_DIR",
+)
+
+#: Whether a worker sees the one device that is its own, or all of its node's and takes that of its local rank.
+GPU_VISIBILITIES = ("worker", "node")
+
+#: Seconds between SIGTERM and SIGKILL. As long as Slurm, Kubernetes and torchrun wait.
+DEFAULT_GRACE_S = 30.0
+
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What to run, with which environment, on how many nodes and processes.
+
+    entry_script: path of a Python file or of another program, relative to the source directory, with forward slashes. Python
+        files end in .py; another program is a binary, or a script that begins with #!, and its file is executable. A name
+        that is no such file is a program on the nodes' PATH, such as "nvidia-smi".
+    entry_module: a module to run in place of a script, as `python -m` does in the source directory.
+    arguments: the script's own, in order.
+    framework: "pytorch", "tensorflow", "sklearn" or None.
+    distributed_backend: None for one process; "mpi" (Open MPI), "gloo", "nccl" (plain processes with torch's
+        variables), "ps" and "tensorflow" (plain processes with `TF_CONFIG`, with and without parameter servers).
+    worker_count, parameter_server_count: with "ps" alone; together they are the world size.
+    use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone; "node", each sees all of its
+        node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
+    environment: the script's interpreter and what it has installed.
+    environment_variables: for every worker; nothing that Paceline sets replaces one of these. A `secret(...)` among them
+        becomes one of `secrets`.
+    secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and recorded nowhere.
+    inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
+    max_run_duration_seconds: from the first attempt's start; None for no limit.
+    grace_period_seconds: between SIGTERM and SIGKILL.
+    max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
+        restart_on_exception: after the script's own exception as well.
+    log_limit: bytes that are kept of each worker's log, its first and last parts; 0 for no limit.
+
+    Raises:
+        JobError: a value is wrong; the message names it, the rule and what to write instead.
+    """
+
+    entry_script: str = ""
+    entry_module: str | None = None
+    arguments: tuple[str, ...] = ()
+    framework: str | None = None
+    compute_target: str = "local"
+    node_count: int = 1
+    process_count_per_node: int = 1
+    worker_count: int | None = None
+    parameter_server_count: int = 0
+    distributed_backend: str | None = None
+    use_gpu: bool = False
+    gpu_visibility: str = "worker"
+    environment: Environment = field(default_factory=Environment)
+    environment_variables: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[DataReference, ...] = ()
+    max_run_duration_seconds: float | None = None
+    grace_period_seconds: float = DEFAULT_GRACE_S
+    max_restarts: int = 0
+    restart_on_exception: bool = False
+    log_limit: int = DEFAULT_LIMIT
+
+    def __post_init__(self) -> None:
+        _check_entry(self.entry_script, self.entry_module)
+        _check_strings("arguments", self.arguments)
+        _check_count("node_count", self.node_count, 1)
+        _check_count("process_count_per_node", self.process_count_per_node, 1)
+        _check_count("max_restarts", self.max_restarts, 0)
+        _check_backend(self)
+        _take_secrets(self)
+        _check_variables(self.environment_variables)
+        _check_secrets(self)
+        if self.max_run_duration_seconds is not None:
+            _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
+        _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
+        _check_inputs(self)
+        _check_log_limit(self.log_limit)
+        if self.gpu_visibility not in GPU_VISIBILITIES:
+            raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
+        if not isinstance(self.restart_on_exception, bool):
+            raise JobError(f"restart_on_exception={self.restart_on_exception!r} is not a bool. Write True or False.")
+        if self.restart_on_exception and not self.max_restarts:
+            raise JobError("restart_on_exception=True with max_restarts=0: say how often, such as max_restarts=3.")
+        if not isinstance(self.use_gpu, bool):
+            raise JobError(f"use_gpu={self.use_gpu!r} is not a bool. Write use_gpu=True or use_gpu=False.")
+        if not isinstance(self.compute_target, str) or not self.compute_target:
+            raise JobError(
+                f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
+            )
+        if not isinstance(self.environment, Environment):
+            raise JobError(
+                f"environment={self.environment!r} is no Environment. Make one with paceline.Environment(...)."
+            )
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers, parameter servers included."""
+        if self.distributed_backend == "ps":
+            return (self.worker_count or 1) + self.parameter_server_count
+        return self.node_count * self.process_count_per_node
+
+    @property
+    def entry_words(self) -> tuple[str, ...]:
+        """What runs, as a command line has it: ("train.py",) or ("-m", "package.train")."""
+        return ("-m", self.entry_module) if self.entry_module else (self.entry_script,)
+
+    @property
+    def is_python(self) -> bool:
+        """Whether the script's interpreter runs it; another program runs by itself."""
+        return self.entry_module is not None or self.entry_script.endswith(".py")
+
+    @property
+    def may_be_on_path(self) -> bool:
+        """Whether what runs is a program of the nodes, unless the source has a file of that name: no path, nor Python."""
+        return not self.is_python and "/" not in self.entry_script
+
+    @property
+    def launcher(self) -> str:
+        """The name of the launcher that starts the workers: "single", "processes" or "mpi"."""
+        return BACKENDS[self.distributed_backend] if self.distributed_backend else "single"
+
+    @property
+    def uses_tf_config(self) -> bool:
+        """Whether workers are to find `TF_CONFIG`."""
+        return self.distributed_backend in ("ps", "tensorflow")
+
+    def with_values(self, values: Mapping[str, str]) -> Job:
+        """The job as its workers get it: with the values of its secrets among its variables. Never to be written."""
+        if not self.secrets:
+            return self
+        return replace(self, environment_variables={**self.environment_variables, **values}, secrets={})
+
+    def shown(self) -> dict[str, Any]:
+        """`to_json` for people's eyes: values of variables that look like secrets are hidden."""
+        return {**self.to_json(), "environment_variables": shown(self.environment_variables)}
+
+    def to_json(self) -> dict[str, Any]:
+        """This job as plain JSON values, with its version."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values |= {
+            "arguments": list(self.arguments),
+            "environment": self.environment.to_json(),
+            "environment_variables": dict(self.environment_variables),
+            "secrets": dict(self.secrets),
+            "inputs": [reference.to_json() for reference in self.inputs],
+        }
+        return {"version": JOB_VERSION, **values}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Job:
+        """The job that `to_json` wrote.
+
+        Raises:
+            JobError: written by a newer Paceline, a field that this version does not know, or a wrong value.
+        """
+        values = dict(data)
+        version = values.pop("version", None)
+        if version == 1:
+            values = _of_version_1(values)
+        elif version != JOB_VERSION:
+            raise JobError(
+                f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
+            )
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
+        if isinstance(values.get("arguments"), list):
+            values["arguments"] = tuple(values["arguments"])
+        if isinstance(values.get("environment"), dict):
+            values["environment"] = Environment.from_json(values["environment"])
+        values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
+        return cls(**values)
+
+
+def _check_entry(entry_script: object, module: object) -> None:
+    if module is not None:
+        if not isinstance(module, str) or not all(part.isidentifier() for part in module.split(".")):
+            raise JobError(f"entry_module={module!r} is no module's name. Write it as for python -m: package.train.")
+        if entry_script:
+            raise JobError(f"entry_script={entry_script!r} and entry_module={module!r}: only one can run. Remove one.")
+        return
+    if not isinstance(entry_script, str) or not entry_script:
+        raise JobError(
+            "entry_script is missing. Name the Python file or program to run, relative to source_directory, or an entry_module."
+        )
+    if "\0" in entry_script:
+        raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
+    if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
+        raise JobError(
+            f"entry_script={entry_script!r} lies outside source_directory. "
+            "Give a path relative to source_directory, or a source_directory that holds the script."
+        )
+
+
+def _check_strings(name: str, values: object) -> None:
+    if not isinstance(values, tuple) or not all(isinstance(v, str) for v in values):
+        raise JobError(f"{name}={values!r} is not a tuple of strings.")
+    if bad := [v for v in values if "\0" in v]:
+        raise JobError(f"{name} has a NUL character in {bad[0]!r}: no command line can carry one. Remove it.")
+
+
+def _check_inputs(job: Job) -> None:
+    if bad := [value for value in job.inputs if not isinstance(value, DataReference)]:
+        raise JobError(
+            f"inputs has {bad[0]!r}, which is no data. Give datastore.path(...).as_download(), or a dataset's "
+            "as_named_input(...).as_mount()."
+        )
+    names = [reference.name for reference in job.inputs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise JobError(
+            f"two inputs are called {twice[0]!r}. Name one of them anew, with as_named_input(...) or data_reference_name=."
+        )
+    for reference in job.inputs:
+        _check_path_on_compute(job, reference)
+        for prefix in PATH_VARIABLES:
+            if prefix + reference.name in (*job.environment_variables, *job.secrets):
+                raise JobError(
+                    f"environment_variables sets {prefix}{reference.name}, by which the script finds the input "
+                    f"{reference.name!r}. Remove one of them."
+                )
+
+
+def _check_path_on_compute(job: Job, reference: DataReference) -> None:
+    path = reference.path_on_compute
+    if path is None:
+        return
+    parts = path.split("/") if isinstance(path, str) else []
+    if not parts or "" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path:
+        raise JobError(
+            f"path_on_compute={path!r} of input {reference.name!r} is no path below the script's working directory. "
+            "Give one such as 'data/train', or leave it out and take the path that the script is given."
+        )
+    if reference.partition is not None:
+        raise JobError(
+            f"path_on_compute={path!r} of input {reference.name!r} with as_partition(by={reference.partition!r}): "
+            "the parts can't all appear at one path. Leave it out and take the path that the script is given."
+        )
+
+
+def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields as they are called now. Version 1 kept packages and inputs, but did nothing with them."""
+    kept = dict(values)
+    python = kept.pop("python", None)
+    for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
+        kept.pop(name, None)
+    return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise JobError(f"{name}={value!r} is not an integer of {least} or more.")
+
+
+def _check_seconds(name: str, value: object, *, zero: bool) -> None:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
+        raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
+
+
+def _check_log_limit(limit: object) -> None:
+    is_number = isinstance(limit, int) and not isinstance(limit, bool)
+    if not is_number or (limit != 0 and limit < LEAST_LIMIT):  # type: ignore[operator]
+        raise JobError(
+            f"log_limit={limit!r} is not a number of bytes, {LEAST_LIMIT:,} at least. Write it as '500MB', or 0 for "
+            "no limit."
+        )
+
+
+def _check_backend(job: Job) -> None:
+    backend = job.distributed_backend
+    if backend is not None and backend not in BACKENDS:
+        known = ", ".join(repr(b) for b in BACKENDS)
+        raise JobError(f"distributed_backend={backend!r} is unknown. Choose one of {known}, or None for one process.")
+    if backend == "ps":
+        _check_count("worker_count", job.worker_count if job.worker_count is not None else 1, 1)
+        _check_count("parameter_server_count", job.parameter_server_count, 1)
+        if job.process_count_per_node != 1:
+            raise JobError(
+                f"process_count_per_node={job.process_count_per_node} with distributed_backend='ps': there the number of "
+                "processes is worker_count + parameter_server_count, spread over node_count nodes. "
+                "Leave process_count_per_node at 1."
+            )
+        if job.node_count > job.world_size:
+            raise JobError(
+                f"node_count={job.node_count}, but worker_count + parameter_server_count = {job.world_size}: "
+                "some nodes would have nothing to run. Ask for fewer nodes."
+            )
+    elif job.worker_count is not None or job.parameter_server_count:
+        raise JobError(
+            f"worker_count={job.worker_count}, parameter_server_count={job.parameter_server_count} with "
+            f"distributed_backend={backend!r}: these belong to 'ps'. Use node_count and process_count_per_node."
+        )
+    if backend is None and job.world_size > 1:
+        raise JobError(
+            f"node_count={job.node_count} and process_count_per_node={job.process_count_per_node} make "
+            f"{job.world_size} processes, but distributed_backend is None. "
+            "Choose 'mpi', 'gloo', 'nccl' or 'tensorflow', so that the processes can find each other."
+        )
+    if backend == "nccl" and not job.use_gpu:
+        raise JobError(
+            "distributed_backend='nccl' without use_gpu=True: NCCL runs on GPUs alone. Set use_gpu=True, or choose 'gloo'."
+        )
+
+
+def _take_secrets(job: Job) -> None:
+    """Put secrets that stand among the variables where they belong. Copies: the job must not change with the caller's dicts."""
+    given: dict[str, Any] = {"environment_variables": job.environment_variables, "secrets": job.secrets}
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            # Of wrong secrets nothing is shown: it may be the secrets themselves.
+            raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
+    variables: dict[str, Any] = dict(job.environment_variables)
+    secrets = dict(job.secrets)
+    for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
+        place = variables.pop(name).place
+        if secrets.setdefault(name, place) != place:
+            raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
+    object.__setattr__(job, "environment_variables", variables)
+    object.__setattr__(job, "secrets", secrets)
+
+
+def _check_secrets(job: Job) -> None:
+    _check_variables(dict.fromkeys(job.secrets, ""))
+    for name, place in job.secrets.items():
+        if name in job.environment_variables:
+            raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
+        if name.startswith(("SLURM_", "SRUN_")):
+            # Slurm's srun takes such variables for its own options, so that values would have to stand on a command line.
+            raise JobError(f"secrets sets {name}, a name that Slurm reads itself. Give the value another name.")
+        check_place(place)
+
+
+def _check_variables(variables: object) -> None:
+    if not isinstance(variables, Mapping):
+        raise JobError(f"environment_variables={variables!r} is not a dict of strings.")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not _VARIABLE_NAME.fullmatch(name):
+            raise JobError(
+                f"environment_variables has the name {name!r}; a name is letters, digits and '_', and starts with no digit."
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise JobError(
+                f"environment_variables[{name!r}]={value!r} is not a string without NUL. Write it as {str(value)!r}."
+            )
+        if name in RANK_VARIABLES:
+            raise JobError(
+                f"environment_variables sets {name}, which the launcher sets for each worker by itself. Remove it; "
+                "node_count and process_count_per_node say how many workers there are."
+            )

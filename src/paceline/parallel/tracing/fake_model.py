@@ -1,0 +1,170 @@
+"""A copy of a model without memory, and how to run the model itself without a trace. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.ties import all_names
+from paceline.parallel.tracing.fingerprint import Fingerprint, Same
+from paceline.parallel.tracing.pytree import tensors_at
+from paceline.parallel.tracing.reads import plain_attributes
+
+#: Where nn.Module keeps what is registered.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tensor]]:
+    """A copy of the model with fake tensors; and for those that are neither parameters nor buffers id -> the real one.
+
+    Only for those: whoever keeps them would else keep the whole model.
+
+    Raises:
+        ParallelError: the model can't be copied.
+    """
+    memo: dict[int, Any] = {}
+    plain: dict[int, Tensor] = {}
+    for _, tensor in all_names(model):
+        memo.setdefault(id(tensor), mode.from_tensor(tensor))
+    for module in model.modules():
+        # Plain attributes, such as a mask or a table of angles.
+        for _, tensor in tensors_at({name: value for name, value in vars(module).items() if name not in _TABLES}):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = mode.from_tensor(tensor)
+                plain[id(memo[id(tensor)])] = tensor
+    try:
+        return copy.deepcopy(model, memo), plain
+    except Exception as error:
+        raise ParallelError(
+            f"{type(model).__name__} can't be copied (copy.deepcopy: {error}), which cutting it into stages needs. Keep files, "
+            "locks and process groups out of the model's attributes."
+        ) from error
+
+
+def names_by_tensor(model: nn.Module) -> dict[int, str]:
+    """A parameter's or buffer's id -> its first name."""
+    return {id(tensor): name for name, tensor in reversed(all_names(model))}
+
+
+def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
+    """(module's id, attribute) -> its name in the model, and what it is: of a parameter or buffer, which tensor."""
+    found: dict[tuple[int, str], tuple[str, Hashable]] = {}
+    names = {id(module): name for name, module in reversed(list(model.named_modules(remove_duplicate=False)))}
+    taken = Fingerprint()
+    for module in model.modules():
+        tables = (module._parameters, module._buffers)
+        own = {key: Same(tensor) for table in tables for key, tensor in table.items()}
+        plain = {key: taken.of(value) for key, value in plain_attributes(module).items()}
+        for key, value in {**own, **plain}.items():
+            found[id(module), key] = f"{names[id(module)]}.{key}".lstrip("."), value
+    return found
+
+
+class Mirror:
+    """Keeps the plain attributes of a copy of a model what they are in the model itself.
+
+    The model may have been cut since the copy was made: its modules are still the user's to set attributes of.
+    by_version: also what plain tensors hold.
+    """
+
+    def __init__(self, model: nn.Module, copied: nn.Module, *, by_version: bool = False) -> None:
+        self._by_version = by_version
+        self._pairs = list(zip(model.modules(), copied.modules(), strict=True))
+        self._copied = {id(module): other for module, other in self._pairs}
+        self._originals = {id(other): module for module, other in self._pairs}
+        self.begin()
+
+    def begin(self) -> None:
+        """Only what changes from now on is copied."""
+        self._stamps = {id(module): self._stamp(module) for module, _ in self._pairs}
+
+    def original(self, module: nn.Module) -> nn.Module:
+        """The user's module that this one is a copy of."""
+        return self._originals.get(id(module), module)
+
+    def follow(self, change: Callable[[Tensor], Tensor]) -> list[nn.Module]:
+        """Copy what has changed since the last time; the copy's modules that it was in. change: a tensor -> its copy."""
+        changed = []
+        for module, other in self._pairs:
+            stamp = self._stamp(module)
+            if stamp == self._stamps[id(module)]:
+                continue
+            before, self._stamps[id(module)] = self._stamps[id(module)], stamp
+            changed.append(other)
+            for name in before.keys() - stamp.keys():
+                other.__dict__.pop(name, None)
+            for name in (name for name, value in stamp.items() if before.get(name) != value):
+                other.__dict__[name] = self._copy(vars(module)[name], change)
+        return changed
+
+    def _copy(self, value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+        memo: dict[int, Any] = dict(self._copied)
+        for module, other in self._pairs:
+            for table in ("_parameters", "_buffers"):
+                for name, tensor in getattr(module, table).items():
+                    if tensor is not None and getattr(other, table).get(name) is not None:
+                        memo[id(tensor)] = getattr(other, table)[name]
+        for _, tensor in tensors_at(value):
+            if id(tensor) not in memo:
+                memo[id(tensor)] = change(tensor)
+        return copy.deepcopy(value, memo)
+
+    def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
+        # Each by itself, or one that is large would leave the others unseen.
+        return {
+            name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
+        }
+
+
+@contextlib.contextmanager
+def attributes_kept(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """The plain attributes of all modules are put back when the block ends, what lists and dicts hold too.
+
+    Gives a function that does so at once.
+    """
+    saved = [(module, plain_attributes(module)) for module in model.modules()]
+    inside = [
+        (value, copy.copy(value)) for _, own in saved for value in own.values() if type(value) in (list, dict, set)
+    ]
+
+    def put_back() -> None:
+        for module, own in saved:
+            for name in plain_attributes(module).keys() - own.keys():
+                del module.__dict__[name]
+            module.__dict__.update(own)
+        for value, before in inside:
+            if isinstance(value, list):
+                value[:] = before
+            else:
+                value.clear()
+                value.update(before)
+
+    try:
+        yield put_back
+    finally:
+        put_back()
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module, training: bool | None = None) -> Iterator[None]:
+    """Buffers, modes and random streams are put back when the block ends. training: the mode until then."""
+    saved = [(tensor, tensor.detach().clone()) for tensor in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    devices = sorted({tensor.device.index or 0 for tensor in model.parameters() if tensor.is_cuda})
+    if training is not None:
+        model.train(training)
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            with torch.no_grad():
+                for tensor, value in saved:
+                    tensor.copy_(value)

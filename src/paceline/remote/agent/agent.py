@@ -1,0 +1,292 @@
+"""The agent: hears requests, starts and ends commands, and goes when the link does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import select
+import shutil
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.remote.agent import machine
+from paceline.remote.agent.atomic_write import remove
+from paceline.remote.agent.commands import Commands
+from paceline.remote.agent.disks import disk_of
+from paceline.remote.agent.files import FileRequests
+from paceline.remote.agent.mirror import Mirror
+from paceline.remote.agent.oom import oom_kills
+from paceline.remote.agent.rsh import Relay
+from paceline.remote.agent.send_queue import BULK, LIVE, Outgoing
+from paceline.remote.agent.sender import Sender, names_below, stamp_of
+from paceline.remote.agent.wire import Frames, WireError
+from paceline.system import processes
+from paceline.system.links import Entry
+
+#: How long what was killed may take to be gone.
+_GONE_S = 5.0
+
+
+class Agent:
+    """One node's agent. settings: `ping_s`, `silence_s` (without a sign of life for so long, the supervisor is gone)."""
+
+    def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
+        self._read, self._guardian, self._settings = read_fd, guardian, settings
+        self._out = Outgoing(write_fd, settings["ping_s"])
+        self._frames = Frames()
+        self._commands = Commands()
+        self._files = FileRequests(self._out, self._fail)
+        self._mirror: Mirror | None = None
+        self._relay = Relay(self._out)
+        self._scratch: list[str] = []
+        #: The run whose processes are this agent's, whoever has started them.
+        self._run_id: str | None = None
+        self._leaving = False
+
+    def run(self) -> int:
+        """Serve until the link ends; then nothing is left of what was started. The exit code."""
+        wake, waker = os.pipe()
+        os.set_blocking(waker, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._out.start()
+        self._out.put(machine.about(self._settings))
+        heard = time.monotonic()
+        try:
+            while not self._leaving:
+                ready = self._poll([self._read, wake, self._guardian.fileno(), *self._relay.fds()])
+                if wake in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake, 4096)
+                self._reap()
+                self._relay.look(ready)
+                if self._mirror is not None and self._mirror.has_failed:
+                    return 1
+                if self._guardian.fileno() in ready:
+                    return 1  # it is gone: nobody else would clean up
+                if self._read in ready:
+                    data = os.read(self._read, 1 << 18)
+                    if not data:
+                        return 0
+                    heard = time.monotonic()
+                    for header, content in self._frames.feed(data):
+                        self._hear(header, content)
+                elif time.monotonic() - heard > self._settings["silence_s"]:
+                    return 1
+        except (OSError, WireError):
+            return 1
+        finally:
+            self._leave()
+        return 0
+
+    def _poll(self, fds: list[int]) -> set[int]:
+        poll = select.poll()
+        for fd in fds:
+            poll.register(fd, select.POLLIN)
+        return {fd for fd, _ in poll.poll(self._settings["ping_s"] * 1000 / 2)}
+
+    def _leave(self) -> None:
+        if self._mirror is not None:
+            self._mirror.close()
+        processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
+        self._kill(self._adopted)
+        self._files.drop()
+        for path in self._scratch:
+            shutil.rmtree(path, ignore_errors=True)
+        self._out.finish()
+        self._out.join(1.0)
+
+    def _reap(self) -> None:
+        ends, replies = self._commands.reap()
+        for header in ends:
+            # What it wrote goes first.
+            if self._mirror is not None:
+                self._mirror.tell(header)
+            else:
+                self._out.put(header, kind=LIVE)
+        for header, data in replies:
+            self._out.put(header, data)
+
+    # --- requests
+
+    def _hear(self, header: dict[str, Any], data: bytes) -> None:
+        name = header.get("op", "")
+        handle: Callable[..., dict[str, Any] | None] | None = getattr(self, f"_op_{name}", None)
+        handle = handle or getattr(self._files, f"op_{name}", None)
+        if handle is None:
+            if "id" in header:
+                self._fail(header["id"], OSError(errno.ENOSYS, f"unknown request {name!r}"))
+            return
+        try:
+            found = handle(header, data)
+        except (OSError, ValueError) as error:
+            if "id" in header:
+                self._fail(header["id"], error)
+            return
+        if found is not None and "id" in header:
+            self._out.put({"re": header["id"], **found})
+
+    def _fail(self, request: int, error: Exception) -> None:
+        number = getattr(error, "errno", None) or errno.EIO
+        text = getattr(error, "strerror", None) or str(error)
+        path = getattr(error, "filename", None)
+        path = os.fsdecode(path) if isinstance(path, (str, bytes)) else None
+        self._out.put({"re": request, "error": [number, text, path]})
+
+    def _op_ping(self, header: dict[str, Any], data: bytes) -> None:
+        return None
+
+    def _op_start(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        env = {} if header["exact"] else dict(os.environ)
+        env = {**header["defaults"], **env, **header["env"]}
+        pid = self._commands.start(
+            header["argv"], env=env, cwd=header["cwd"] or None, log=header["log"], tag=header["tag"]
+        )
+        return {"pid": pid}
+
+    def _op_run(self, header: dict[str, Any], data: bytes) -> None:
+        env = os.environ if header["env"] is None else header["env"]
+        self._commands.run(header["id"], header["argv"], env=env, cwd=header["cwd"] or None, data=data)
+
+    def _op_call(self, header: dict[str, Any], data: bytes) -> None:
+        # In a thread: it may wait for a lock, and the link is heard all the same.
+        threading.Thread(target=self._call, args=(header,), name="paceline-call", daemon=True).start()
+
+    def _call(self, header: dict[str, Any]) -> None:
+        module, _, name = header["function"].partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)(header["given"])
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            self._fail(header["id"], error)
+        else:
+            self._out.put({"re": header["id"], "found": found})
+
+    def _op_stop(self, header: dict[str, Any], data: bytes) -> None:
+        self._commands.stop(header["request"])
+
+    def _op_signal(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        # Only what is below, or what a container engine's daemon has started for the run: a number may long be somebody else's.
+        pid = header["pid"]
+        is_ours = pid in self._ours() or pid in processes.belonging("PACELINE_RUN_ID", header["run_id"])
+        return {"ok": is_ours and processes.send(pid, header["number"])}
+
+    def _op_alive(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"ok": processes.is_alive(header["pid"])}
+
+    def _op_kill_all(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"left": self._kill(self._ours)}
+
+    def _op_adopt(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        """Take for its own what an engine starts of a run on this node, and end what an agent before it has left."""
+        self._run_id = header["run_id"]
+        return {"left": self._kill(self._adopted)}
+
+    def _ours(self) -> list[int]:
+        return [*processes.descendants(os.getpid()), *self._adopted()]
+
+    def _adopted(self) -> list[int]:
+        return [] if self._run_id is None else processes.belonging("PACELINE_RUN_ID", self._run_id)
+
+    def _kill(self, which: Callable[[], list[int]]) -> int:
+        """Kill them, and those that they start meanwhile, until none is left; how many are, after `_GONE_S`."""
+        deadline = time.monotonic() + _GONE_S
+        while (left := which()) and time.monotonic() < deadline:
+            for pid in left:
+                processes.send(pid, signal.SIGKILL)
+            self._reap()
+            time.sleep(0.005)
+        self._reap()
+        return len(left)
+
+    def _op_close(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        self._leaving = True
+        return {}
+
+    def _op_remove(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        if self._mirror is not None and self._mirror.top == header["path"]:
+            self._mirror.close()
+            self._mirror.join(1.0)
+            self._mirror = None
+        remove(header["path"])
+        return {}
+
+    def _op_disk_free(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": machine.disk_free(header["path"])}
+
+    def _op_disk(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": disk_of(header["path"])}
+
+    def _op_oom_kills(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": oom_kills()}
+
+    def _op_free_ports(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": machine.free_ports(header["count"])}
+
+    def _op_scratch(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        """A folder that goes with the agent, and in it the socket of the remote shell."""
+        path = header["path"]
+        with contextlib.suppress(FileExistsError):  # another agent's on the same machine
+            # First the note, then the folder: whoever cleans up must know of it.
+            self._guardian.sendall(os.fsencode(path) + b"\0")
+            self._scratch.append(path)
+            os.mkdir(path, 0o700)
+        found = os.lstat(path)
+        if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+            raise PermissionError(errno.EACCES, "belongs to another user, or others can write to it", path)
+        # Not by its pid: hosts that share a folder may give two agents the same.
+        self._relay.listen(os.path.join(path, f"agent-{os.urandom(4).hex()}"))
+        return {"socket": self._relay.path}
+
+    def _op_rsh_done(self, header: dict[str, Any], data: bytes) -> None:
+        self._relay.answer(header["number"], header["code"], header["text"])
+
+    # --- the run's files, back to the supervisor
+
+    def _op_mirror(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        if self._mirror is not None and self._mirror.top == header["path"]:
+            self._mirror.attempt, self._mirror.takes_files = header["attempt"], header["takes_files"]
+            return {}
+        if self._mirror is not None:
+            self._mirror.close()
+        self._mirror = Mirror(
+            header["path"], header["attempt"], header["have"], header["takes_files"], self._out, header["log_limit"]
+        )
+        self._mirror.start()
+        return {}
+
+    def _op_again(self, header: dict[str, Any], data: bytes) -> None:
+        if self._mirror is not None:
+            self._mirror.send_again(header["file"])
+
+    def _op_flush(self, header: dict[str, Any], data: bytes) -> dict[str, Any] | None:
+        if self._mirror is None:
+            return {}
+        self._mirror.tell({"re": header["id"], "all": True})
+        return None
+
+    def _op_fetch(self, header: dict[str, Any], data: bytes) -> None:
+        """Send a tree, but for what the other side has: `have`, name -> [size, time of change]."""
+        if not os.path.isdir(header["path"]):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), header["path"])
+        threading.Thread(target=self._send_tree, args=(header,), name="paceline-fetch", daemon=True).start()
+
+    def _send_tree(self, header: dict[str, Any]) -> None:
+        sender = Sender(header["path"], header["id"], self._out)
+        with contextlib.suppress(BrokenPipeError):
+            for name in names_below(header["path"], ""):
+                path = os.path.join(header["path"], name)
+                if stamp_of(path) == header["have"].get(name):
+                    continue
+                if os.path.islink(path):
+                    sender.send(Entry(name, "link", target=os.readlink(path)), BULK)
+                elif os.path.isdir(path) or os.path.isfile(path):
+                    sender.send(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), BULK)
+            self._out.put({"re": header["id"]}, kind=BULK)

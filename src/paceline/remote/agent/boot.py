@@ -1,0 +1,124 @@
+"""The program that is sent to a node before anything of Paceline is there; it needs nothing but Python.
+
+The supervisor (paceline.remote.link.bootstrap) sends this file's text and has `boot` called with these settings:
+
+    nonce       marks the lines that are meant for the supervisor among what the node's shell says
+    digest      of the library
+    shared      a folder that holds the library if the node sees the supervisor's files, or None
+    folder      where the library lies otherwise: <folder>/lib/<digest>/paceline
+    agent       settings of the agent
+
+It answers with one line if it needs the library, and with one when it has it, or why it has not. Written in the words
+of Python 3.6, so that one that is too old can say so.
+"""
+
+import hashlib
+import io
+import json
+import os
+import stat
+import struct
+import sys
+import time
+
+TYPE_CHECKING = False  # typing's own takes its time to load
+if TYPE_CHECKING:
+    from typing import Any, Dict, Optional  # noqa: UP035
+
+OLDEST = (3, 10)
+
+
+def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
+    """Find or take the library, then be the agent."""
+    link = os.dup(1)
+    # What anything here prints must not get between the frames.
+    os.dup2(2, 1)
+
+    def say(**told: "Any") -> None:
+        told["python"] = [sys.executable, *sys.version_info[:3]]
+        os.write(link, f"\n{settings['nonce']} {json.dumps(told)}\n".encode())
+
+    if sys.version_info[:2] < OLDEST:
+        say(error="old")
+        return
+    top = os.path.expanduser(settings["folder"])
+    mine = os.path.join(top, "lib", settings["digest"])
+    found = None
+    try:
+        os.makedirs(top, 0o700, exist_ok=True)
+        # Made first: what is there then nobody else can put there any more.
+        check_owner(top)
+        for folder in (settings["shared"], mine):
+            if folder and found is None and digest(os.path.join(folder, "paceline")) == settings["digest"]:
+                found = folder
+        if found is None:
+            os.makedirs(os.path.join(top, "lib"), exist_ok=True)
+            say(wanted=True)
+            (size,) = struct.unpack(">Q", sys.stdin.buffer.read(8))
+            unpack(sys.stdin.buffer.read(size), mine, settings["digest"])
+            found = mine
+    except (OSError, EOFError, struct.error) as error:
+        say(error=str(error), folder=top)
+        return
+    say(ready=found)
+    sys.path.insert(0, found)
+    from paceline.remote.agent.guardian import be_agent
+
+    be_agent(0, link, {**settings["agent"], "library": found, "folder": top})
+
+
+def digest(package: str) -> "Optional[str]":  # noqa: UP045
+    """A hash of the names and contents of a package's files; None where there is no such package."""
+    if not os.path.isdir(package):
+        return None
+    total = hashlib.sha256()
+    try:
+        for directory, folders, files in os.walk(package):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(files):
+                if not name.endswith((".pyc", ".pyo")):
+                    path = os.path.join(directory, name)
+                    with open(path, "rb") as file:
+                        content = hashlib.sha256(file.read()).hexdigest()
+                    total.update(f"{os.path.relpath(path, package)}\0{content}\0".encode())
+    except OSError:
+        return None
+    return total.hexdigest()[:20]
+
+
+def check_owner(folder: str) -> None:
+    """Refuse a folder that somebody else has made where everybody can, such as /tmp: it holds programs that are run."""
+    found = os.lstat(folder)
+    parent = os.stat(os.path.dirname(os.path.abspath(folder)))
+    if not parent.st_mode & stat.S_IWOTH:
+        return
+    if found.st_uid != os.geteuid():
+        raise PermissionError(f"{folder!r} belongs to another user (number {found.st_uid})")
+    if stat.S_ISLNK(found.st_mode) or found.st_mode & stat.S_IWOTH:
+        raise PermissionError(f"{folder!r} is {'a link' if stat.S_ISLNK(found.st_mode) else 'open to everybody'}")
+
+
+def unpack(data: bytes, folder: str, wanted: str) -> None:
+    """Put the library into `folder`, whole or not at all."""
+    import shutil
+    import tarfile
+
+    beside = os.path.join(os.path.dirname(folder), f".new-{os.getpid()}-{int(time.time() * 1e6)}")
+    os.mkdir(beside)
+    try:
+        # Python 3.12 and 3.13 warn where no filter is named, older ones know none.
+        options: "Dict[str, Any]" = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}  # noqa: UP006, UP037
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            archive.extractall(beside, **options)
+        package = os.path.join(folder, "paceline")
+        if os.path.isdir(folder) and digest(package) != wanted:
+            # Somebody has cleaned up in it: /tmp on many machines loses its older files.
+            os.rename(folder, beside + "-old")
+            shutil.rmtree(beside + "-old", ignore_errors=True)
+        try:
+            os.rename(beside, folder)
+        except OSError:
+            if digest(package) != wanted:
+                raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""The command lines that an agent has started."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, NamedTuple
+
+from paceline.system import processes
+
+
+class Waited(NamedTuple):
+    """A short command whose end somebody waits for: its request, and where its output goes."""
+
+    # No dataclass: loading that module would be a fifth of an agent's start, which each run waits for.
+
+    request: int
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+
+
+class Commands:
+    """Starts command lines, each in a session of its own, and notes their ends."""
+
+    def __init__(self) -> None:
+        #: pid -> the tag that it was started with
+        self._running: dict[int, str] = {}
+        self._waited: dict[int, Waited] = {}
+
+    def start(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, log: str, tag: str) -> int:
+        """The pid. What it writes goes to the file `log` by the kernel's hand, at the end of what is there.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            pid = _spawn(argv, env, cwd, subprocess.DEVNULL, file, file)
+        finally:
+            os.close(file)
+        self._running[pid] = tag
+        return pid
+
+    def run(self, request: int, argv: Sequence[str], *, env: Mapping[str, str], cwd: str | None, data: bytes) -> int:
+        """Start a command whose output is asked for; it is among the ended ones once it is there."""
+        # Files, not pipes: nothing here has to read or write while it runs.
+        stdout, stderr = _unnamed(), _unnamed()
+        try:
+            with _unnamed() as stdin:
+                stdin.write(data)
+                stdin.seek(0)
+                pid = _spawn(argv, env, cwd, stdin.fileno(), stdout.fileno(), stderr.fileno())
+        except BaseException:
+            stdout.close()
+            stderr.close()
+            raise
+        self._waited[pid] = Waited(request, stdout, stderr)
+        return pid
+
+    def stop(self, request: int) -> None:
+        """Kill a command that somebody has waited for long enough."""
+        for pid, waited in self._waited.items():
+            if waited.request == request:
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except OSError:
+                    pass
+
+    def reap(self) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], bytes]]]:
+        """Ends of commands, and replies to those who waited for one, each once."""
+        ends, replies = [], []
+        for pid, status in processes.reap():
+            code = processes.shell_exit_code(status)
+            if pid in self._running:
+                tag = self._running.pop(pid)
+                ends.append({"op": "end", "pid": pid, "code": code, "time": time.time(), "tag": tag})
+            elif waited := self._waited.pop(pid, None):
+                with waited.stdout, waited.stderr:
+                    stdout, stderr = (_content(file) for file in (waited.stdout, waited.stderr))
+                replies.append(({"re": waited.request, "code": code, "out": len(stdout)}, stdout + stderr))
+        return ends, replies
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], cwd: str | None, stdin: int, stdout: int, stderr: int) -> int:
+    try:
+        process = subprocess.Popen(
+            list(argv), cwd=cwd, env=dict(env), stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+        )
+    except ValueError as error:  # a NUL
+        raise OSError(errno.EINVAL, str(error), argv[0] if argv else "") from None
+    # The agent reaps all children itself.
+    process.returncode = 0
+    return process.pid
+
+
+def _unnamed() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("paceline"), "w+b", buffering=0)
+    import tempfile  # with what it loads, it takes longer than it is worth where there are memory files
+
+    return tempfile.TemporaryFile(buffering=0)
+
+
+def _content(file: IO[bytes]) -> bytes:
+    file.seek(0)
+    return file.read()

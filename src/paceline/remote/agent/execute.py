@@ -1,0 +1,236 @@
+"""A command beside a worker: started on the worker's node, talked to through files.
+
+    python -I -S .../paceline/remote/agent/execute.py CHANNEL OUTPUT
+
+    CHANNEL/request.json   {"argv", "terminal": [rows, columns] or null, "term"}
+    CHANNEL/in_<n>.json    what comes to it, in order: {"data"}, {"end": true}, {"size": [rows, columns]},
+                           {"read": bytes of OUTPUT} or {"gone": true}
+    OUTPUT                 what it says, a line each: {"out": ...}, {"err": ...}, at last {"exit": code}
+
+Bytes are base64. It ends with the command, and the command with it: when {"gone"} comes, the folder is gone, or it gets a
+signal, the command is hung up, and what is left of it killed. Its environment and working directory are the command's.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any
+
+if __name__ == "__main__":
+    # Started by its path, and apart from all that the environment has for the script: the library alone.
+    sys.path.insert(0, os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")))
+
+from paceline.system import processes
+
+_LOOK_S = 0.02
+_HANG_UP_S = 1.0
+#: After its end, how long what it has started may go on writing to its output.
+_DRAIN_S = 0.5
+_CHUNK = 1 << 14
+#: How much of the output may be there that nobody has read.
+_AHEAD_BYTES = 8 << 20
+
+
+class Channel:
+    """The files that one command is talked to through."""
+
+    def __init__(self, folder: str, output: str) -> None:
+        self._folder = folder
+        fd = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._output: IO[bytes] = os.fdopen(fd, "ab", buffering=0)
+        self._lock = threading.Lock()
+        self._next = 0
+        self._written = self._read = 0
+        self._is_over = False
+        with open(os.path.join(folder, "request.json"), encoding="utf-8") as file:
+            self.request: dict[str, Any] = json.load(file)
+
+    def say(self, **told: object) -> None:
+        line = json.dumps(told).encode() + b"\n"
+        # A command that prints for ever must not fill the disk.
+        while self._written - self._read > _AHEAD_BYTES and not self._is_over:
+            time.sleep(_LOOK_S)
+        with self._lock, contextlib.suppress(OSError):
+            self._written += self._output.write(line)
+
+    def let_go(self) -> None:
+        """Nobody waits for the output to be read any more."""
+        self._is_over = True
+
+    def heard(self) -> list[dict[str, Any]]:
+        """What has come since the last call."""
+        found: list[dict[str, Any]] = []
+        while True:
+            try:
+                with open(os.path.join(self._folder, f"in_{self._next}.json"), encoding="utf-8") as file:
+                    found.append(json.load(file))
+            except OSError:
+                return found if os.path.isdir(self._folder) else [{"gone": True}]
+            self._next += 1
+            self._read = max(self._read, int(found[-1].get("read", 0)))
+
+
+def main(argv: list[str]) -> int:
+    channel = Channel(argv[0], argv[1])
+    processes.become_subreaper()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    try:
+        run = _Terminal(channel) if channel.request["terminal"] else _Pipes(channel)
+    except OSError as error:
+        channel.say(err=_text(f"paceline exec: {channel.request['argv'][0]!r}: {error.strerror or error}\n".encode()))
+        channel.say(exit=127 if isinstance(error, FileNotFoundError) else 126)
+        return 0
+    while run.code() is None and not ended.wait(_LOOK_S):
+        for told in channel.heard():
+            if told.get("gone"):
+                ended.set()
+            run.take(told)
+    code = run.code()
+    channel.let_go()
+    if code is None:
+        run.hang_up()
+        deadline = time.monotonic() + _HANG_UP_S
+        while run.code() is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+    else:
+        run.drain()
+    processes.kill_descendants(os.getpid(), wait_s=5.0)
+    channel.say(exit=code if code is not None else 128 + signal.SIGHUP)
+    return 0
+
+
+class _Run:
+    """One command that runs."""
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._readers: list[threading.Thread] = []
+
+    def code(self) -> int | None:
+        """Its exit code as a shell gives it; None while it runs."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else 128 - code
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Pass on what has come."""
+        raise NotImplementedError
+
+    def hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGHUP)
+
+    def drain(self) -> None:
+        """Wait for the rest of its output; not for ever, where a process that it has left holds that open."""
+        for reader in self._readers:
+            reader.join(_DRAIN_S)
+
+    def _read(self, fd: int, name: str) -> None:
+        def read() -> None:
+            with contextlib.suppress(OSError):  # a terminal whose last process has gone
+                while data := os.read(fd, _CHUNK):
+                    self._channel.say(**{name: _text(data)})
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        self._readers.append(reader)
+
+
+class _Pipes(_Run):
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self.process = subprocess.Popen(
+            channel.request["argv"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._read(self.process.stdout.fileno(), "out")
+        self._read(self.process.stderr.fileno(), "err")
+
+    def take(self, told: dict[str, Any]) -> None:
+        stdin = self.process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it does not read any more
+            if "data" in told:
+                view = memoryview(base64.b64decode(told["data"]))
+                while view:
+                    view = view[stdin.write(view) or 0 :]
+            elif told.get("end"):
+                stdin.close()
+
+
+class _Terminal(_Run):
+    def __init__(self, channel: Channel) -> None:
+        super().__init__(channel)
+        self._fd, theirs = pty.openpty()
+        self._resize(channel.request["terminal"])
+        try:
+            self.process = subprocess.Popen(
+                # The terminal becomes the session's own when its first process opens it.
+                [sys.executable, "-I", "-S", __file__, "--on-terminal", os.ttyname(theirs), *channel.request["argv"]],
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,
+                env={**os.environ, "TERM": channel.request.get("term") or "xterm"},
+                start_new_session=True,
+            )
+        finally:
+            os.close(theirs)
+        self._read(self._fd, "out")
+
+    def take(self, told: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            if "data" in told:
+                view = memoryview(base64.b64decode(told["data"]))
+                while view:
+                    view = view[os.write(self._fd, view) :]
+            elif told.get("end"):
+                os.write(self._fd, b"\x04")
+            elif "size" in told:
+                self._resize(told["size"])
+
+    def _resize(self, size: list[int]) -> None:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", int(size[0]), int(size[1]), 0, 0))
+
+
+def _on_terminal(path: str, argv: list[str]) -> None:
+    """Become the command, with this terminal for the session's own."""
+    os.close(os.open(path, os.O_RDWR))
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        print(f"paceline exec: {argv[0]!r}: {error.strerror}", file=sys.stderr)
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--on-terminal":
+        _on_terminal(sys.argv[2], sys.argv[3:])
+    sys.exit(main(sys.argv[1:]))

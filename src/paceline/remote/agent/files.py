@@ -1,0 +1,87 @@
+"""An agent's requests that are about files on its node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.remote.agent.atomic_write import Arrival, census
+from paceline.remote.agent.send_queue import Outgoing
+from paceline.remote.agent.sender import names_below, stamp_of
+
+
+class FileRequests:
+    """Takes files and trees, and answers questions. fail: answers a request with an error."""
+
+    def __init__(self, out: Outgoing, fail: Callable[[int, Exception], None]) -> None:
+        self._out, self._fail = out, fail
+        self._arrivals: dict[int, Arrival] = {}
+
+    def drop(self) -> None:
+        """Leave nothing of what has come in part."""
+        for arrival in self._arrivals.values():
+            arrival.drop()
+
+    def op_file(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        whole = Arrival(header["path"], "replace")
+        try:
+            entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
+            whole.take(entry, data)
+            whole.finish()
+        except BaseException:
+            whole.drop()
+            raise
+        return {}
+
+    def op_tree(self, header: dict[str, Any], data: bytes) -> None:
+        self._arrivals[header["id"]] = Arrival(header["path"], header["how"])
+
+    def op_entry(self, header: dict[str, Any], data: bytes) -> None:
+        request = header["of"]
+        arrival = self._arrivals.get(request)
+        if arrival is None:
+            return  # it has failed, and that was said
+        try:
+            if header["kind"] == "finish":
+                arrival.finish()
+                del self._arrivals[request]
+                self._out.put({"re": request})
+            else:
+                arrival.take(header, data)
+        except OSError as error:
+            del self._arrivals[request]
+            arrival.drop()
+            self._fail(request, error)
+
+    def op_mkdirs(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        for path in header["paths"]:
+            os.makedirs(path, mode=header.get("mode", 0o777), exist_ok=True)
+        return {}
+
+    def op_link(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        beside = f"{header['path']}.{os.getpid()}"
+        os.symlink(header["target"], beside)
+        os.replace(beside, header["path"])
+        return {}
+
+    def op_list(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"names": sorted(os.listdir(header["path"]))}
+
+    def op_exists(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"ok": os.path.lexists(header["path"])}
+
+    def op_sees(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        try:
+            with open(header["path"], encoding="utf-8") as file:
+                return {"ok": file.read(1 << 12) == header["token"]}
+        except (OSError, ValueError):
+            return {"ok": False}
+
+    def op_have(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        top = header["path"]
+        return {"found": {name: stamp_of(os.path.join(top, name)) for name in names_below(top, "")}}
+
+    def op_census(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        return {"found": census(header["path"])}

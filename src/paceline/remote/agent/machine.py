@@ -1,0 +1,89 @@
+"""What there is to know about the machine that an agent runs on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import socket
+import struct
+import sys
+import time
+from typing import Any
+
+from paceline.remote.agent.gpus import devices
+from paceline.system import processes
+
+#: As `paceline.targets.leases` has them.
+_PORTS = range(20000, 32000)
+_SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
+
+
+def about(settings: dict[str, Any]) -> dict[str, Any]:
+    """What an agent says of itself first (`paceline.remote.link.handshake.Hello`)."""
+    return {
+        "op": "hello",
+        "host": socket.gethostname(),
+        "user": user(),
+        "home": os.path.expanduser("~"),
+        "python": [sys.executable, list(sys.version_info[:3])],
+        "cores": processes.core_count(),
+        "gpus": list(devices()),
+        "interfaces": interfaces(),
+        "env": dict(os.environ),
+        "pid": os.getpid(),
+        "time": time.time(),
+        "boot_id": processes.boot_id(),
+        "library": settings["library"],
+        "folder": settings["folder"],
+    }
+
+
+def user() -> str:
+    """The name of the user, or the number of one that has no name."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def interfaces() -> dict[str, tuple[str, int]]:
+    """name -> (IPv4 address, length of the network's prefix) of each interface that has one; Linux only."""
+    found: dict[str, tuple[str, int]] = {}
+    if not sys.platform.startswith("linux"):
+        return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", os.fsencode(name)[:15])
+            try:
+                address = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]
+                mask = fcntl.ioctl(asked.fileno(), _SIOCGIFNETMASK, request)[20:24]
+            except OSError:
+                continue  # it has none
+            found[name] = (socket.inet_ntoa(address), int.from_bytes(mask, "big").bit_count())
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now, above most services and below those that the system gives to callers."""
+    found: list[int] = []
+    # From a place of its own, so that two who ask at once, or who ask again, get others.
+    start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
+    for step in range(len(_PORTS)):
+        if len(found) == count:
+            break
+        port = _PORTS[(start + step) % len(_PORTS)]
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                tried.bind(("", port))
+                found.append(port)
+            except OSError:
+                continue
+    return found
+
+
+def disk_free(path: str) -> int:
+    """Bytes that the user may still write there; OSError where there is no such folder."""
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize

@@ -1,0 +1,194 @@
+"""From a program that has just been started on a node to an agent there (its side: `paceline.remote.agent.boot`)."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import secrets
+import select
+import struct
+import subprocess
+import tarfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.remote.agent import boot
+from paceline.remote.link.link_error import LinkError
+
+_hashing = threading.Lock()
+#: What is kept of what a node's shell and the program that reaches it say.
+_SAID_BYTES = 1 << 14
+
+
+@dataclass
+class Ends:
+    """This side of a link. process: the local program whose standard streams it is, if there is one."""
+
+    read_fd: int
+    write_fd: int
+    stderr_fd: int | None = None
+    process: subprocess.Popen[bytes] | None = None
+    said: bytearray = field(default_factory=bytearray)
+
+    def hear_stderr(self) -> None:
+        """Keep the last of what came on standard error."""
+        assert self.stderr_fd is not None
+        data = os.read(self.stderr_fd, 1 << 14)
+        if not data:
+            self.stderr_fd = None
+        self.said += data
+        del self.said[:-_SAID_BYTES]
+
+    def stderr(self) -> str:
+        """What was said on standard error, as text."""
+        return self.said.decode(errors="replace").strip()
+
+    def exit_code(self, wait_s: float = 0.0) -> int | None:
+        """How the local program ended; None while it runs, or where there is none."""
+        if self.process is None:
+            return None
+        try:
+            return self.process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+
+def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any], timeout_s: float) -> bytes:
+    """Have the agent started; from here on frames come, whose first bytes these are.
+
+    settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
+
+    Raises:
+        LinkError: no Python there, too old a one, no room, or nobody answers.
+    """
+    nonce = f"PACELINE-{secrets.token_hex(8)}"
+    package = library_dir / "paceline"
+    talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)
+    digest = library_digest(package)
+    given = json.dumps({**settings, "nonce": nonce, "digest": digest})
+    program = Path(boot.__file__).read_bytes() + f"\n\nboot(json.loads({given!r}))\n".encode()
+    # Nothing that lies in the folder where the node's shell starts is to be imported.
+    line = f"import sys;sys.path[:]=[p for p in sys.path if p];exec(compile(sys.stdin.buffer.read({len(program)}),'boot','exec'))"
+    talk.write(line.encode() + b"\n" + program)
+    answer = talk.answer()
+    if answer.get("wanted"):
+        data = packed(package, digest)
+        talk.write(struct.pack(">Q", len(data)) + data)
+        answer = talk.answer()
+    if error := answer.get("error"):
+        path, *version = answer["python"]
+        if error == "old":
+            text = (
+                f"its Python ({path}) is {'.'.join(map(str, version))}, and Paceline needs 3.10 or later. Name another."
+            )
+        else:
+            text = f"the library can't be put into {answer['folder']!r}: {error}. Mend that, or name another folder."
+        raise LinkError(f"{name}: {text}", ends.stderr(), ends.exit_code())
+    return talk.heard
+
+
+def library_digest(package: Path) -> str:
+    """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
+    version may be installed here while it runs."""
+    with _hashing:  # the nodes' threads ask at the same time
+        return _library_digest(package)
+
+
+@functools.cache
+def _library_digest(package: Path) -> str:
+    found = boot.digest(str(package))
+    assert found, f"no library in {package}"
+    return found
+
+
+@functools.lru_cache(maxsize=1)
+def packed(package: Path, digest: str) -> bytes:
+    """The library as a tar.gz. digest: its hash."""
+    buffer, top = io.BytesIO(), os.path.realpath(package)
+    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6, dereference=True) as archive:
+        for path in sorted(Path(top).rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                archive.add(path, os.path.join("paceline", path.relative_to(top)))
+    return buffer.getvalue()
+
+
+class _Talk:
+    """Bytes both ways before there are frames, until a deadline."""
+
+    def __init__(self, ends: Ends, name: str, nonce: str, deadline: float, timeout_s: float) -> None:
+        self._ends, self._name, self._nonce = ends, name, nonce.encode()
+        self._deadline, self._timeout_s = deadline, timeout_s
+        self.heard = b""
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        os.set_blocking(self._ends.write_fd, False)
+        try:
+            while view:
+                if self._ends.write_fd in self._wait(writes=True):
+                    view = view[os.write(self._ends.write_fd, view) :]
+        except OSError:
+            self._fail("ended")
+        finally:
+            os.set_blocking(self._ends.write_fd, True)
+
+    def answer(self) -> dict[str, Any]:
+        """The next line that is meant for us."""
+        while (line := self._line()) is None:
+            if self._ends.read_fd in self._wait():
+                data = os.read(self._ends.read_fd, 1 << 16)
+                if not data:
+                    self._fail("ended")
+                self.heard += data
+        told: dict[str, Any] = json.loads(line)
+        return told
+
+    def _line(self) -> bytes | None:
+        _, found, rest = self.heard.partition(self._nonce + b" ")
+        if not found or b"\n" not in rest:
+            return None
+        line, _, self.heard = rest.partition(b"\n")
+        return line
+
+    def _wait(self, *, writes: bool = False) -> set[int]:
+        poll = select.poll()
+        if writes:
+            poll.register(self._ends.write_fd, select.POLLOUT)
+        else:
+            poll.register(self._ends.read_fd, select.POLLIN)
+        if self._ends.stderr_fd is not None:
+            poll.register(self._ends.stderr_fd, select.POLLIN)
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            self._fail("silent")
+        ready = {fd for fd, _ in poll.poll(left * 1000)}
+        if self._ends.stderr_fd in ready:
+            self._ends.hear_stderr()
+        return ready
+
+    def _fail(self, how: str) -> None:
+        """Say why there is no agent."""
+        ends = self._ends
+        code = ends.exit_code(2.0) if how == "ended" else None
+        while ends.stderr_fd is not None and select.select([ends.stderr_fd], [], [], 0.2)[0]:
+            ends.hear_stderr()
+        shell = self.heard.decode(errors="replace").strip()
+        said = ends.stderr() or shell
+        lines = [line for line in said.splitlines() if line.strip()]
+        if how == "silent":
+            text = f"no agent answered within {self._timeout_s:g} s."
+        elif code == 127 or (code == 126 and lines):
+            text = f"no Python was found there (exit code {code}). Name the path of one, 3.10 or later."
+        elif "no attribute 'buffer'" in said:
+            text = "its Python is Python 2, and Paceline needs 3.10 or later. Name another."
+        else:
+            text = (
+                f"no agent could be started (exit code {code})." if code is not None else "no agent could be started."
+            )
+        told = f" It said: {' / '.join(line[-300:] for line in lines[-3:])}" if lines else ""
+        raise LinkError(f"{self._name}: {text}{told}", said, code)

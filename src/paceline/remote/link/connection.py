@@ -1,0 +1,208 @@
+"""The frames of one link, both ways: who asks what, what comes by itself, and when the other side counts as lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from paceline.remote.agent.send_queue import Outgoing
+from paceline.remote.agent.wire import Frames, WireError
+from paceline.remote.link.bootstrap import Ends
+from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.requests import Pending, Requests
+from paceline.system import processes
+
+#: Frames that may wait to be put into files: 16 MiB at most.
+_WAITING = 64
+
+
+class Conversation:
+    """Reads and writes frames in threads of its own, once `start` was called.
+
+    hear: called, in order, with each frame that is no answer.
+    """
+
+    def __init__(
+        self, ends: Ends, name: str, ping_s: float, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]
+    ) -> None:
+        self.lost: str | None = None
+        self._heard = self._waited_in_vain = time.monotonic()
+        self.out = Outgoing(ends.write_fd, ping_s)
+        self.requests = Requests()
+        self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
+        self._frames = Frames()
+        self._inward: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue(_WAITING)
+        self._closing = False
+        self._over = threading.Event()
+        self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
+        self._filer = threading.Thread(target=self._file, name=f"paceline-files-{name}", daemon=True)
+
+    def start(self, first: bytes) -> None:
+        """first: what has been read already."""
+        self._first = first
+        self.out.start()
+        self._filer.start()
+        self._reader.start()
+
+    def ask(
+        self, op: str, data: bytes = b"", *, timeout_s: float = 10.0, in_order: bool = False, **values: Any
+    ) -> tuple[dict[str, Any], bytes]:
+        """The answer to a request.
+
+        Raises:
+            LinkError: the node is lost, or does not answer in time.
+            OSError: what the agent met with.
+        """
+        pending = self.requests.new(in_order=in_order)
+        self.out.put({"op": op, "id": pending.number, **values}, data)
+        try:
+            return self.wait_for(pending, op, timeout_s)
+        finally:
+            if not pending.is_done:
+                self._waited_in_vain = time.monotonic()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether an answer did not come, and nothing else has come since: it is no use to wait for another."""
+        return self._waited_in_vain > self._heard
+
+    def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> tuple[dict[str, Any], bytes]:
+        if not pending.wait(timeout_s):
+            self.requests.forget(pending)
+            raise LinkError(f"{self._name}: no answer to {what!r} within {timeout_s:g} s.")
+        if pending.answer is None:
+            raise LinkError(self.lost or f"{self._name}: the link is closed.", self._ends.stderr())
+        if error := pending.answer[0].get("error"):
+            number, text, path = error
+            raise OSError(number, text, path) if path else OSError(number, text)
+        return pending.answer
+
+    def give_up(self) -> None:
+        """End what was never started."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            if self._ends.write_fd != self._ends.read_fd:
+                os.close(self._ends.write_fd)
+                self._ends.write_fd = self._ends.read_fd
+        self._end_program(0.1)
+        self._close_fds()
+
+    def close(self, wait_s: float) -> None:
+        """End it from this side; the agent has been told, or gets to know."""
+        self._closing = True
+        self.out.finish()
+        if not self._over.wait(wait_s):
+            self._end_program(0.5)
+            self._over.wait(2.0)
+        self._filer.join(5.0)
+
+    # --- reading
+
+    def _read(self) -> None:
+        try:
+            why = self._read_all()
+        except WireError as error:
+            why = f"what came is not an agent's: {error}"
+        except OSError as error:
+            why = f"the link broke: {error.strerror or error}"
+        try:
+            if not self._closing:
+                self.lost = f"{self._name}: {why}"
+            self.out.drop()
+            self._end_program(2.0 if self._closing else 0.2)
+            self._inward.put(None)
+            self._end_requests_later()
+        finally:
+            self.out.join(5.0)
+            self._close_fds()
+            self._over.set()
+
+    def _end_requests_later(self) -> None:
+        """Answers that wait for files come first; those who wait for others are told now."""
+        for_files = threading.Thread(target=self._end_requests, daemon=True)
+        for_files.start()
+
+    def _end_requests(self) -> None:
+        self._filer.join(5.0)
+        self.requests.end()
+
+    def _read_all(self) -> str:
+        """Read until there is nothing more; why that is."""
+        self._take(self._first)
+        self._heard = time.monotonic()
+        while True:
+            ends = self._ends
+            poll = select.poll()
+            poll.register(ends.read_fd, select.POLLIN)
+            if ends.stderr_fd is not None:
+                poll.register(ends.stderr_fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(min(1.0, self._silence_s / 4) * 1000)}
+            if ends.stderr_fd in ready:
+                ends.hear_stderr()
+            if ends.read_fd in ready:
+                data = os.read(ends.read_fd, 1 << 18)
+                if not data:
+                    return self._why_ended()
+                self._take(data)
+                # Here, not before: putting files in their place may take its time.
+                self._heard = time.monotonic()
+            elif time.monotonic() - self._heard > self._silence_s:
+                return f"nothing heard for {self._silence_s:g} s."
+
+    def _take(self, data: bytes) -> None:
+        for header, content in self._frames.feed(data):
+            if header.get("op") == "ping":
+                continue
+            pending = self.requests.find(header["re"]) if "re" in header else None
+            if pending is None or pending.in_order:
+                self._inward.put((header, content))
+            else:
+                self.requests.settle(header["re"], (header, content))
+
+    def _file(self) -> None:
+        while (found := self._inward.get()) is not None:
+            header, content = found
+            if "re" in header:
+                self.requests.settle(header["re"], (header, content))
+            else:
+                self._hear(header, content)
+
+    def _why_ended(self) -> str:
+        ends = self._ends
+        code = ends.exit_code(1.0)
+        while ends.stderr_fd is not None and select.select([ends.stderr_fd], [], [], 0.1)[0]:
+            ends.hear_stderr()
+        lines = [line for line in ends.stderr().splitlines() if line.strip()]
+        torn = " in the middle of a frame" if self._frames.is_torn else ""
+        told = f": {lines[-1]}" if lines else "."
+        return f"its agent is gone{torn}{f' (exit code {code})' if code else ''}{told}"
+
+    # --- the end
+
+    def _end_program(self, wait_s: float) -> None:
+        """End the local program, by its pid, unless it ends by itself; what it was to reach sees the end of the link."""
+        process = self._ends.process
+        if process is None:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._ends.read_fd)) as mine:
+                mine.shutdown(socket.SHUT_RDWR)
+            return
+        for number, patience_s in ((None, wait_s), (signal.SIGTERM, 1.0), (signal.SIGKILL, 2.0)):
+            if process.returncode is None and number is not None:
+                processes.send(process.pid, number)
+            if self._ends.exit_code(patience_s) is not None:
+                return
+
+    def _close_fds(self) -> None:
+        ends = self._ends
+        for fd in {ends.read_fd, ends.write_fd, ends.stderr_fd} - {None}:
+            assert fd is not None
+            with contextlib.suppress(OSError):
+                os.close(fd)

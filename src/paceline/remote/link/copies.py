@@ -1,0 +1,140 @@
+"""The copies of a run's folder on nodes that do not see the supervisor's: made, followed, brought home, removed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from paceline.errors import TargetError
+from paceline.remote.link.link import Link
+from paceline.remote.link.mirror_receiver import Inbox
+from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_run
+from paceline.remote.staging.packing import pack_run
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
+
+
+class Copies:
+    """One folder a node, at the same path on all; some nodes may see the same one.
+
+    top: absolute, on each node; what outlives the run lies there too. Nodes that see one folder are a group, named by its
+    lowest rank; one node of each sends checkpoints and outputs.
+    """
+
+    def __init__(self, links: Sequence[Link], folder: RunFolder, top: str) -> None:
+        if not top.startswith("/"):
+            raise TargetError(f"folder={top!r}: name an absolute path; it has to be the same on all nodes.")
+        self._links, self._folder, self._top = links, folder, top
+        self.path = f"{top}/runs/{folder.run_id}"
+        self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
+        self._inbox = Inbox(folder.path, of_run=True)
+        self._inbox.close()  # what a killed supervisor has left
+        self._groups: dict[int, int] = {}
+        #: groups in which something has run since their files were last brought home
+        self._unfetched: set[int] = set()
+
+    def send(self) -> None:
+        """Give each node what it needs of the run.
+
+        Raises:
+            TargetError: no room, or a node is lost.
+        """
+        links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
+        sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
+        all_or_error(links, sent, f"the run could not be sent to {self.path}")
+        listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
+        marks = all_or_error(links, listed, "the run's folder is gone")
+        seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
+        self._groups = {rank: min(others) for rank, others in enumerate(seen)}
+        self._send_carried()
+
+    def _send_carried(self) -> None:
+        """Give each group the folders and packages of this machine that the job names, once.
+
+        Raises:
+            DataError, EnvironmentSpecError, TransferError: they are not here, or can't be read.
+        """
+        packed = pack_run(self._folder)
+        if packed is None:
+            return
+        links = [self._links[rank] for rank in self._leaders().values()]
+        sent = on_each(links, lambda link: send_carried(link, packed, self._top, self.path))
+        all_or_error(links, sent, "what the job names here could not be sent")
+
+    def follow(self, attempt: int) -> None:
+        """Have the nodes send what is written there from now on; those of an attempt have its folder."""
+        living = [link for link in self._links if link.lost is None]
+        if attempt:
+            path = f"{self.path}/attempts/{attempt}"
+            made = on_each(living, lambda link: link.make_folders([path]))
+            all_or_error(living, made, f"{path} can't be made", may_be_lost=True)
+        ranks, leaders = self._ranks(), self._leaders()
+
+        def mirror(link: Link) -> None:
+            rank = ranks[link]
+            group = self._groups[rank]
+            is_leader = leaders.get(group) == rank
+            link.mirror(
+                self.path,
+                self._folder,
+                attempt,
+                inbox=self._inbox,
+                rank=rank,
+                group=group,
+                takes_files=is_leader,
+                log_limit=self._log_limit,
+            )
+
+        all_or_error(living, on_each(living, mirror), "the run's folder can't be followed", may_be_lost=True)
+
+    def note_start(self, rank: int) -> None:
+        """Something runs on a node: there may be more to bring home."""
+        self._unfetched.add(self._groups[rank])
+
+    def fetch(self, attempt: int) -> None:
+        """Bring home all that is not here yet; nothing where the run could not be sent.
+
+        Raises:
+            TargetError: some could not be had; the message says what, and where it still is.
+        """
+        if not self._groups:
+            return
+        self.follow(attempt)  # where a node is lost, another of its group sends for both
+        leaders = self._leaders()
+        senders = [self._links[rank] for rank in leaders.values()]
+        missing = []
+        for group, link, found in zip(leaders, senders, on_each(senders, lambda link: link.flush()), strict=True):
+            if isinstance(found, OSError):
+                missing.append(f"{link.name}: {found.strerror}: {found.filename!r}")
+            elif isinstance(found, Exception):
+                missing.append(str(found).rstrip("."))
+            else:
+                self._unfetched.discard(group)
+        if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
+            self.fetch(attempt)  # another of the group is left
+            return
+        missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
+        if missing:
+            raise TargetError(
+                f"Some of the run's files could not be fetched ({'; '.join(missing)}). They are in {self.path!r} there."
+            )
+
+    def remove(self) -> None:
+        """Remove the copies; what could not be brought home stays where it is."""
+        done = [self._links[rank] for group, rank in self._leaders().items() if group not in self._unfetched]
+        on_each(done, lambda link: link.remove(self.path))
+
+    def close(self) -> None:
+        """Let nothing half-arrived stay here. For when the links are closed."""
+        self._inbox.close()
+
+    def _leaders(self) -> dict[int, int]:
+        """group -> the lowest rank of it that is not lost."""
+        found: dict[int, int] = {}
+        for rank, link in enumerate(self._links):
+            if link.lost is None:
+                found.setdefault(self._groups.get(rank, rank), rank)
+        return found
+
+    def _ranks(self) -> dict[Link, int]:
+        return {link: rank for rank, link in enumerate(self._links)}

@@ -1,0 +1,293 @@
+"""One agent on one node, as its supervisor sees it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.remote.agent.mirror import STREAM
+from paceline.remote.link.bootstrap import Ends, bootstrap
+from paceline.remote.link.connection import Conversation
+from paceline.remote.link.handshake import Hello
+from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.link_files import LinkFiles
+from paceline.system import processes
+
+
+def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
+    """The command line that becomes an agent once a `Link` speaks to it. `shlex.join` of it passes through any shell."""
+    # Without what is installed there: it has no use for it, and a large environment takes its time to be found.
+    return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that was waited for. returncode: as a shell gives it, 128+n for signal n."""
+
+    returncode: int
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rhythm:
+    """How often each side says that it is there, and after how long without a word it takes the other for lost."""
+
+    ping_s: float = 3.0
+    silence_s: float = 15.0
+
+
+class Link(LinkFiles):
+    """One agent. Thread-safe. Every call raises `LinkError` where the node is lost, and OSError for what it met with."""
+
+    hello: Hello
+
+    def __init__(self, ends: Ends, name: str, rhythm: Rhythm) -> None:
+        super().__init__()
+        self.name = name
+        self._talk = Conversation(ends, name, rhythm.ping_s, rhythm.silence_s, self._hear)
+        self._said_hello = threading.Event()
+        self._ends: list[tuple[int, int, float]] = []
+        self._lock = threading.Lock()
+        #: Called with frames of the remote shell, and with the ends of commands that were started with a tag.
+        self.on_rsh: Callable[[dict[str, Any]], None] = lambda header: None
+        self.on_tagged_end: Callable[[dict[str, Any]], None] = lambda header: None
+        #: Called when there is something new among `ends`.
+        self.on_end: Callable[[], None] = lambda: None
+
+    @classmethod
+    def open(
+        cls,
+        argv: Sequence[str],
+        *,
+        name: str,
+        library_dir: Path,
+        folder: str,
+        shared_library: bool = False,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+        rhythm: Rhythm = Rhythm(),
+    ) -> Link:
+        """A link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
+
+        name: of the node, for messages. library_dir: holds `paceline`. folder: on the node, for the library; `~` is
+        expanded there. shared_library: the node may see `library_dir` itself. env: of the program; None for ours.
+
+        Raises:
+            LinkError: there is no agent; with what the program has said.
+        """
+        given = dict(os.environ if env is None else env)
+        # Not a supervisor, nor the run's: it must not be spared, nor be killed for a leftover.
+        for variable in (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR"):
+            given.pop(variable, None)
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                env=given,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LinkError(f"{name}: {argv[0]!r} could not be started: {error.strerror or error}.") from error
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
+        for file in (process.stdin, process.stdout, process.stderr):
+            file.close()
+        ends = Ends(fds[0], fds[1], fds[2], process)
+        return cls._begin(ends, name, library_dir, folder, shared_library, timeout_s, rhythm)
+
+    @classmethod
+    def over(
+        cls,
+        sock: socket.socket,
+        *,
+        name: str,
+        library_dir: Path,
+        folder: str,
+        shared_library: bool = False,
+        timeout_s: float = 30.0,
+        rhythm: Rhythm = Rhythm(),
+    ) -> Link:
+        """A link over a socket, at whose other end a program has it as standard input and output. Takes the socket."""
+        sock.setblocking(True)
+        fd = sock.detach()
+        return cls._begin(Ends(fd, fd), name, library_dir, folder, shared_library, timeout_s, rhythm)
+
+    @classmethod
+    def _begin(
+        cls,
+        ends: Ends,
+        name: str,
+        library_dir: Path,
+        folder: str,
+        shared_library: bool,
+        timeout_s: float,
+        rhythm: Rhythm,
+    ) -> Link:
+        link = cls(ends, name, rhythm)
+        settings = {
+            "shared": str(library_dir) if shared_library else None,
+            "folder": folder,
+            "agent": {"ping_s": rhythm.ping_s, "silence_s": rhythm.silence_s},
+        }
+        try:
+            first = bootstrap(ends, name, library_dir, settings, timeout_s)
+        except BaseException:
+            link._talk.give_up()
+            raise
+        link._talk.start(first)
+        deadline = time.monotonic() + timeout_s
+        while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
+            pass
+        if not link._said_hello.is_set():
+            lost = link.lost or f"{name}: its agent does not say hello."
+            link.close()
+            raise LinkError(lost, ends.stderr(), ends.exit_code())
+        return link
+
+    @property
+    def lost(self) -> str | None:
+        """Why this node counts as lost, None while it does not."""
+        return self._talk.lost
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether an answer did not come in time and nothing has come since: asking for more takes time in vain."""
+        return self._talk.is_stuck
+
+    # --- commands
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> Done:
+        """How a short command ended that was waited for; killed, and LinkError, after `timeout_s`. env: None, the agent's."""
+        pending = self._talk.requests.new()
+        given = dict(env) if env is not None else None
+        header = {"op": "run", "id": pending.number, "argv": list(argv), "env": given, "cwd": cwd}
+        self._talk.out.put(header, input)
+        try:
+            answer, data = self._talk.wait_for(pending, shlex.join(argv), timeout_s)
+        except LinkError:
+            self._talk.out.put({"op": "stop", "request": pending.number})
+            raise
+        return Done(answer["code"], data[: answer["out"]], data[answer["out"] :])
+
+    def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
+        """What a function of the library answers there, without a process of its own: `module:name` of one JSON value.
+
+        It may block, and must start no process: the agent would take its end for that of a command.
+        """
+        answer, _ = self._talk.ask("call", timeout_s=timeout_s, function=function, given=given)
+        return answer["found"]
+
+    def start(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        defaults: Mapping[str, str],
+        cwd: str,
+        log: str,
+        exact: bool = False,
+        tag: str = "",
+    ) -> int:
+        """The pid of a command that was started; its output goes to the file `log` there.
+
+        Its environment: `defaults`, over it the agent's own (not if `exact`), over that `env`. tag: its end is not among
+        `ends`, but told to `on_tagged_end`.
+        """
+        answer, _ = self._talk.ask(
+            "start",
+            timeout_s=20.0,
+            argv=list(argv),
+            env=dict(env),
+            defaults=dict(defaults),
+            cwd=cwd,
+            log=log,
+            exact=exact,
+            tag=tag,
+        )
+        return int(answer["pid"])
+
+    def signal(self, pid: int, number: int, *, run_id: str = "", wait: bool = True) -> bool:
+        """Send a signal to a process that the agent, or what it has started, has started; False where there is none.
+
+        run_id: of a run whose processes count too, whoever has started them. wait: for the answer; else True.
+        """
+        if not wait:
+            self._talk.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
+            return True
+        return bool(self._talk.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
+
+    def is_alive(self, pid: int) -> bool:
+        """Whether there is such a process on the node."""
+        return bool(self._talk.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
+
+    def ends(self) -> list[tuple[int, int, float]]:
+        """(pid, exit code as a shell gives it, time) of commands that have ended, each once.
+
+        What a command has written in a mirrored folder is here before its end is.
+        """
+        with self._lock:
+            found, self._ends = self._ends, []
+            return found
+
+    def kill_all(self) -> None:
+        """Kill all that the agent has started."""
+        self._talk.ask("kill_all", timeout_s=5.0)
+
+    def adopt(self, run_id: str) -> None:
+        """Let the agent take for its own what an engine starts of the run on its node; what is there already is killed."""
+        self._talk.ask("adopt", timeout_s=10.0, run_id=run_id)
+
+    def answer_rsh(self, number: int, code: int, text: str = "") -> None:
+        """End a request of the remote shell."""
+        self._talk.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
+
+    def close(self, wait_s: float = 6.0) -> None:
+        """End the agent and all that it has started; harmless the second time."""
+        try:
+            self._talk.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
+        except (LinkError, OSError):
+            wait_s = 0.1
+        self._talk.close(wait_s)
+        if inbox := self._inboxes.get(STREAM):
+            inbox.close(self._rank)
+
+    # --- what comes by itself, in order, in a thread of its own
+
+    def _hear(self, header: dict[str, Any], data: bytes) -> None:
+        op = header.get("op")
+        if op == "file":
+            self._file(header, data)
+        elif op == "end":
+            if header["tag"]:
+                self.on_tagged_end(header)
+            else:
+                with self._lock:
+                    self._ends.append((header["pid"], header["code"], header["time"]))
+                self.on_end()
+        elif op == "hello":
+            self.hello = Hello.from_frame(header)
+            self._said_hello.set()
+        elif op in ("rsh", "rsh_gone"):
+            self.on_rsh(header)

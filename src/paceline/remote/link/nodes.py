@@ -1,0 +1,279 @@
+"""The nodes of a run, an agent on each (`paceline.targets.base.Nodes`)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import ipaddress
+import os
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import TargetError
+from paceline.job.plan import Command, Node, Starter
+from paceline.remote.link.copies import Copies
+from paceline.remote.link.link import Link
+from paceline.remote.link.link_error import LinkError
+from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
+from paceline.remote.link.sending import all_or_error, on_each, see_same
+from paceline.runs.folder import RunFolder
+from paceline.targets.base import Ended, Seen, Started
+from paceline.targets.disks import disks_here
+
+#: More than a worker's report of its exception takes.
+_REPORT_BYTES = 1 << 14
+#: For how long it need not be asked again whether a process lives.
+_FRESH_S = 0.3
+
+
+class AgentNodes:
+    """Nodes over links, one each, in order of rank.
+
+    ports: free on the first node, or how many are to be found there. folder: absolute, on each node; what it needs of
+    the run lies there where it does not see the run's own folder. python: the interpreter of nodes whose job names
+    none; None for the first agent's own. is_shared: whether nodes see the supervisor's folders; None to find out.
+    on_close: gives the nodes back. starter: what starts MPI's workers in mpirun's place; they are the agents' all the same.
+    """
+
+    def __init__(
+        self,
+        links: Sequence[Link],
+        nodes: tuple[Node, ...],
+        ports: Sequence[int] | int,
+        *,
+        folder: str,
+        python: str | None = None,
+        on_close: Callable[[], None] | None = None,
+        is_shared: bool | None = None,
+        starter: Starter | None = None,
+    ) -> None:
+        assert len(links) == len(nodes), "one agent a node"
+        self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
+        self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
+        self._links, self._python, self._on_close = tuple(links), python, on_close
+        self._starter = starter
+        self._top, self._is_shared = folder.rstrip("/") or "/", is_shared
+        self._folder: RunFolder | None = None
+        self._run_dir = ""
+        #: of the run's folder, where the nodes do not see it itself
+        self._copies: Copies | None = None
+        self._calls: RshCalls | None = None
+        self._attempt = 0
+        self._started: set[tuple[int, int]] = set()
+        self._over: set[tuple[int, int]] = set()
+        #: (node rank, pid) -> when it was looked for, and whether it was there
+        self._looked: dict[tuple[int, int], tuple[float, bool]] = {}
+        #: name of a node -> how many there were when first and when last asked
+        self._oom_kills: dict[str, tuple[int, int]] = {}
+        self._closed = False
+        #: Called, in another thread, when a command has ended.
+        self.on_news: Callable[[], None] = lambda: None
+        for link in self._links:
+            link.on_end = self._tell
+
+    def renew_ports(self) -> None:
+        """Take other ports on the first node: somebody else has taken one of these."""
+        self.ports = tuple(self._links[0].free_ports(len(self.ports)))
+
+    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+        links, self._folder = self._links, folder
+        if self._is_shared is None:
+            self._is_shared = see_same(links, folder.path)
+        if self._is_shared:
+            self._run_dir = str(folder.path)
+        else:
+            self._copies = Copies(links, folder, self._top)
+            self._run_dir = self._copies.path
+            self._copies.send()
+            self._copies.follow(self._attempt)
+        if self._starter is not None:
+            all_or_error(links, on_each(links, lambda link: link.adopt(folder.run_id)), "the run's processes")
+        scratch, socket = self._make_scratch()
+        environment = {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": self._run_dir}
+        self._calls = RshCalls(links, self.nodes, environment, f"{self._run_dir}/logs/driver.log")
+        library = links[0].hello.library
+        if any(link.hello.library != library for link in links):
+            places = ", ".join(f"{link.name}: {link.hello.library}" for link in links)
+            raise TargetError(
+                f"the nodes have Paceline's library in different places ({places}). Name one folder for all."
+            )
+        python = self._python or links[0].hello.python[0]
+        return Seen(
+            run_dir=Path(self._run_dir),
+            work_dir=Path(self._run_dir) / "work",
+            scratch_dir=Path(scratch),
+            library_dir=Path(library),
+            python=python,
+            is_shared=self._is_shared,
+            remote_shell=make_remote_shell(links[0], scratch, socket, python),
+            starter=self._starter,
+        )
+
+    def shell(self, node_rank: int) -> Mapping[str, str] | None:
+        return self._links[node_rank].hello.env
+
+    def begin(self, attempt: int) -> None:
+        self._attempt = attempt
+        assert self._folder is not None, "send comes first"
+        self._folder.attempt(attempt).mkdir(parents=True, exist_ok=True)
+        if self._copies is not None:
+            self._copies.follow(attempt)
+
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+        link = self._links[command.node_rank]
+        if command.shells:
+            assert self._calls is not None, "send comes first"
+            self._calls.shells = {shell.node_rank: shell for shell in command.shells}
+        try:
+            pid = link.start(
+                command.argv,
+                env={**command.defaults, **shell, **command.environment},
+                defaults={},
+                exact=True,
+                cwd=str(work_dir),
+                log=str(command.log),
+            )
+        except LinkError as error:
+            raise OSError(errno.EHOSTUNREACH, str(error)) from error
+        self._started.add((command.node_rank, pid))
+        self._over.discard((command.node_rank, pid))
+        if self._copies is not None:
+            self._copies.note_start(command.node_rank)
+        return Started(command=command, pid=pid)
+
+    def signal(self, pid: int, node_rank: int, number: int) -> bool:
+        link = self._links[node_rank]
+        if (node_rank, pid) in self._over or link.lost:
+            return False
+        try:
+            # Of what was started from here the end will be told.
+            wait = (node_rank, pid) not in self._started and not link.is_stuck
+            return link.signal(pid, number, run_id=self._folder.run_id if self._folder else "", wait=wait)
+        except (LinkError, OSError):
+            return link.lost is None  # it is slow; the signal may still come through
+
+    def is_alive(self, pid: int, node_rank: int) -> bool:
+        if (node_rank, pid) in self._over or self._links[node_rank].lost:
+            return False
+        link = self._links[node_rank]
+        if (node_rank, pid) in self._started or link.is_stuck:
+            return True
+        asked, alive = self._looked.get((node_rank, pid), (0.0, True))
+        if alive and time.monotonic() - asked > _FRESH_S:
+            try:
+                alive = link.is_alive(pid)
+            except (LinkError, OSError):
+                alive = link.lost is None
+            self._looked[node_rank, pid] = (time.monotonic(), alive)
+        return alive
+
+    def ended(self) -> list[Ended]:
+        found = []
+        for rank, link in enumerate(self._links):
+            for pid, code, when in link.ends():
+                self._over.add((rank, pid))
+                self._started.discard((rank, pid))
+                found.append(Ended(pid=pid, node_rank=rank, exit_code=code, time=when))
+        return found
+
+    def lost(self) -> dict[int, str]:
+        return {rank: link.lost for rank, link in enumerate(self._links) if link.lost is not None}
+
+    def fetch(self) -> None:
+        if self._copies is not None:
+            self._copies.fetch(self._attempt)
+
+    def kill_all(self) -> None:
+        living = self._living()
+        on_each(living, lambda link: link.kill_all())
+
+    def oom_kills(self) -> int:
+        living = self._living()
+        for link, found in zip(living, on_each(living, lambda link: link.oom_kills()), strict=True):
+            if isinstance(found, int):
+                first, _ = self._oom_kills.get(link.name, (found, found))
+                self._oom_kills[link.name] = (first, found)
+        # Since each was first asked: a node that has not answered, or is lost, must not make it more or less.
+        return sum(last - first for first, last in self._oom_kills.values())
+
+    def is_disk_full(self) -> bool:
+        places = [os.statvfs(self._folder.path)] if self._folder else []
+        if any(place.f_bavail * place.f_frsize < _REPORT_BYTES for place in places):
+            return True
+        if self._copies is None:
+            return False
+        living = self._living()
+        free = on_each(living, lambda link: link.disk_free(self._run_dir))
+        return any(isinstance(found, int) and found < _REPORT_BYTES for found in free)
+
+    def put(self, node_rank: int, path: str, data: bytes) -> None:
+        try:
+            self._links[node_rank].put_file(path, data, 0o600)
+        except LinkError as error:
+            raise OSError(errno.EHOSTUNREACH, str(error)) from error
+
+    def disks(self, paths: Sequence[str]) -> Mapping[str, tuple[int, int, int]]:
+        found = disks_here([str(self._folder.path)] if self._folder else [])
+        living = [link for link in self._living() if not link.is_stuck]
+        for link, told in zip(living, on_each(living, lambda link: _disks_of(link, paths)), strict=True):
+            if isinstance(told, dict):
+                found |= {f"{path} on {link.name}": disk for path, disk in told.items()}
+        return found
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.kill_all()
+            if self._copies is not None:
+                with contextlib.suppress(TargetError):  # what can't be had stays where it is
+                    self.fetch()  # nobody has, where no attempt was made
+                self._copies.remove()
+            on_each(self._links, lambda link: link.close())
+            if self._copies is not None:
+                self._copies.close()
+        finally:
+            if self._on_close is not None:
+                self._on_close()
+
+    def _tell(self) -> None:
+        self.on_news()
+
+    def _living(self) -> list[Link]:
+        return [link for link in self._links if link.lost is None]
+
+    def _make_scratch(self) -> tuple[str, str]:
+        """A folder with a short path, the same on all nodes, in memory where each has such a file system; and where the
+        first node's agent hears what asks for the remote shell."""
+        name = f"paceline-{secrets.token_hex(4)}"
+        path = f"/dev/shm/{name}"
+        found = on_each(self._links, lambda link: link.make_scratch(path))
+        if any(isinstance(one, OSError) for one in found):
+            for link, one in zip(self._links, found, strict=True):
+                if isinstance(one, str):
+                    with contextlib.suppress(OSError, LinkError):
+                        link.remove(path)
+            path = f"/tmp/{name}"
+            found = on_each(self._links, lambda link: link.make_scratch(path))
+        return path, all_or_error(self._links, found, f"{path} can't be made")[0]
+
+
+def _disks_of(link: Link, paths: Sequence[str]) -> dict[str, tuple[int, int, int]]:
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = link.disk(path)
+    return found
+
+
+def _with_network(node: Node, link: Link) -> Node:
+    """The node with the interface and the network of its address, where its machine has that address."""
+    for interface, (address, prefix) in link.hello.interfaces.items():
+        if address == node.address:
+            network = ipaddress.ip_network(f"{address}/{prefix}", strict=False)
+            return dataclasses.replace(node, interface=node.interface or interface, network=str(network))
+    return node

@@ -1,0 +1,177 @@
+"""A job -> the trees of files of this machine that it needs elsewhere. Files are read to name them, and not copied."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.data.stores.record import StoreRecord
+from paceline.errors import EnvironmentSpecError
+from paceline.job.data_reference import DataReference, Source
+from paceline.job.environment import Environment
+from paceline.job.job import Job
+from paceline.remote.staging.manifest import Manifest, place_in, tree_files
+from paceline.runs.folder import RunFolder
+from paceline.runs.store import stored
+from paceline.system.files import read_json
+
+if TYPE_CHECKING:
+    from paceline.data.transfer.listing import FileInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """files: tree -> (relative name -> file), of trees that have to be brought."""
+
+    manifest: Manifest
+    files: Mapping[str, Mapping[str, Path]] = field(default_factory=dict)
+
+    def size(self, tree: str) -> tuple[int, int]:
+        """(number of files, bytes in them)."""
+        return len(self.files[tree]), sum(path.stat().st_size for path in self.files[tree].values())
+
+
+def pack_run(folder: RunFolder, *, reached: str | None = None) -> Packed | None:
+    """What the job of a run needs beside its snapshot; None where that is nothing. For the arguments and errors: `pack`."""
+    job = stored(folder).job
+    if job is None or not (job.inputs or job.environment.needs_build):
+        return None
+    return pack(job, folder, reached=reached)
+
+
+def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
+    """What a job needs beside its snapshot.
+
+    A run that has been brought itself, and now goes on to nodes of their own, hands on what came with it.
+    reached: a datastore that both sides have, though it is a folder.
+
+    Raises:
+        DataError, EnvironmentSpecError: what the job names is not on this machine.
+        TransferError: it can't be read.
+    """
+    workspace = folder.path.parent.parent
+    if (told := read_json(folder.carried)) is not None:
+        manifest = Manifest.from_json(told)
+        trees = manifest.trees if manifest.store is None else []
+        return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
+    packing = _Packing(workspace, reached)
+    for reference in job.inputs:
+        if reference.is_output:
+            packing.add_output(reference)
+        else:
+            packing.add_input(reference)
+    if job.environment.needs_build:
+        for path in local_places(job.environment):
+            packing.add_package(path)
+    manifest = Manifest(
+        places=packing.places, stores=packing.stores, contents=packing.contents, home=tuple(packing.home)
+    )
+    return Packed(manifest=manifest, files=packing.files)
+
+
+def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
+    """Put a small JSON file into an archive."""
+    data = (json.dumps(value) + "\n").encode()
+    item = tarfile.TarInfo(name)
+    item.size, item.mode = len(data), 0o644
+    archive.addfile(item, io.BytesIO(data))
+
+
+def local_places(environment: Environment) -> Iterator[Path]:
+    """The archives, folders and channels of this machine that an environment is made from.
+
+    Raises:
+        EnvironmentSpecError: one is not there.
+    """
+    from paceline.environments.local_sources import paths_of
+
+    for path in paths_of(environment):
+        if not path.exists():
+            raise EnvironmentSpecError(
+                f"there is no {str(path)!r}, from which the environment is to be made. Give the path of a folder or a file."
+            )
+        yield path
+
+
+class _Packing:
+    # With all that reading data takes, which is loaded here alone: most runs take nothing along.
+
+    def __init__(self, workspace: Path, reached: str | None) -> None:
+        self._workspace, self._reached = workspace, reached
+        self.places: dict[str, tuple[str, str]] = {}
+        self.stores: dict[str, dict[str, Any]] = {}
+        self.contents: dict[str, str] = {}
+        self.files: dict[str, dict[str, Path]] = {}
+        self.home: list[str] = []
+
+    def add_output(self, reference: DataReference) -> None:
+        (source,) = reference.sources
+        record, _ = self._place(source)
+        if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
+            self.home.append(reference.name)
+
+    def add_input(self, reference: DataReference) -> None:
+        from paceline.data.datasets.content import content_fingerprint, with_content
+        from paceline.data.transfer.listing import fingerprint, is_single_file, list_files, path_in_store
+
+        found: list[FileInfo] = []
+        is_whole = True
+        for source in reference.sources:
+            record, path = self._place(source)
+            if record.kind != "local":
+                is_whole = False
+                continue
+            infos = list_files([source], self._workspace)
+            found += infos
+            top = Path(record.root or "/")
+            name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
+            self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
+        if is_whole:
+            # Of a dataset's files the content is what counts, as when it was registered.
+            self.contents[reference.name] = (
+                content_fingerprint(with_content(found, self._workspace)) if reference.dataset else fingerprint(found)
+            )
+
+    def add_package(self, path: Path) -> None:
+        from paceline.environments.key import source_files
+
+        if path.is_dir():
+            self._add(str(path), dict(source_files(path)), "")
+        else:
+            self._add(str(path), {path.name: path}, path.name)
+
+    def _place(self, source: Source) -> tuple[StoreRecord, str]:
+        from paceline.data.stores.filesystem import place_of
+
+        record, path = place_of(source, self._workspace)
+        if source.datastore is not None:
+            self.stores[source.datastore] = record.to_json()
+        return record, path
+
+    def _add(self, place: str, files: dict[str, Path], name: str) -> None:
+        tree = _tree_name(files, self._workspace)
+        self.places[place] = (tree, name)
+        self.files[tree] = files
+
+
+def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:
+    """Equal for equal files of equal names."""
+    from paceline.data.datasets.content import with_content
+    from paceline.data.transfer.listing import FileInfo
+
+    infos = [
+        FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
+        for name, path in sorted(files.items())
+    ]
+    digest = hashlib.sha256(b"paceline carried 1\0")
+    for info in with_content(infos, workspace):
+        runs = os.access(info.path, os.X_OK)
+        digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]

@@ -1,0 +1,158 @@
+"""The job of a run as a machine reads it that does not see the submitting one's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from paceline.data.stores.record import StoreRecord, write_record
+from paceline.job.data_reference import DataReference, Source
+from paceline.job.environment import Environment
+from paceline.remote.staging.manifest import FOLDER, Manifest, place_in
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
+
+#: Name of the datastore, of this run alone, that a tree is read as.
+_PREFIX = "carried-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrived:
+    """What a run's files on this machine say of places on the submitting one.
+
+    stores_dir: what data is read with: the workspace; or, where that is another one here, the run's folder, with the
+        records of the job's datastores and one for each tree.
+    """
+
+    manifest: Manifest
+    workspace: Path
+    stores_dir: Path
+
+    def reference(self, reference: DataReference) -> DataReference:
+        """The same with its files as they can be had here; an output as it is."""
+        if reference.is_output or not self.manifest.places:
+            return reference
+        sources = tuple(self._source(source) for source in reference.sources)
+        mode = reference.mode
+        if all(_is_tree(source) for source in sources):
+            # Files that are here already are read-only and nobody else's: no second copy of them is made.
+            mode = "mount" if self.manifest.store is None else "download"
+        return replace(reference, sources=sources, mode=mode)
+
+    def is_carried(self, reference: DataReference) -> bool:
+        """Whether some of the reference's files came with the run."""
+        return any(_is_tree(source) for source in self.reference(reference).sources)
+
+    def goes_home(self, reference: DataReference) -> bool:
+        """Whether it is an output that is stored on the submitting machine, once it is there."""
+        return reference.is_output and reference.name in self.manifest.home
+
+    def environment(self, environment: Environment) -> Environment:
+        """The same, made from packages as they lie here; those in a datastore are fetched.
+
+        Raises:
+            TransferError: they could not be.
+        """
+        from paceline.environments.local_sources import moved
+
+        return moved(environment, self._path) if self.manifest.places else environment
+
+    def as_submitted(self, value: Any) -> Any:
+        """JSON in which places of this machine are those of the submitting one again, for what is kept with the run."""
+        if isinstance(value, Mapping):
+            return {name: self.as_submitted(one) for name, one in value.items()}
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            return [self.as_submitted(one) for one in value]
+        if isinstance(value, str):
+            for path, (tree, name) in self.manifest.places.items():
+                here = str(self._folder(tree) / name)
+                value = value.replace(here, path).replace(quote(here), quote(path))
+        return value
+
+    def _source(self, source: Source) -> Source:
+        record, path = _place_of(source, self.manifest)
+        if record is None or record.kind != "local":
+            return source
+        place = place_in(record, path)
+        if place not in self.manifest.places:
+            return source
+        tree, name = self.manifest.places[place]
+        return Source(datastore=f"{_PREFIX}{tree}", path=name)
+
+    def _path(self, path: Path) -> Path:
+        if str(path) not in self.manifest.places:
+            return path
+        tree, name = self.manifest.places[str(path)]
+        if self.manifest.store is not None:
+            self._fetch(tree)
+        return self._folder(tree) / name
+
+    def _folder(self, tree: str) -> Path:
+        return self.workspace / FOLDER / tree
+
+    def _fetch(self, tree: str) -> None:
+        """Have a tree of packages here, whole or not at all: pip reads folders alone."""
+        from paceline.data.stores.filesystem import Store
+        from paceline.data.transfer.download import download_files
+        from paceline.data.transfer.listing import list_source
+
+        top = self._folder(tree)
+        if top.is_dir():
+            return
+        beside = top.with_name(f".{top.name}.{os.getpid()}")
+        try:
+            with Store(tree_record(self.manifest, tree, self.workspace)) as store:
+                infos = list_source(store, Source(datastore=f"{_PREFIX}{tree}", path=""), "")
+                download_files(store, infos, beside, overwrite=True, progress=None)
+            try:
+                os.rename(beside, top)
+            except OSError:
+                if not top.is_dir():  # else another run has brought it meanwhile
+                    raise
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def as_here(folder: RunFolder) -> Arrived:
+    """What came with a run to this machine; where nothing did, what leaves its job as it is."""
+    workspace = folder.path.parent.parent
+    return arrived(folder) or Arrived(manifest=Manifest(), workspace=workspace, stores_dir=workspace)
+
+
+def arrived(folder: RunFolder) -> Arrived | None:
+    """What came with a run to this machine; None where its job is read as it is."""
+    told = read_json(folder.carried)
+    if told is None:
+        return None
+    manifest, workspace = Manifest.from_json(told), folder.path.parent.parent
+    for name in manifest.stores:
+        write_record(folder.path, manifest.record(name))
+    for tree in manifest.trees:
+        write_record(folder.path, tree_record(manifest, tree, workspace))
+    return Arrived(manifest=manifest, workspace=workspace, stores_dir=folder.path)
+
+
+def tree_record(manifest: Manifest, tree: str, workspace: Path) -> StoreRecord:
+    """The place of a tree as a datastore."""
+    name = f"{_PREFIX}{tree}"
+    if manifest.store is None:
+        return StoreRecord(name=name, url=str(workspace / FOLDER / tree))
+    return StoreRecord.from_json(
+        name, {**manifest.store, "url": f"{manifest.store['url'].rstrip('/')}/paceline/{FOLDER}/{tree}"}
+    )
+
+
+def _place_of(source: Source, manifest: Manifest) -> tuple[StoreRecord | None, str]:
+    if source.datastore is None:
+        path = source.path.removeprefix("file://")
+        return (StoreRecord(name=None, url="/"), path) if path.startswith("/") else (None, path)
+    return manifest.record(source.datastore), source.path
+
+
+def _is_tree(source: Source) -> bool:
+    return (source.datastore or "").startswith(_PREFIX)

@@ -1,0 +1,75 @@
+"""Output folders that go home: left, where the run's supervisor is, so that all that is in them can be brought away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.errors import TransferError
+from paceline.job.data_reference import DataReference
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json, write_json
+
+
+def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None]) -> tuple[tuple[str, str], ...]:
+    """Note the files of an output folder, by which it is seen at home whether all have come; links become files.
+
+    As when they are stored: what is no file of the run's is left out, and named to `say`; these names, each with what it
+    is instead.
+
+    Raises:
+        DataError: a name that no store takes.
+        TransferError: a file can't be read.
+    """
+    from paceline.data.transfer.upload import left_out_text, output_files
+
+    path = folder.uploads / reference.name
+    try:
+        files, left_out = output_files(reference, folder.path)
+        for name, why in left_out:
+            say(left_out_text(reference, name, why))
+        if left_out or _has_links(path):
+            _make_plain(path, files)
+        found = {name: _size(path / name) for name, _ in files}
+    except OSError as error:
+        raise TransferError(
+            f"output {reference.name!r}: reading {str(error.filename)!r} failed: {error.strerror or error}. Mend that."
+        ) from error
+    folder.left.parent.mkdir(exist_ok=True)
+    write_json(folder.left, {**(read_json(folder.left) or {}), reference.name: found})
+    say(f"output {reference.name!r}: {len(files)} files, to be stored by the submitting machine")
+    return tuple(left_out)
+
+
+def _has_links(top: Path) -> bool:
+    return top.is_symlink() or any(
+        os.path.islink(os.path.join(directory, name))
+        for directory, folders, files in os.walk(top)
+        for name in (*folders, *files)
+    )
+
+
+def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
+    """Have these files in the folder and nothing else: what a link leads to may be nowhere else."""
+    beside = top.with_name(f".{top.name}.plain")
+    shutil.rmtree(beside, ignore_errors=True)
+    try:
+        beside.mkdir()
+        for name, file in files:
+            target = beside / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link(file, target, follow_symlinks=False)
+            except OSError:
+                shutil.copyfile(file, target, follow_symlinks=False)
+        top.unlink() if top.is_symlink() else shutil.rmtree(top)
+        os.rename(beside, top)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _size(file: Path) -> int:
+    with open(file, "rb") as opened:
+        return os.fstat(opened.fileno()).st_size

@@ -1,0 +1,264 @@
+"""Outputs that go to a folder of the submitting machine, of a run whose supervisor is on others: stored by whoever looks.
+
+    there    uploads/<output>/      as the workers have left it, and
+             prepared/left.json     its files, once the run stores its outputs: {"model": {"a/1.pt": 99}} (`leaving`)
+    here     home.json              since submission {"host": ..., "folders": {"model": inode}}; once all has come also
+                                    "end", the record as it was there, and "stored": {"model": {"files": 1, "bytes": 99}}
+
+A run's record comes last of all that comes. Where outputs are to be stored, its end waits in `home.json`, and the run is
+Finalizing: nothing more is fetched, and whoever looks next stores what waits, under the run's lock, and then writes the
+end. Killed in the middle, that is done again by the next look: files that are in the store already are known by their
+content.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import PacelineError, TransferError
+from paceline.job.data_reference import DataReference
+from paceline.runs import states, store
+from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.logs import last_lines
+from paceline.runs.record import RunRecord, utc_now
+from paceline.system import locks
+from paceline.system.files import json_lines, read_json, write_json, write_whole
+
+
+def expect(folder: RunFolder, outputs: Sequence[str]) -> None:
+    """Note, before a run is sent, that these outputs will be stored here; they are looked at as before any run.
+
+    Raises:
+        DataError, TransferError: one can't be.
+    """
+    if not outputs:
+        return
+    from paceline.data.transfer.upload import check_upload
+
+    folders = {}
+    for reference in _outputs(store.stored(folder), outputs):
+        check_upload(reference, folder.path.parent.parent)
+        folders[reference.name] = _inode(reference, folder)
+    write_json(folder.home, {"host": socket.gethostname(), "folders": folders})
+
+
+def take_record(folder: RunFolder, data: bytes) -> None:
+    """Put the record that has come from a run's supervisor in its place; its end only if nothing is to be stored here first."""
+    record, told = json.loads(data), read_json(folder.home)
+    waits = told is not None and bool(read_json(folder.left))
+    # A canceled run stores nothing.
+    if not waits or record["status"] not in (states.COMPLETED, states.FAILED):
+        write_whole(folder.record, data.decode(), mode=store.record_mode(record))
+        if record["status"] in states.TERMINAL:
+            folder.home.unlink(missing_ok=True)
+        return
+    # Of its changes of state, too, the last is still to come.
+    events = [event for event in json_lines(folder.events) if event.get("status") not in states.TERMINAL]
+    write_whole(folder.events, "".join(json.dumps(event) + "\n" for event in events))
+    write_json(folder.home, {**told, "end": record}, sync=True, mode=store.record_mode(record))
+    store.write(folder, _finalizing(record))
+
+
+def is_over(folder: RunFolder) -> bool:
+    """Whether all has come, and outputs are still to be stored."""
+    return "end" in (read_json(folder.home) or {})
+
+
+def settle(folder: RunFolder) -> bool:
+    """Whether all has come (`is_over`). Then what waits is stored and the run's end written, unless another process is at it
+    or has to do it.
+
+    Raises:
+        OSError: the run's folder can't be written.
+    """
+    if not is_over(folder):
+        return False
+    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    if fd is not None:
+        try:
+            if is_over(folder):
+                _settle(folder, read_json(folder.home))
+        finally:
+            os.close(fd)
+    return True
+
+
+class _CanceledError(Exception):
+    """Somebody has asked for the run's end while its outputs were being stored."""
+
+
+def _settle(folder: RunFolder, told: dict[str, Any]) -> None:
+    """For the holder of the run's lock."""
+    record = store.stored(folder)
+    if record.is_terminal:
+        folder.home.unlink()  # what a killed process had no time for
+        return
+    left = _outputs(record, read_json(folder.left))
+    by = _by_whom(folder, record, told, left)
+    now = dataclasses.replace(_finalizing(told["end"]), waiting_for=_text(left, by))
+    if now != record:
+        store.write(folder, now)
+    if by is not None:
+        return
+    failure, canceled = None, False
+    try:
+        for reference in left:
+            _store(folder, reference, told)
+    except _CanceledError:
+        canceled = True
+        _say(folder, f"canceled while outputs were being stored; what is left of them is in {folder.uploads}")
+    except PacelineError as error:
+        message = f"{error} The files that are not stored are in {str(folder.uploads)!r}."
+        _say(folder, message)
+        failure = FailureReport(
+            cause="data",
+            message=message,
+            last_lines=tuple(last_lines(folder.prepare_log(0), 20)),
+            see=f"paceline logs {folder.run_id} --prepare",
+        )
+    if told.get("stored"):
+        _note_stored(folder, told["stored"])
+    _end(folder, now, RunRecord.from_json(told["end"]), failure, canceled=canceled)
+    folder.home.unlink()
+
+
+def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) -> None:
+    """Store one output, unless that is done, and remove its files here.
+
+    Raises:
+        DataError, TransferError: it can't be.
+    """
+    from paceline.data.transfer.upload import upload_output
+
+    path, begun = folder.uploads / reference.name, folder.uploads / f".{reference.name}.begun"
+    stored = told.setdefault("stored", {})
+    if reference.name not in stored:
+        _check_cancel(folder)
+        _check_whole(folder, reference)
+        uploaded = upload_output(
+            reference,
+            folder.path,
+            workspace_dir=folder.path.parent.parent,
+            say=lambda text: _say_as_node(folder, text),
+            progress=lambda *_: _check_cancel(folder),
+            begun=begun,
+        )
+        stored[reference.name] = {"files": uploaded.files, "bytes": uploaded.bytes}
+        write_json(folder.home, told, sync=True)
+    shutil.rmtree(path, ignore_errors=True)
+    begun.unlink(missing_ok=True)
+
+
+def _check_whole(folder: RunFolder, reference: DataReference) -> None:
+    top, files = folder.uploads / reference.name, read_json(folder.left)[reference.name]
+    for path in (folder.uploads, top):
+        if path.is_symlink():
+            path.unlink()  # which nobody has left
+    top.mkdir(parents=True, exist_ok=True)  # an output without files is nothing that could have come
+    for path in list(top.rglob("*")):
+        if path.is_symlink() or (not path.is_dir() and str(path.relative_to(top)) not in files):
+            path.unlink()  # half a file, of a look that was killed; a link, which nobody has left
+    missing = [name for name, size in files.items() if not _is_of_size(top / name, size)]
+    if missing:
+        raise TransferError(
+            f"output {reference.name!r}: {len(missing)} of its {len(files)} files have not come back whole, such as "
+            f"{min(missing)!r}; none was stored."
+        )
+
+
+def _check_cancel(folder: RunFolder) -> None:
+    if folder.cancel_request.exists():
+        raise _CanceledError
+
+
+def _end(folder: RunFolder, now: RunRecord, end: RunRecord, failure: FailureReport | None, *, canceled: bool) -> None:
+    """Write the end that the run had there; or what came of storing, where it had ended well."""
+    changes: dict[str, Any] = {"failure": end.failure, "exit_code": end.exit_code, "ended_utc": end.ended_utc}
+    status = end.status
+    if status == states.COMPLETED and canceled:
+        by = str((read_json(folder.cancel_request) or {}).get("by", "unknown"))
+        status, changes = states.CANCELED, {"exit_code": EXIT_CANCELED, "canceled_by": by, "ended_utc": utc_now()}
+    elif status == states.COMPLETED and failure is not None:
+        status = states.FAILED
+        changes = {"failure": failure, "exit_code": failure.exit_code, "ended_utc": utc_now()}
+    store.change(folder, now, status, waiting_for=None, **changes)
+
+
+def _by_whom(
+    folder: RunFolder, record: RunRecord, told: Mapping[str, Any], left: Sequence[DataReference]
+) -> str | None:
+    """What storing them waits for, in words; None where this process can do it.
+
+    Others may have the workspace too, but not the datastore's folder, or another one at its place.
+    """
+    if os.stat(folder.path).st_uid != os.geteuid():
+        return f"waits for a look at the run by {record.submitted_by or 'the submitting user'}"
+    folders = told.get("folders", {})
+    if told["host"] != socket.gethostname() and any(
+        folders.get(reference.name) is None or _inode(reference, folder) != folders[reference.name]
+        for reference in left
+    ):
+        return f"waits for a look at the run on {told['host']}"
+    return None
+
+
+def _inode(reference: DataReference, folder: RunFolder) -> int | None:
+    """The number of the folder that the output goes to, which it has on other machines too; None where there is none."""
+    from paceline.data.stores.filesystem import place_of
+
+    try:
+        record, path = place_of(reference.sources[0], folder.path.parent.parent)
+        return os.stat(f"{record.root}/{path}").st_ino
+    except (OSError, PacelineError):
+        return None
+
+
+def _outputs(record: RunRecord, names: Sequence[str] | Mapping[str, Any]) -> list[DataReference]:
+    return [reference for reference in (record.job.inputs if record.job else ()) if reference.name in names]
+
+
+def _finalizing(record: Mapping[str, Any]) -> RunRecord:
+    """The record of a run's end as that of a run that has still to store what it has left."""
+    return dataclasses.replace(
+        RunRecord.from_json(record), status=states.FINALIZING, exit_code=None, failure=None, ended_utc=None
+    )
+
+
+def _text(outputs: Sequence[DataReference], waits: str | None) -> str:
+    names = ", ".join(repr(reference.name) for reference in outputs)
+    return f"storing output {names}" + (f" {waits}" if waits else "")
+
+
+def _note_stored(folder: RunFolder, stored: Mapping[str, Mapping[str, int]]) -> None:
+    told = read_json(folder.data) or {}
+    outputs = [one | dict(stored.get(one["name"], {})) for one in told.get("outputs", ())]
+    write_json(folder.data, told | {"outputs": outputs})
+
+
+def _say(folder: RunFolder, text: str) -> None:
+    """In the supervisor's log, as it writes."""
+    _append(folder.driver_log, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}Z {text}\n")
+
+
+def _say_as_node(folder: RunFolder, text: str) -> None:
+    _append(folder.prepare_log(0), f"{text}\n")
+
+
+def _append(path: os.PathLike[str], text: str) -> None:
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _is_of_size(path: os.PathLike[str], size: int) -> bool:
+    try:
+        return os.path.getsize(path) == size
+    except OSError:
+        return False

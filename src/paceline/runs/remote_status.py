@@ -1,0 +1,193 @@
+"""Runs whose supervisor is inside an engine's job, on another machine: a sign of life comes from the engine.
+
+    engine.json     {"engine": "slurm", "job_id": "123"}: written by the submitting program, before and after it has
+                    given the job to the engine
+                    with "mirrored": true where the job sees another folder than this one, which is then a copy
+    run.json        written by the supervisor, once the engine has started the job
+    gone            since when the engine knows the job no longer, while the record is not final
+
+A file lock says nothing across machines whose file system may not pass it on. So whoever reads such a record asks the
+engine, through the target that the run was submitted to; targets keep the engine's answers for a few seconds, for all
+runs together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+from paceline.errors import PacelineError, RunNotFoundError
+from paceline.runs import states, store, work_dir
+from paceline.runs.failure import EXIT_CANCELED, EXIT_PREEMPTED, EXIT_TIME_LIMIT, FailureReport, logs_command
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, utc_now
+from paceline.system import locks
+from paceline.system.files import read_json
+
+if TYPE_CHECKING:
+    from paceline.runs.execute import Passage
+
+#: What a job's end leaves behind needs a moment to be seen through a shared file system.
+_GRACE_S = 10.0
+
+QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look:
+    """What an engine says of a run's job.
+
+    state: "queued", "running", "gone" (ended, or never heard of) or "unreachable" (the engine does not answer).
+    message: what a queued job waits for; how one ended that is gone; why the engine can't be reached.
+    cause: of a job that is gone: "canceled" or a key of `paceline.runs.failure.CAUSES`. by: who has canceled it.
+    """
+
+    state: str
+    message: str = ""
+    cause: str = "engine"
+    by: str | None = None
+
+
+class Teller(Protocol):
+    """A target, for runs that it has given to an engine."""
+
+    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+        """What the engine says of the run, no older than some seconds; the run's folder here is brought up to date."""
+
+    def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
+
+
+def read(folder: RunFolder, record: RunRecord) -> RunRecord:
+    """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more."""
+    try:
+        found = _teller(folder).look(folder, record)
+    except PacelineError as error:
+        found = Look(state=UNREACHABLE, message=str(error))
+    except OSError as error:  # this machine's: no room for what comes back, say
+        found = Look(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
+    record = store.stored(folder)  # it may have changed while the engine answered
+    if record.is_terminal:
+        return record
+    if found.state != GONE:
+        with contextlib.suppress(OSError):
+            folder.gone.unlink(missing_ok=True)
+    if found.state == UNREACHABLE:
+        return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
+    if found.state == QUEUED:
+        return store.shown(
+            folder, dataclasses.replace(record, status=states.QUEUED, waiting_for=found.message or record.waiting_for)
+        )
+    if found.state == RUNNING:
+        return store.shown(folder, record)
+    return _gone(folder, record, found)
+
+
+def refresh(folder: RunFolder) -> None:
+    """Bring here what the run has logged and written since somebody last asked, where its folder here is a copy of one that
+    this machine does not see. Before that is read, by people or their programs.
+
+    As quick as `read`: targets ask no more than about once a second. What can't be brought now stays as old as it is:
+    `status` says why.
+    """
+    if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
+        return
+    with contextlib.suppress(RunNotFoundError, OSError):
+        record = store.stored(folder)
+        if not record.is_terminal:  # else all is here: the end comes last
+            read(folder, record)
+
+
+def is_copy(folder: RunFolder) -> bool:
+    """Whether the run's folder here is a copy of one elsewhere, which is brought up to date by who reads the run."""
+    return bool(engine(folder).get("mirrored"))
+
+
+def cancel(folder: RunFolder) -> None:
+    """Tell the engine that the run is to end.
+
+    Raises:
+        TargetError: it can't be told.
+    """
+    _teller(folder).cancel(folder, store.stored(folder))
+
+
+def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
+    try:
+        since = folder.gone.stat().st_mtime
+    except OSError:
+        with contextlib.suppress(OSError):
+            folder.gone.touch()
+        since = time.time()
+    asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
+    if asked is not None and found.cause in ("canceled", "engine"):
+        found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
+    # Of a job that was canceled in the queue there is no supervisor that could still write.
+    never_started = asked is not None and not record.attempts
+    if time.time() - since < _GRACE_S and not never_started:
+        return store.shown(folder, record)
+    fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
+    if fd is None:
+        return _ended(record, found)  # another reader writes it
+    try:
+        record = store.stored(folder)
+        if record.is_terminal:
+            return record
+        ended = _ended(record, found)
+        names = ("failure", "exit_code", "ended_utc", "canceled_by", "attempts", "waiting_for")
+        changes: dict[str, Any] = {name: getattr(ended, name) for name in names}
+        record = store.change(folder, record, ended.status, **changes)
+        folder.gone.unlink(missing_ok=True)
+        work_dir.clean(folder)
+        return record
+    finally:
+        os.close(fd)
+
+
+def _ended(record: RunRecord, found: Look) -> RunRecord:
+    """The record of a run whose job has ended without a word of its supervisor's."""
+    now, attempts = utc_now(), record.attempts
+    record = dataclasses.replace(record, waiting_for=None)
+    if attempts and attempts[-1].ended_utc is None:
+        attempts = (*attempts[:-1], dataclasses.replace(attempts[-1], ended_utc=now, cause=found.cause))
+    if found.cause == "canceled":
+        return dataclasses.replace(
+            record,
+            status=states.CANCELED,
+            exit_code=EXIT_CANCELED,
+            ended_utc=now,
+            canceled_by=found.by or "the engine",
+            attempts=attempts,
+        )
+    report = FailureReport(
+        cause=found.cause,
+        message=found.message or f"The run's job ended while the run was {record.status}.",
+        exit_code={"time_limit": EXIT_TIME_LIMIT, "preempted": EXIT_PREEMPTED}.get(found.cause, 1),
+        attempt=len(attempts) or None,
+        see=logs_command(record.run_id),
+    )
+    return dataclasses.replace(
+        record, status=states.FAILED, failure=report, exit_code=report.exit_code, ended_utc=now, attempts=attempts
+    )
+
+
+def _teller(folder: RunFolder) -> Teller:
+    # By name: targets stand above runs, and which of them it is only the run's own folder says.
+    teller: Teller = import_module("paceline.targets.configured").target_of_run(folder.path)
+    return teller
+
+
+def passage(folder: RunFolder) -> Passage | None:
+    """As `store.passage`, by the run's target, where it has one."""
+    make = getattr(_teller(folder), "passage", None)
+    found: Passage | None = make(folder) if make is not None else None
+    return found
+
+
+def engine(folder: RunFolder) -> dict[str, Any]:
+    """What was written down of the run's job: "engine", "job_id" and what else the target wants to know."""
+    return dict(read_json(folder.engine) or {})

@@ -1,0 +1,84 @@
+"""Tags, properties, display name and description: what people add to a run while others write its record.
+
+They lie in a file of their own, to which everybody may append a line; the last line for a key counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.errors import RunStateError, UserError
+from paceline.system import locks
+from paceline.system.files import append_line, json_lines
+
+#: Properties are written in moments.
+_PATIENCE_S = 30.0
+
+
+@dataclass
+class Notes:
+    """What the lines of a notes file come to."""
+
+    tags: dict[str, str | None] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    display_name: str | None = None
+    description: str | None = None
+
+
+def read(path: Path) -> Notes:
+    notes = Notes()
+    for line in json_lines(path):
+        match line:
+            case {"tag": str(key), "value": value}:
+                notes.tags[key] = value
+            case {"untag": str(key)}:
+                notes.tags.pop(key, None)
+            case {"property": str(key), "value": value}:
+                notes.properties.setdefault(key, value)
+            case {"display_name": name}:
+                notes.display_name = name
+            case {"description": text}:
+                notes.description = text
+    return notes
+
+
+def set_tags(path: Path, tags: Mapping[str, object]) -> None:
+    """Set tags; a value becomes a string, None stays None (a bare tag)."""
+    for key, value in tags.items():
+        _check_key("tag", key)
+        append_line(path, {"tag": key, "value": None if value is None else str(value)})
+
+
+def remove_tags(path: Path, keys: list[str]) -> None:
+    for key in keys:
+        append_line(path, {"untag": key})
+
+
+def add_properties(path: Path, properties: Mapping[str, object]) -> None:
+    """Add properties, which can't be changed afterwards.
+
+    Raises:
+        RunStateError: one of them is there already; none is added then.
+    """
+    for key in properties:
+        _check_key("property", key)
+    # Not the notes themselves: who may read those could keep this waiting.
+    with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
+        there = read(path).properties
+        if again := sorted(set(there) & set(properties)):
+            raise RunStateError(
+                f"property {again[0]!r} is {there[again[0]]!r} already, and properties never change. Tags do."
+            )
+        for key, value in properties.items():
+            append_line(path, {"property": key, "value": str(value)})
+
+
+def set_name(path: Path, field_name: str, text: str) -> None:
+    append_line(path, {field_name: str(text)})
+
+
+def _check_key(what: str, key: object) -> None:
+    if not isinstance(key, str) or not key:
+        raise UserError(f"{what} {key!r} is not a non-empty string.")

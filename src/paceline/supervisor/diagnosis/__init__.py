@@ -1,0 +1,1 @@
+"""What went wrong in an attempt, told from what its processes have left."""

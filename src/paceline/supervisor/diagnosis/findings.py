@@ -1,0 +1,216 @@
+"""What was seen of an attempt by its end, and the failure report that this comes to."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.job.plan import Launch, Place
+from paceline.runs.failure import FailureReport, logs_command, signal_name
+from paceline.runs.folder import RunFolder
+from paceline.runs.logs import last_lines
+from paceline.supervisor.diagnosis.crash import crash_stack
+from paceline.supervisor.diagnosis.diagnose import WorkerEnd, worker_report
+from paceline.supervisor.diagnosis.hints import with_hints
+from paceline.supervisor.diagnosis.ports import find_clash, holder_here
+from paceline.supervisor.diagnosis.stalls import stalled_text
+from paceline.supervisor.in_containers import why_not_started
+from paceline.supervisor.nodes import how_lost
+
+#: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
+_PORT_LINES = 200
+#: Lines at that end in which a crash is looked for: Python may have written of dozens of other threads behind it.
+_CRASH_LINES = 400
+#: How mpirun ends its other workers once it has lost one, or a node.
+_BY_LAUNCHER = frozenset({signal.SIGTERM, signal.SIGKILL})
+#: What mpirun says of that.
+_LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a remote daemon")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was seen of an attempt.
+
+    is_here: its nodes are this machine. started: the ranks whose processes were there.
+    launcher_code: mpirun's exit code; None without one, or while it runs.
+    exit_codes, ended_at, errors: of each rank that has ended, or raised. asked: when a rank was told to end.
+    lost: node rank -> how that was noticed. driver_from: where the attempt begins in the driver's log.
+    """
+
+    launch: Launch
+    folder: RunFolder
+    is_here: bool
+    has_launcher: bool
+    launcher_code: int | None
+    started: frozenset[int]
+    exit_codes: Mapping[int, int]
+    ended_at: Mapping[int, float]
+    errors: Mapping[int, dict[str, Any]]
+    asked: Mapping[int, float]
+    lost: Mapping[int, str]
+    driver_from: int
+    is_oom: Callable[[], bool]
+    is_disk_full: Callable[[], bool]
+
+    def ends(self) -> list[WorkerEnd]:
+        """What is known of each worker's end."""
+        return [self._end_of(place) for place in self.launch.places]
+
+    def driver_lines(self) -> tuple[str, ...]:
+        """The last lines of this attempt in the driver's log."""
+        try:
+            with open(self.folder.driver_log, "rb") as file:
+                file.seek(self.driver_from)
+                return tuple(file.read().decode(errors="replace").splitlines()[-20:])
+        except OSError:
+            return ()
+
+    def _end_of(self, place: Place) -> WorkerEnd:
+        rank, error = place.rank, self.errors.get(place.rank)
+        exit_code = self.exit_codes.get(rank)
+        stopped = rank in self.asked
+        if stopped and error is not None:
+            # What left its script before it was told to end is its own failure, though it lingered and was told.
+            own = error.get("time", 0.0) < self.asked[rank]
+            stopped, error = (False, error) if own else (True, None)
+            exit_code = error.get("exit_code", 1) if error else exit_code
+        elif error is not None and exit_code is not None and exit_code > 128:
+            # The exception came first; that native code then aborted the dying interpreter changes nothing.
+            exit_code = error.get("exit_code", 1)
+        lines = last_lines(self.folder.rank_log(self.launch.attempt, rank), _CRASH_LINES)
+        return WorkerEnd(
+            rank=rank,
+            node=self.launch.nodes[place.node_rank].name,
+            exit_code=exit_code,
+            error=error,
+            ended_at=self.ended_at.get(rank),
+            stopped=stopped,
+            stack=crash_stack(lines),
+            last_lines=tuple(lines[-20:]),
+        )
+
+
+def report(found: Findings) -> FailureReport | None:
+    """Why the attempt failed; None where every worker has ended well."""
+    launch, ends = found.launch, found.ends()
+    stalled = stalled_text(found.folder.stalled(launch.attempt))
+    if (lost := _lost_report(found, ends)) is not None:
+        return with_hints(lost, launch.job, stalled)
+    if (never := _not_started(found, ends)) is not None:
+        return never
+    failed = worker_report(
+        launch.run_id,
+        launch.attempt,
+        ends,
+        oom_killed=found.is_oom(),
+        disk_full=found.is_disk_full(),
+        clash=find_clash(
+            launch,
+            ends,
+            log_lines=lambda rank: last_lines(found.folder.rank_log(launch.attempt, rank), _PORT_LINES),
+            holder=holder_here if found.is_here else lambda port: None,
+        ),
+    )
+    if failed is not None:
+        return with_hints(failed, launch.job, stalled)
+    missing = {end.rank for end in ends if end.exit_code is None or end.stopped}
+    workers = [place.rank for place in launch.places if place.rank in missing and place.role == "worker"]
+    return with_hints(_launcher_report(found, workers), launch.job, stalled) if workers else None
+
+
+def may_have_lost_a_node(found: Findings) -> bool:
+    """Whether all that failed may be for a node whose loss nobody has noticed yet: of some of its workers nothing was
+    heard, and no other has failed by itself."""
+    if found.is_here or found.lost or len(found.launch.nodes) == 1:
+        return False
+    ends = found.ends()
+    if _LOST_DAEMON.search("\n".join(found.driver_lines())):
+        # Where nodes share a folder over another network, even a lost node's workers are heard of.
+        return all(end.is_victim or end.signal in _BY_LAUNCHER for end in ends if end.failed)
+    if all(end.exit_code is not None or end.error is not None for end in ends) or _noticed(found.driver_lines()):
+        return False
+    failed = [end for end in ends if end.failed]
+    # Open MPI 5 ends with 0 when it has lost a host.
+    if not failed and found.launcher_code is None:
+        return False
+    return all(end.is_victim or (found.has_launcher and end.signal in _BY_LAUNCHER) for end in failed)
+
+
+def _lost_report(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
+    """The report of a node that went, unless a worker had failed by itself before: not for a peer that was gone."""
+    if not found.lost or any(end.error is not None and not end.stopped and not end.is_victim for end in ends):
+        return None
+    node_rank, how = min(found.lost.items())
+    name = found.launch.nodes[node_rank].name
+    ranks = [place.rank for place in found.launch.places if place.node_rank in found.lost]
+    return FailureReport(
+        cause="node_lost",
+        message=f"Node {name} was lost, with rank{'s' if len(ranks) > 1 else ''} "
+        f"{', '.join(map(str, ranks))}: {how_lost(how, name)}.",
+        attempt=found.launch.attempt,
+        rank=ranks[0] if ranks else None,
+        node=name,
+        see=logs_command(found.launch.run_id),
+    )
+
+
+def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None:
+    """The report of a container that never came to its script."""
+    launch = found.launch
+    seen: list[tuple[int | None, int | None, tuple[str, ...]]] = [
+        (end.rank, end.exit_code, end.last_lines) for end in ends
+    ]
+    if found.has_launcher and found.launcher_code is not None:
+        seen = [(None, found.launcher_code, found.driver_lines())]
+    for rank, code, lines in seen:
+        started = found.folder.worker_start(launch.attempt, rank or 0).exists()
+        if code and not started and (told := why_not_started(launch, code, lines)):
+            return FailureReport(
+                cause="launcher",
+                message=told,
+                exit_code=code,
+                attempt=launch.attempt,
+                rank=rank,
+                last_lines=lines,
+                see=logs_command(launch.run_id, rank),
+            )
+    return None
+
+
+def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
+    """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
+    launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
+    starter = launch.starter.name if launch.starter else "mpirun"
+    noticed = _noticed(driver)
+    rank: int | None = None
+    cause = "launcher"
+    if code is not None and 128 < code < 128 + signal.NSIG and not noticed:
+        message = f"{starter} was killed by {signal_name(code - 128)}."
+    elif noticed:
+        rank, number = noticed
+        message, cause = f"rank {rank} failed: its process was killed by {signal_name(number)}.", "killed"
+        code = 128 + number
+    elif not any(rank in found.started for rank in missing):
+        message = f"{starter} started no worker; it ended with exit code {code}."
+    else:
+        message = f"{starter} ended with exit code {code} while ranks {missing} had not reported their end."
+    places = {place.rank: place for place in launch.places}
+    return FailureReport(
+        cause=cause,
+        message=message,
+        exit_code=code or 1,
+        attempt=launch.attempt,
+        rank=rank,
+        node=launch.nodes[places[rank].node_rank].name if rank is not None else None,
+        last_lines=driver,
+        see=logs_command(launch.run_id, rank),
+    )
+
+
+def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
+    """The rank that mpirun says was ended by a signal, and the signal."""
+    found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
+    return (int(found[1]), int(found[2])) if found else None

@@ -1,0 +1,221 @@
+"""Small helpers for files that other processes read while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from paceline.system.links import open_below
+
+#: Of files that are nobody else's business.
+PRIVATE = 0o600
+
+
+def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666) -> None:
+    """Replace `path` by `text` so that a reader sees the old or the new, never a part.
+
+    sync: also survive a power cut. mode: of the file, less the umask.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    try:
+        # A new file of a random name, from its beginning with the mode that it is to have.
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def write_json(path: Path, value: Any, *, sync: bool = False, mode: int = 0o666) -> None:
+    # Not indented: Python's indenting encoder takes ten times as long, and runs wait for it at each change of state.
+    write_whole(path, json.dumps(value) + "\n", sync=sync, mode=mode)
+
+
+def copy_whole(
+    source: Path, target: Path, came: Callable[[int, int], None] | None = None, *, top: Path | None = None
+) -> None:
+    """Copy a file with its times and permissions; `target` has it whole, or is as it was.
+
+    top: a folder above the source, whose owner need not be trusted: no link below it is followed.
+    """
+    fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
+    with open(source if fd is None else fd, "rb") as original:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
+        try:
+            with _unnamed(target.parent, beside) as (file, name_it):
+                while data := original.read(1 << 20):
+                    file.write(data)
+                    if came is not None:
+                        came(len(data), 0)
+                file.flush()
+                found = os.fstat(original.fileno())
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode) & 0o777)
+                os.utime(file.fileno(), ns=(found.st_atime_ns, found.st_mtime_ns))
+                name_it()
+            os.replace(beside, target)
+        finally:
+            beside.unlink(missing_ok=True)
+    if came is not None:
+        came(0, 1)
+
+
+@contextlib.contextmanager
+def _unnamed(folder: Path, beside: Path) -> Iterator[tuple[IO[bytes], Callable[[], None]]]:
+    """A file without a name, which the kernel removes with the process, and what gives it the name `beside`.
+
+    Where the file system has none such (NFS), one that has the name from the start.
+    """
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            raise
+        with open(beside, "xb") as file:
+            yield file, lambda: None
+        return
+    with open(fd, "wb") as file:
+        # linkat follows the link only if a folder is given, whatever the path.
+        yield file, lambda: os.link(f"/proc/self/fd/{fd}", beside, src_dir_fd=fd, follow_symlinks=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with all below it, read-only folders too, or a file; never what a link leads to. One that is not there
+    is no error.
+
+    Raises:
+        OSError: some of it can't be removed, for it is another user's; the rest is gone.
+    """
+    failed: list[OSError] = []
+
+    def again(function: Callable[..., Any], name: str, error: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                if Path(name) != path:  # what is above the tree is not ours to change
+                    os.chmod(os.path.dirname(name), stat.S_IRWXU)
+                if function in (os.open, os.scandir, os.listdir):
+                    os.chmod(name, stat.S_IRWXU)
+                    remove_tree(Path(name))
+                else:
+                    function(name)
+            except FileNotFoundError:
+                raise
+            except OSError as reason:
+                failed.append(reason)
+
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    elif path.exists():
+        # The argument's name changed with Python 3.12.
+        handler: dict[str, Any] = {"onexc" if sys.version_info >= (3, 12) else "onerror": again}
+        shutil.rmtree(path, **handler)
+    if failed:
+        raise failed[0]
+
+
+def tree_size(path: Path | str) -> int:
+    """Bytes of all files below a folder, each once however many names it has there; links count for nothing.
+
+    What can't be read, or goes meanwhile, is not counted.
+    """
+    total, folders, seen = 0, [os.fspath(path)], set()
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    elif entry.is_file(follow_symlinks=False):
+                        found = entry.stat(follow_symlinks=False)
+                        if found.st_nlink > 1:
+                            if (found.st_dev, found.st_ino) in seen:
+                                continue
+                            seen.add((found.st_dev, found.st_ino))
+                        total += found.st_size
+    return total
+
+
+def make_own(path: Path) -> None:
+    """Make a folder for this user alone, or take the one that is there: for places where everybody may make folders.
+
+    Raises:
+        PermissionError: it is a link, or no folder, or belongs to another user, or others may write to it.
+    """
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        found = os.lstat(path)
+        if stat.S_ISLNK(found.st_mode):
+            what = "is a link, which its owner could turn elsewhere"
+        elif found.st_uid != os.geteuid():
+            what = f"belongs to another user (number {found.st_uid})"
+        elif not stat.S_ISDIR(found.st_mode):
+            what = "is no folder"
+        elif found.st_mode & 0o002:
+            what = "can be written to by everybody"
+        else:
+            if found.st_mode & 0o020:
+                os.chmod(path, 0o700)  # as umasks of 002 have left it
+            return
+        raise PermissionError(
+            f"{str(path)!r} {what}, so nothing is put there. Remove it, or let its owner or an administrator do so."
+        ) from None
+
+
+def read_json(path: Path) -> Any:
+    """The value in `path`; None where there is no such file or it is not whole JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def append_line(path: Path, value: Any) -> None:
+    """Append one JSON line in one write, so that lines of several processes never mix."""
+    line = json.dumps(value).encode() + b"\n"
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        # A line that a full disk or a SIGKILL cut short must not swallow this one.
+        if _ends_torn(path):
+            line = b"\n" + line
+        if (written := os.write(fd, line)) != len(line):
+            os.write(fd, line[written:])  # a full disk cuts a write short, and the next says so
+    finally:
+        os.close(fd)
+
+
+def json_lines(path: Path) -> Iterator[Any]:
+    """The values of a file of JSON lines; lines cut short are passed over, a missing file is empty."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return
+    for line in data.split(b"\n"):
+        if line:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                continue
+
+
+def _ends_torn(path: Path) -> bool:
+    with open(path, "rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -1,0 +1,134 @@
+"""The nodes of a placement group, for a run's supervisor: a link to an agent on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.job.plan import Node
+from paceline.remote.link import AgentNodes, Link, LinkError, script_python
+from paceline.targets.base import Waiting
+from paceline.targets.ray.listener import Taken
+from paceline.targets.ray.placement_group import Asked, Holding, LostError
+
+_LINK_S = 60.0
+#: A node may die in the moment between its placement and the run's first word.
+_TRIES = 3
+
+
+def gather(asked: Asked, port_count: int, waiting: Waiting) -> RayNodes | None:
+    """The nodes, once Ray gives them; None once `waiting` has said to give up.
+
+    Raises:
+        TargetError: Ray can't be asked, the cluster can't hold the run, or a node's agent does not start.
+    """
+    for left in reversed(range(_TRIES)):
+        try:
+            return _gather(asked, port_count, waiting)
+        except LostError as error:
+            if not left:
+                raise TargetError(
+                    f"{_TRIES} times in a row, Ray gave the run nodes that died at once: {error}"
+                ) from error
+    raise AssertionError
+
+
+def _gather(asked: Asked, port_count: int, waiting: Waiting) -> RayNodes | None:
+    holding = Holding(asked)
+    try:
+        taken = holding.wait(waiting)
+        if taken is None:
+            holding.close()
+            return None
+        links = open_links(taken, asked.library_dir, asked.folder, shared_library=asked.is_shared)
+        try:
+            return _nodes(asked, holding, taken, links, port_count)
+        except BaseException:
+            for link in links:
+                link.close()
+            raise
+    except BaseException:
+        holding.close()
+        raise
+
+
+class RayNodes(AgentNodes):
+    """Nodes whose end Ray tells too, perhaps before their link does."""
+
+    holding: Holding
+
+    def lost(self) -> dict[int, str]:
+        return {**self.holding.lost(), **super().lost()}
+
+
+def open_links(taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool) -> list[Link]:
+    """A link for each node, in order of rank, all opened at once.
+
+    Raises:
+        TargetError: one can't be used; the others are closed again.
+    """
+    names = _names([taken[rank].told for rank in sorted(taken)])
+
+    def open_one(rank: int) -> Link | LinkError:
+        try:
+            return Link.over(
+                taken[rank].sock,
+                name=names[rank],
+                library_dir=library_dir,
+                folder=folder,
+                shared_library=shared_library,
+                timeout_s=_LINK_S,
+            )
+        except LinkError as error:
+            return error
+
+    with ThreadPoolExecutor(min(len(taken), 32), thread_name_prefix="paceline-ray-link") as pool:
+        opened = list(pool.map(open_one, sorted(taken)))
+    links = [link for link in opened if isinstance(link, Link)]
+    for error in opened:
+        if isinstance(error, LinkError):
+            for link in links:
+                link.close()
+            raise TargetError(f"a node that Ray has given can't be used: {error}") from error
+    return links
+
+
+def _names(told: list[Mapping[str, Any]]) -> list[str]:
+    """A different name for each node: its host's, else its address, else both with a number."""
+    for key in ("hostname", "address"):
+        names = [str(one[key]) for one in told]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{one['address']}-{rank}" for rank, one in enumerate(told)]
+
+
+def _nodes(asked: Asked, holding: Holding, taken: Mapping[int, Taken], links: list[Link], port_count: int) -> RayNodes:
+    nodes = []
+    for rank, link in enumerate(links):
+        told = taken[rank].told
+        address = str(told["address"])
+        nodes.append(
+            Node(
+                node_rank=rank,
+                name=link.name,
+                address=address,
+                cores=max(1, int(asked.demand.bundles[rank]["CPU"])),
+                gpus=tuple(told["gpus"]),
+                interface=_interface(link, address),
+            )
+        )
+    on_close: Callable[[], None] = holding.close
+    python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
+    found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)
+    found.holding = holding
+    return found
+
+
+def _interface(link: Link, address: str) -> str | None:
+    for name, (own, _) in link.hello.interfaces.items():
+        if own == address:
+            return name
+    return None

@@ -1,0 +1,184 @@
+"""A driver that holds a placement group for a run's supervisor, and the port on which the group's nodes report.
+
+supervisor ── driver (has Ray) ~~ Ray ~~> task on each node ── agent
+    │ listens  <──────────────────────────────── connects ──────┘
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import TargetError
+from paceline.targets.base import Waiting
+from paceline.targets.ray.demand import Demand, NodeResources, too_large, waits_for
+from paceline.targets.ray.driver_process import DriverProcess, driver_process
+from paceline.targets.ray.listener import Reception, Taken
+
+#: Ray starts a process on a node for a task; one that has none ready takes some seconds on a busy machine.
+_TASK_S = 90.0
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What is to be held.
+
+    ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
+    nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
+    ever, for clusters that grow. address: this node's, as the others know it; "" where Ray alone knows.
+    """
+
+    demand: Demand
+    run_id: str
+    ray_python: str
+    library_dir: Path
+    folder: str
+    python: str | None
+    submitter: str | None
+    patience_s: float | None
+    is_shared: bool
+    address: str = ""
+
+
+class LostError(TargetError):
+    """A node was lost before it was the run's."""
+
+
+class Holding:
+    """A driver that holds a placement group, and the port on which its nodes report."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._lost: dict[int, str] = {}
+        self._failed: str | None = None
+        self._placed = False
+        self._closed = False
+        self._text = "waits for Ray"
+        self._too_large_since: float | None = None
+        self._too_large = ""
+        #: Set when the driver has said something, or a node has connected.
+        self._news = threading.Event()
+        self._reception = _reception(self._news.set, asked.address)
+        try:
+            self._driver = self._start_driver()
+        except BaseException:
+            self._reception.close()
+            raise
+        threading.Thread(target=self._read, name="paceline-ray-driver", daemon=True).start()
+
+    def wait(self, waiting: Waiting) -> dict[int, Taken] | None:
+        """The connections of all nodes, by rank; None once `waiting` has said to give up.
+
+        Raises:
+            LostError: a node has died again. TargetError: Ray can't be asked, or the cluster can't hold the run.
+        """
+        placed_at: float | None = None
+        while len(self._reception.taken) < len(self._asked.demand.bundles):
+            self._news.clear()
+            self._hear()
+            if self._lost:
+                # First: once all are lost, the driver has nothing left to hold, and says so.
+                rank, why = min(self._lost.items())
+                raise LostError(f"node {rank} of the run: {why}.")
+            if self._failed is not None:
+                raise TargetError(f"Ray can't give the run its nodes: {self._failed}.")
+            if self._placed:
+                placed_at = placed_at or time.monotonic()
+                if time.monotonic() - placed_at > _TASK_S:
+                    raise TargetError(
+                        f"Ray has placed the run on {len(self._asked.demand.bundles)} nodes, but after {_TASK_S:g} s only "
+                        f"{len(self._reception.taken)} have connected to this one. Can the nodes reach each other on all ports?"
+                    )
+            elif self._is_too_large():
+                raise TargetError(f"{self._too_large}. Ask for less, or add nodes to the cluster.")
+            if waiting(self._text):
+                return None
+            self._news.wait(_TICK_S)
+        return dict(self._reception.taken)
+
+    def lost(self) -> dict[int, str]:
+        """Nodes whose task has ended: rank -> what Ray says of it."""
+        self._hear()
+        if self._closed:
+            return {}
+        if self._failed is not None and not self._lost:
+            return dict.fromkeys(range(len(self._asked.demand.bundles)), self._failed)
+        return dict(self._lost)
+
+    def close(self) -> None:
+        """Give the placement group back; returns when the driver has gone. Harmless the second time."""
+        if self._closed:
+            return
+        self._closed = True
+        self._reception.close()
+        self._driver.end()
+
+    # The driver
+
+    def _start_driver(self) -> DriverProcess:
+        asked = self._asked
+        driver = driver_process(asked.ray_python, asked.library_dir)
+        request = {
+            "bundles": [dict(bundle) for bundle in asked.demand.bundles],
+            "name": f"paceline {asked.run_id}",
+            "port": self._reception.port,
+            "token": self._reception.token,
+            **({"host": self._reception.host} if self._reception.host else {}),
+        }
+        driver.tell(json.dumps(request).encode())
+        return driver
+
+    def _read(self) -> None:
+        with self._driver.says as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError):
+                    self._events.put(json.loads(line))
+                    self._news.set()
+        self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
+        self._news.set()
+
+    def _hear(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take_event(self._events.get_nowait())
+
+    def _take_event(self, event: Mapping[str, Any]) -> None:
+        what = event.get("is")
+        if what == "waiting":
+            nodes = [NodeResources.from_json(data) for data in event["nodes"]]
+            self._text = waits_for(self._asked.demand, nodes)
+            why = too_large(self._asked.demand, nodes)
+            if why is None:
+                self._too_large_since = None
+            else:
+                self._too_large = why
+                self._text = f"waits for nodes: {why}"
+                self._too_large_since = self._too_large_since or time.monotonic()
+        elif what == "placed":
+            self._placed = True
+            self._text = "waits for its nodes to connect"
+        elif what == "ended":
+            self._lost.setdefault(int(event["rank"]), str(event["why"]))
+        elif what == "failed":
+            self._failed = self._failed or str(event["why"]).rstrip(".")
+
+    def _is_too_large(self) -> bool:
+        patience = self._asked.patience_s
+        since = self._too_large_since
+        return patience is not None and since is not None and time.monotonic() - since >= patience
+
+
+def _reception(on_taken: Callable[[], None], address: str) -> Reception:
+    if address:
+        with contextlib.suppress(OSError):  # another machine's, which hands connections on to this one
+            return Reception(on_taken, address)
+    return Reception(on_taken)

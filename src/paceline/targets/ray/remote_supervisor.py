@@ -1,0 +1,175 @@
+"""`python -m paceline.targets.ray.remote_supervisor TICKET`: see a run through on a cluster without a shared folder.
+
+Fetches the run from the datastore into a workspace of its own, starts the supervisor there, and stores what changes in
+the run's folder, part by part, until the supervisor has ended.
+
+    <folder>/away/<run id>/runs/<run id>/, snapshots/, datastores/      removed in the end
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from paceline.data.stores.filesystem import Store
+from paceline.errors import PacelineError
+from paceline.runs import states
+from paceline.runs.folder import RunFolder
+from paceline.system.files import PRIVATE, make_own, read_json, write_json
+from paceline.targets.ray.delta import Recorder, end_part
+from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
+from paceline.targets.ray.entry import COMPLAINT
+from paceline.targets.ray.object_sync import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
+from paceline.targets.ray.passage import Listener
+
+_TICK_S = 0.1
+_PART_S = 1.0
+#: How long the store may be away in the end before the run's folder is given up to it.
+_PATIENCE_S = 120.0
+
+
+def main(argv: list[str]) -> int:
+    ticket = Ticket.from_word(argv[0])
+    # A stop of the job is a signal to all of its processes: the supervisor sees to it, and its last words are stored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    top = Path(ticket.folder or _own()) / "away" / ticket.run_id
+    try:
+        if not ticket.folder:
+            make_own(Path(_own()))
+        with Store(ticket.record) as store:
+            folder = _fetch(store, ticket, top)
+            return _see_through(store, ticket, folder, top)
+    except (PacelineError, PermissionError) as error:
+        print(f"{COMPLAINT}{str(error).rstrip('.')}", flush=True)
+        return 70
+
+
+def _own() -> str:
+    return f"/tmp/paceline-{os.getuid()}"
+
+
+def _fetch(store: Store, ticket: Ticket, top: Path) -> RunFolder:
+    """The run's folder, in a workspace of its own at `top`."""
+    shutil.rmtree(top, ignore_errors=True)
+    top.mkdir(parents=True, mode=0o700)
+    folder = RunFolder(top / "runs" / ticket.run_id)
+    unpack(_got(store, f"{run_prefix(ticket.run_id)}/start.tar.gz"), top)
+    folder.path.parent.mkdir()
+    (top / "run").rename(folder.path)
+    if ticket.key is not None:
+        write_json(folder.secrets, unsealed(store, ticket.run_id, ticket.key), mode=PRIVATE)
+    if ticket.snapshot_id is not None:
+        snapshot = top / "snapshots" / ticket.snapshot_id
+        snapshot.mkdir(parents=True)
+        unpack(_got(store, snapshot_name(ticket.snapshot_id)), snapshot)
+        folder.snapshot.symlink_to(os.path.relpath(snapshot, folder.path))
+    return folder
+
+
+def _got(store: Store, path: str) -> bytes:
+    data = get(store, path)
+    if data is None:
+        raise PacelineError(f"{store.title} has no {path!r}. Does the cluster reach the very store of the workspace?")
+    return data
+
+
+def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> int:
+    recorder = Recorder(folder.path)
+    recorder.skip_present()
+    journal = _Journal(store, ticket.run_id)
+    log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    supervisor = subprocess.Popen(
+        [sys.executable, "-m", "paceline.supervisor", str(folder.path)],
+        cwd=folder.path,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=(READS, SAYS) if DRIVER_VARIABLE in os.environ else (),
+    )
+    os.close(log)
+    _let_go_of_driver()
+    listener = Listener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
+    stored = 0.0
+    while supervisor.poll() is None:
+        time.sleep(_TICK_S)
+        if time.monotonic() - stored >= _PART_S:
+            stored = time.monotonic()
+            if not journal.waits and (part := recorder.part()) is not None:
+                journal.add(part)
+            with contextlib.suppress(PacelineError):
+                journal.store()
+    if listener is not None:
+        listener.close()
+    deadline = time.monotonic() + _PATIENCE_S
+    while (part := recorder.part(is_final=True)) is not None:
+        journal.add(part)
+        _insist(journal, deadline)
+    status = (read_json(folder.record) or {}).get("status")
+    # All of it is stored. First the folder goes, then the word that nothing follows: whoever reads that finds nothing here.
+    shutil.rmtree(top, ignore_errors=True)
+    journal.add(end_part())
+    _insist(journal, deadline)
+    return 0 if status == states.COMPLETED else 1
+
+
+def _let_go_of_driver() -> None:
+    """The driver is the supervisor's from now on; where that is killed, its pipe has to end."""
+    if os.environ.pop(DRIVER_VARIABLE, None):
+        for fd in (READS, SAYS):
+            os.close(fd)
+
+
+def _insist(journal: _Journal, deadline: float) -> None:
+    """Store what waits, again and again.
+
+    Raises:
+        PacelineError: the store does not take it.
+    """
+    while True:
+        try:
+            journal.store()
+            return
+        except PacelineError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1.0)
+
+
+class _Journal:
+    """Parts on their way to the store, in order."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._next = 0
+        self._waiting: list[bytes] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether some part is not stored yet."""
+        return bool(self._waiting)
+
+    def add(self, part: bytes) -> None:
+        self._waiting.append(part)
+
+    def store(self) -> None:
+        """Store all parts that wait.
+
+        Raises:
+            PacelineError: the store does not take one; it waits for the next call.
+        """
+        while self._waiting:
+            put(self._store, part_name(self._run_id, self._next), self._waiting[0])
+            self._next += 1
+            del self._waiting[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

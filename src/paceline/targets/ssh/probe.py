@@ -1,0 +1,180 @@
+"""A quick look at hosts before anything of Paceline is there: which answer, what they have, and how much of it is held."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from paceline.system import processes
+from paceline.targets.ssh import host_leases
+from paceline.targets.ssh.command import Ssh
+from paceline.targets.ssh.failures import PASSING, explain
+from paceline.targets.ssh.hosts import Host
+
+OLDEST_PYTHON = (3, 10)
+#: How long a host has to answer; nvidia-smi takes long where no driver is kept loaded.
+TIMEOUT_S = 15.0
+GPUS_S = 25.0
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What a host said. failure: why it can't be used, and what to do; then all else is empty.
+
+    tickets: of runs that hold or wait for some of it (paceline.targets.ssh.host_leases), in order.
+    """
+
+    host: Host
+    failure: str | None = None
+    hostname: str = ""
+    boot_id: str = ""
+    cores: int = 0
+    gpus: tuple[str, ...] = ()
+    tickets: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def offered(self) -> int:
+        """The cores that it offers to runs."""
+        return self.host.slots or self.cores
+
+
+def program() -> bytes:
+    """The text that a node's Python is given to run."""
+    return Path(host_leases.__file__).read_bytes()
+
+
+def on_node_words(python: str, verb: str, given: dict[str, Any]) -> list[str]:
+    """The command line that runs it. Nothing is imported that lies in the folder where it starts, or is installed."""
+    return [python, "-I", "-S", "-", verb, json.dumps(given)]
+
+
+def answer_in(output: bytes) -> dict[str, Any] | None:
+    """What the node's program said, among whatever its shell says; None where it said nothing."""
+    mark = host_leases.MARK.encode()
+    for line in reversed(output.splitlines()):
+        if line.startswith(mark):
+            found: dict[str, Any] = json.loads(line[len(mark) :])
+            return found
+    return None
+
+
+def look_at(
+    ssh: Ssh,
+    hosts: Sequence[Host],
+    *,
+    python: str,
+    with_gpus: bool = False,
+    enough: int | None = None,
+    more_s: float = 1.0,
+) -> list[Look]:
+    """What each host said, in the order of `hosts`. Leaves the connections open for a little while.
+
+    enough: once so many have answered well, the others have `more_s` left; None waits for all.
+
+    Raises:
+        TargetError: there is no `ssh` here.
+    """
+    timeout_s = TIMEOUT_S + (GPUS_S if with_gpus else 0)
+    ssh.program()
+    found: dict[Host, Look] = {}
+    changed = threading.Condition()
+    slots = threading.Semaphore(ssh.at_once(hosts[0]))
+
+    def ask(host: Host) -> None:
+        with slots:
+            words = _words(ssh, host, python, with_gpus)
+            look = _ask(ssh, host, words, python, timeout_s)
+            if (look.failure or "").startswith(PASSING):
+                time.sleep(_AGAIN_S)
+                look = _ask(ssh, host, words, python, timeout_s)
+        with changed:
+            found[host] = look
+            changed.notify_all()
+
+    for host in hosts:
+        threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
+    deadline, was_enough = time.monotonic() + timeout_s + 5, False
+    with changed:
+        while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
+            well = sum(look.failure is None for look in found.values())
+            if enough is not None and well >= enough and not was_enough:
+                was_enough, deadline = True, min(deadline, time.monotonic() + more_s)
+                continue
+            changed.wait(left)
+        silent = "it has not answered so far"
+        return [found.get(host) or Look(host=host, failure=silent) for host in hosts]
+
+
+def login(ssh: Ssh, host: Host) -> list[str]:
+    """What a person types to log in there."""
+    words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
+    words += ["-i", ssh.identity] if ssh.identity else []
+    user = host.user or ssh.user
+    return [*words, *(["-l", user] if user else []), host.name]
+
+
+def _words(ssh: Ssh, host: Host, python: str, with_gpus: bool) -> list[str]:
+    remote = on_node_words(python, "look", {"with_gpus": with_gpus})
+    return ssh.words(host, [shlex.join(remote)], leave_open=True)
+
+
+def _ask(ssh: Ssh, host: Host, command: list[str], python: str, timeout_s: float) -> Look:
+    # Files, not pipes: a connection that stays open may keep what it was given.
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        stdin.write(program())
+        stdin.seek(0)
+        process = subprocess.Popen(
+            command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=_environment()
+        )
+        try:
+            code: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = None
+        output, errors = _content(out), _content(err).decode(errors="replace")
+    answer = answer_in(output)
+    if answer is None:
+        if code is None:
+            errors += f"\nno answer within {timeout_s:g} s: timed out"
+        said = errors if errors.strip() else output.decode(errors="replace")
+        return Look(host=host, failure=explain(host, said, code, login(ssh, host), python))
+    path, *version = answer["python"]
+    if tuple(version[:2]) < OLDEST_PYTHON:
+        return Look(
+            host=host,
+            failure=f"its {python!r} ({path}) is Python {'.'.join(map(str, version))}, and 3.10 or later is needed. "
+            "Set `python` to the path of another.",
+        )
+    if error := answer.get("error"):
+        return Look(host=host, failure=f"what is held of it can't be read: {error}.")
+    return Look(
+        host=host,
+        hostname=answer["host"],
+        boot_id=answer["boot_id"],
+        cores=answer["cores"],
+        gpus=tuple(answer.get("gpus", ())),
+        tickets=tuple(answer["tickets"]),
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Ours, but not the run's of a worker that submits: what stays open must not be taken for a leftover of it."""
+    names = (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR")
+    return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def _content(file: Any) -> bytes:
+    file.seek(0)
+    content: bytes = file.read()
+    return content

@@ -1,0 +1,17 @@
+"""`torch.distributed.init_process_group("mpi")` over mpi4py; to import it loads neither torch nor MPI.
+
+install: at once. install_when_loaded: as soon as the script loads torch.distributed.
+"""
+
+from __future__ import annotations
+
+from paceline.system.lazy import face
+
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from paceline.torch_mpi.backend import install, install_when_loaded
+
+__all__ = ["install", "install_when_loaded"]
+
+__getattr__ = face(__name__, {"paceline.torch_mpi.backend": __all__})

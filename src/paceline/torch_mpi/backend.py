@@ -1,0 +1,111 @@
+"""`torch.distributed.init_process_group("mpi")`, which no torch wheel has, over mpi4py.
+
+    from paceline import torch_mpi
+    torch_mpi.install()
+    torch.distributed.init_process_group("mpi")
+
+In a run with distributed_backend="mpi" Paceline calls `install_when_loaded` before the script starts, and the first
+line is not needed. Nothing is imported here but the standard library.
+
+torch asks `is_mpi_available()` and calls `ProcessGroupMPI.create(ranks)` for the name "mpi". A `ProcessGroup` that
+comes back is taken as it is, so these two, and the time limit that torch doesn't hand on to MPI, are all that is set.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from paceline import torch_private
+from paceline.collectives.errors import CollectivesError
+from paceline.collectives.when_loaded import when_loaded
+
+_MODULE = "torch.distributed"
+_MARK = "_paceline_mpi"
+
+_making = threading.local()
+
+
+def install() -> None:
+    """Make "mpi" a backend of torch.distributed. May be called again; a torch that has its own MPI keeps it.
+
+    Raises:
+        CollectivesError: torch is missing, or was built without torch.distributed.
+        TorchError: this release of torch makes process groups in a way that is not known here.
+    """
+    try:
+        import torch.distributed
+    except ImportError as error:
+        raise CollectivesError(f"the backend 'mpi' needs torch, which {sys.executable} doesn't have.") from error
+    if not torch.distributed.is_available():
+        raise CollectivesError("this torch was built without torch.distributed; install one from PyPI.")
+    _patch(torch.distributed)
+
+
+def install_when_loaded() -> None:
+    """Let `install` be done as soon as torch.distributed has been imported; until then nothing is loaded."""
+    distributed = sys.modules.get(_MODULE)
+    if distributed is not None:
+        # Without it, `torch.distributed` is an empty module.
+        if distributed.is_available():
+            _patch(distributed)
+    else:
+        when_loaded(_MODULE, lambda module: _patch(module) if module.is_available() else None)
+
+
+class ProcessGroupMPI:
+    """What torch.distributed calls for the name "mpi"."""
+
+    @staticmethod
+    def create(ranks: Sequence[int]) -> Any:
+        """The group of these ranks, or None on a rank that is not among them; an empty list is all ranks."""
+        from paceline.collectives import mpi
+
+        old = torch_private.too_old('init_process_group("mpi")')
+        if old:
+            raise CollectivesError(old)
+        torch_private.warn_if_untried('init_process_group("mpi")')
+        # Before its module is loaded, which imports mpi4py, so that a missing MPI is said in one sentence.
+        mpi.world()
+        from paceline.torch_mpi import group
+
+        timeout = getattr(_making, "timeout", None)
+        return group.create(list(ranks), timeout.total_seconds() if timeout is not None else 1800.0)
+
+
+def _patch(distributed: ModuleType) -> None:
+    if getattr(distributed.distributed_c10d, _MARK, False) or torch_private.has_mpi(distributed):
+        return
+
+    def around(make: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = inspect.signature(make)
+
+        def make_group(*args: Any, **kwargs: Any) -> Any:
+            given = parameters.bind(*args, **kwargs).arguments
+            _refuse_mixture(str(given["backend"]))
+            before = getattr(_making, "timeout", None)
+            _making.timeout = given.get("timeout")
+            try:
+                return make(*args, **kwargs)
+            finally:
+                _making.timeout = before
+
+        return make_group
+
+    torch_private.offer_mpi(distributed, ProcessGroupMPI, around)
+    setattr(distributed.distributed_c10d, _MARK, True)
+
+
+def _refuse_mixture(backend: str) -> None:
+    pairs = [pair.partition(":") for pair in backend.lower().split(",")]
+    named = {device: name for device, colon, name in pairs if colon}
+    if "mpi" in named.values() and named != {"cpu": "mpi"}:
+        raise CollectivesError(
+            f"backend={backend!r}: the backend 'mpi' can't be mixed with another one in one process group, and is for "
+            "tensors on the CPU. Make the default group with 'nccl' and another one for the CPU with "
+            "torch.distributed.new_group(backend='mpi')."
+        )

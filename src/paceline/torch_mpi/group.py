@@ -1,0 +1,338 @@
+"""The process group behind `init_process_group("mpi")`. Loaded on use: it imports torch and mpi4py."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed import (
+    AllreduceOptions,
+    GatherOptions,
+    ProcessGroup,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+
+from paceline.collectives import mpi
+from paceline.collectives.errors import CollectivesError
+from paceline.torch_mpi import calls
+from paceline.torch_mpi.lane import Call, Lane
+from paceline.torch_mpi.messages import Messages
+from paceline.torch_mpi.work import DoneWork, MpiWork
+
+Tensor = torch.Tensor
+
+
+def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
+    """The group of these ranks of the world, all of them if the list is empty; None on a rank that is not among them.
+
+    Every rank of the group has to call it.
+    """
+    world = mpi.world()
+    _leave_well()
+    if ranks and world.rank not in ranks:
+        return None
+    if not ranks or ranks == list(range(world.size)):
+        return MpiProcessGroup(world, timeout_s)
+    if max(ranks) >= world.size:
+        raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
+    # Only members call this, so the communicator is made without the others.
+    members = world.group.Incl(ranks)
+    comm = world.Create_group(members)
+    members.Free()
+    group = MpiProcessGroup(comm, timeout_s)
+    comm.Free()
+    return group
+
+
+#: Its stubs know neither the overrides of a subclass nor both of its constructors.
+_ProcessGroup: Any = ProcessGroup
+
+
+class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """A `torch.distributed` process group over MPI, for tensors in the CPU's memory.
+
+    The collectives run on a lane of their own (see `torch_lane`), the messages beside it. The methods are those that
+    torch calls, under the names of every release that `torch_private` knows; each returns a `Work`.
+    """
+
+    def __init__(self, comm: Any, timeout_s: float) -> None:
+        super().__init__(comm.rank, comm.size)
+        self._lane = Lane(comm, timeout_s)
+        self._messages = Messages(self._lane)
+        self._is_shut_down = False
+        self._group_name = ""
+        self._group_desc = "undefined"
+        _GROUPS.add(self)
+
+    # What torch asks about the group.
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    @property
+    def supports_splitting(self) -> bool:
+        return False
+
+    @property
+    def supports_coalescing(self) -> bool:
+        return False
+
+    def _get_backend(self, device: torch.device) -> MpiProcessGroup:
+        if torch.device(device).type != "cpu":
+            raise RuntimeError(f"no backend for tensors on {device}: the backend 'mpi' is for tensors on the CPU.")
+        return self
+
+    # torch keeps names in its own backends, of which there is none here; the last two are C++'s names for the same.
+
+    def _set_group_name(self, name: str) -> None:
+        self._group_name = name
+
+    def _set_group_desc(self, text: str) -> None:
+        self._group_desc = text
+
+    @property
+    def group_name(self) -> str:
+        return self._group_name
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._group_name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    def getBackendName(self) -> str:  # noqa: N802 - the name that C++ looks for
+        return "mpi"
+
+    def name(self) -> str:
+        return "mpi"
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._lane.timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # Collectives.
+
+    def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None) -> MpiWork:
+        opts = _reducing(opts, op, timeout, AllreduceOptions)
+        return self._start(calls.all_reduce(_several(tensors), opts.reduceOp, self.size()), opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        opts = opts or AllreduceOptions()
+        return self._start(calls.all_reduce(tensors, opts.reduceOp, self.size()), opts)
+
+    def reduce(self, tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        opts = opts or ReduceOptions()
+        return self._start(
+            calls.reduce(tensors, opts.reduceOp, self._member(opts.rootRank, "reduce"), self.size()), opts
+        )
+
+    def broadcast(self, tensors: Any, opts: Any = None, *, root: int = 0) -> MpiWork:
+        if isinstance(opts, int):
+            opts, root = None, opts
+        root = self._member(root if opts is None else opts.rootRank, "broadcast")
+        return self._start(calls.broadcast(_several(tensors), root), opts)
+
+    def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        return self._start(
+            calls.all_gather(_one(outputs, "all_gather"), _one(tensors, "all_gather"), self.size()), opts
+        )
+
+    def allgather_coalesced(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        """outputs: [rank][tensor]."""
+        each = [self._call_of(i, outputs, tensor) for i, tensor in enumerate(tensors)]
+        return self._start(_together(each, outputs), opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
+        return self._start(calls.all_gather_single([output], [tensor], self.size()), opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        return self._start(calls.all_gather_single(outputs, tensors, self.size()), opts)
+
+    def gather(self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        root = self._member((opts or GatherOptions()).rootRank, "gather")
+        into = _one(outputs, "gather") if self.rank() == root else []
+        if self.rank() == root and len(into) != self.size():
+            raise CollectivesError(f"gather got {len(into)} output tensors in a group of {self.size()} ranks.")
+        return self._start(calls.gather(into, _one(tensors, "gather"), root, self.size()), opts)
+
+    def scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
+        root = self._member((opts or ScatterOptions()).rootRank, "scatter")
+        given = _one(tensors, "scatter") if self.rank() == root else []
+        if self.rank() == root and len(given) != self.size():
+            raise CollectivesError(f"scatter got {len(given)} input tensors in a group of {self.size()} ranks.")
+        return self._start(calls.scatter(_one(outputs, "scatter"), given, root, self.size()), opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], tensors: list[list[Tensor]], opts: Any = None) -> MpiWork:
+        opts = opts or ReduceScatterOptions()
+        output, given = _one(outputs, "reduce_scatter"), _one(tensors, "reduce_scatter")
+        return self._start(calls.reduce_scatter(output, given, opts.reduceOp, self.size()), opts)
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MpiWork:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> MpiWork:
+        opts = opts or ReduceScatterOptions()
+        return self._start(calls.reduce_scatter_single(outputs, tensors, opts.reduceOp, self.size()), opts)
+
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MpiWork:
+        return self._start(calls.all_to_all(outputs, tensors, self.size()), opts)
+
+    def all_to_all_single(
+        self, output: Tensor, tensor: Tensor, output_splits: list[int], splits: list[int], opts: Any = None
+    ) -> MpiWork:
+        call = calls.all_to_all_single(output, tensor, output_splits, splits, self.size())
+        return self._start(call, opts)
+
+    def barrier(self, opts: Any = None) -> MpiWork:
+        return self._start(calls.barrier(), opts)
+
+    # The same, under the names of torch before 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # Messages.
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> MpiWork:
+        return self._messages.send(tensors, self._member(to, "send"), tag)
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int) -> MpiWork:
+        return self._messages.receive(tensors, self._member(source, "recv"), tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MpiWork:
+        return self._messages.receive(tensors, None, tag)
+
+    # The end.
+
+    def shutdown(self) -> None:
+        """Let everything end that was started, and free the communicator. Every rank of the group has to call it."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        _GROUPS.discard(self)
+        self._messages.close()
+        self._lane.close()
+
+    def abort(self) -> None:
+        self._lane.break_off("this process group was aborted; nothing can be done with it any more.")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether anything is under way."""
+        return self._lane.is_busy or self._messages.is_busy
+
+    def _call_of(self, index: int, outputs: list[list[Tensor]], tensor: Tensor) -> Call:
+        return calls.all_gather([of_rank[index] for of_rank in outputs], tensor, self.size())
+
+    def _member(self, rank: int, what: str) -> int:
+        """The rank again. Here and not by MPI, after whose error the group is of no more use."""
+        if not 0 <= rank < self.size():
+            raise CollectivesError(f"{what}: rank {rank} is not in the group, whose ranks are 0 to {self.size() - 1}.")
+        return rank
+
+    def _start(self, call: Call, opts: Any) -> MpiWork:
+        if self._is_shut_down:
+            self._lane.check()
+            raise CollectivesError(f"{call.text}: the process group was destroyed.")
+        timeout_s = _timeout_s(opts)
+        if opts is not None and not opts.asyncOp:
+            return DoneWork(self._lane.finish(call, timeout_s), call.text)
+        return MpiWork(self._lane.start(call, timeout_s), call.text)
+
+
+_GROUPS: weakref.WeakSet[MpiProcessGroup] = weakref.WeakSet()
+_leaves_well = False
+
+
+def _leave_well() -> None:
+    """Let a process that fails end by itself, with its own traceback.
+
+    MPI's finalisation waits for all ranks. A rank that has failed must not wait for those that wait for it: it ends
+    without, and the launcher ends the others.
+    """
+    global _leaves_well
+    if _leaves_well:
+        return
+    _leaves_well = True
+    atexit.register(_abandon_if_busy)
+    before = sys.excepthook
+
+    def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        mpi.abandon()
+        before(kind, error, traceback)
+
+    sys.excepthook = report
+
+
+def _abandon_if_busy() -> None:
+    if any(group.is_busy for group in list(_GROUPS)):
+        mpi.abandon()
+
+
+def _forsake() -> None:
+    """In a forked child: MPI is its parent's, and the lanes' threads are not there."""
+    for group in list(_GROUPS):
+        group._is_shut_down = True
+        group._lane.break_off(
+            f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "
+            "workers, and what multiprocessing starts, leave collectives to the process that started it."
+        )
+
+
+os.register_at_fork(after_in_child=_forsake)
+
+
+def _together(each: list[Call], outputs: Any) -> Call:
+    def run(comm: Any) -> None:
+        for call in each:
+            assert call.run is not None
+            call.run(comm)
+
+    return Call(text="; ".join(call.text for call in each), run=run, outputs=outputs)
+
+
+def _timeout_s(opts: Any) -> float | None:
+    timeout = getattr(opts, "timeout", None)
+    seconds = timeout.total_seconds() if timeout is not None else -1.0
+    return seconds if seconds > 0 else None
+
+
+def _reducing(opts: Any, op: Any, timeout: Any, kind: type) -> Any:
+    """Options, from options or from an operation: torch's own method takes either in the second place."""
+    if isinstance(opts, kind):
+        return opts
+    made = kind()
+    chosen = op if opts is None else opts
+    if chosen is not None:
+        made.reduceOp = chosen
+    if timeout is not None:
+        made.timeout = timeout
+    return made
+
+
+def _several(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _one(items: list[Any], what: str) -> Any:
+    if len(items) != 1:
+        raise CollectivesError(f"{what} takes one tensor on each rank, not {len(items)}.")
+    return items[0]

@@ -1,0 +1,174 @@
+"""Messages between two ranks: they may be sent and awaited in any order, so they don't go through the lane.
+
+Each is a request of MPI's own, looked at by whoever waits for it, and by a thread that lives while messages are under
+way: MPI moves a long message only while somebody looks. Loaded on use: it imports torch and mpi4py.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from paceline.collectives.errors import CollectivesError
+from paceline.torch_mpi import buffers
+from paceline.torch_mpi.lane import Lane
+from paceline.torch_mpi.waiting import LONGEST_SLEEP_S, SHORTEST_SLEEP_S, wait_until
+from paceline.torch_mpi.work import MpiWork
+
+_LOOKS = 2000
+
+
+class Messages:
+    """The messages of one group."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._lock = threading.Lock()
+        self._open: list[MessageWork] = []
+        self._thread: threading.Thread | None = None
+
+    def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> MpiWork:
+        tensor = buffers.plain(self._one(tensors, tag))
+        text = f"send({tensor.dtype}, {tensor.numel()} elements, to rank {to} of the group, tag {tag})"
+        return self._follow(MessageWork(self._lane, self._lane.comm.Isend(_bytes(tensor), to, tag), tensor, None, text))
+
+    def receive(self, tensors: list[torch.Tensor], source: int | None, tag: int) -> MpiWork:
+        """source: None for a message of whichever rank comes first."""
+        into = self._one(tensors, tag)
+        tensor = into.detach() if into.is_contiguous() and not into.is_conj() else torch.empty_like(into).contiguous()
+        whom = "any rank" if source is None else f"rank {source} of the group"
+        text = f"recv({tensor.dtype}, {tensor.numel()} elements, from {whom}, tag {tag})"
+        request = self._lane.comm.Irecv(_bytes(tensor), MPI.ANY_SOURCE if source is None else source, tag)
+        return self._follow(MessageWork(self._lane, request, tensor, into, text))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._open)
+
+    def close(self) -> None:
+        """Give up the receives that nobody has answered, and let the messages sent arrive."""
+        with self._lock:
+            left = list(self._open)
+        for work in left:
+            work.give_up()
+        thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _one(self, tensors: list[torch.Tensor], tag: int) -> torch.Tensor:
+        self._lane.check()
+        if len(tensors) != 1:
+            raise CollectivesError(f"a message is one tensor, not {len(tensors)}. Send them one by one.")
+        buffers.check(tensors[0])
+        if not 0 <= tag <= (1 << 30):
+            raise CollectivesError(f"tag={tag}: MPI's tags go from 0 to {1 << 30}.")
+        return tensors[0]
+
+    def _follow(self, work: MessageWork) -> MessageWork:
+        if work.is_completed():
+            return work
+        with self._lock:
+            self._open.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._look, name="paceline-messages", daemon=True)
+                self._thread.start()
+        return work
+
+    def _look(self) -> None:
+        sleep_s = SHORTEST_SLEEP_S
+        while True:
+            with self._lock:
+                works = list(self._open)
+            finished = [work for work in works if work.is_completed()]
+            with self._lock:
+                self._open = [work for work in self._open if work not in finished]
+                if not self._open:
+                    self._thread = None
+                    return
+            sleep_s = SHORTEST_SLEEP_S if finished else min(sleep_s * 1.1, LONGEST_SLEEP_S)
+            time.sleep(sleep_s)
+
+
+class MessageWork(MpiWork):
+    """A message under way. Holds the memory that MPI reads or writes."""
+
+    def __init__(self, lane: Lane, request: Any, memory: torch.Tensor, into: torch.Tensor | None, text: str) -> None:
+        super().__init__(concurrent.futures.Future(), text)
+        self._lane = lane
+        self._request = request
+        self._memory = memory
+        self._into = into
+        self._source = -1
+        self._looking = threading.Lock()
+
+    def is_completed(self) -> bool:
+        return self._future.done() or self._look()
+
+    def source_rank(self) -> int:
+        """The rank in the group that has sent it. Waits for the message."""
+        self._wait(None)
+        return self._source
+
+    _source_rank = source_rank
+
+    def give_up(self) -> None:
+        """Cancel a receive; nothing to a message that is sent, which has to arrive."""
+        with self._looking:
+            if self._into is not None and not self._future.done():
+                self._request.Cancel()
+
+    def _wait(self, timeout_s: float | None) -> None:
+        if not self._future.done():
+            wait_until(
+                self._look,
+                self._lane.timeout_s if timeout_s is None else timeout_s,
+                f"in {self._text}: the other rank has not made the call that belongs to it. "
+                "Compare the ranks' sends and receives, or give init_process_group a longer timeout.",
+                looks=_LOOKS,
+            )
+        super()._wait(0)
+
+    def _look(self) -> bool:
+        """Whether it is over, asked of MPI; the first to see it settles the future."""
+        with self._looking:
+            if self._future.done():
+                return True
+            status = MPI.Status()
+            try:
+                if not self._request.Test(status):
+                    return False
+                self._settle(status)
+            except MPI.Exception as error:
+                problem = CollectivesError(f"{self._text} failed: {error}. Does the sender's tensor have another size?")
+                problem.__cause__ = error
+                self._future.set_exception(problem)
+            return True
+
+    def _settle(self, status: Any) -> None:
+        if self._into is None:
+            self._future.set_result([self._memory])
+            return
+        wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
+        if status.Is_cancelled():
+            self._future.set_exception(
+                CollectivesError(f"{self._text}: the process group was destroyed before it came.")
+            )
+        elif got != wanted:
+            self._future.set_exception(
+                CollectivesError(f"{self._text} wants {wanted} bytes, but rank {status.Get_source()} has sent {got}.")
+            )
+        else:
+            self._source = status.Get_source()
+            buffers.put(self._memory, self._into)
+            self._future.set_result([self._into])
+
+
+def _bytes(tensor: torch.Tensor) -> list[Any]:
+    if tensor.numel() * tensor.element_size() < (1 << 31):
+        return [buffers.raw(tensor), MPI.BYTE]
+    return buffers.elements(tensor)

@@ -1,0 +1,59 @@
+"""`--input` and `--output`: what the words come to, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.cli.data_options import data_words
+from paceline.errors import DataError, JobError
+from paceline.job.data_reference import DataReference, Source
+
+
+def lab(name: str, path: str, **values: object) -> DataReference:
+    return DataReference(name=name, sources=(Source(datastore="lab", path=path),), **values)
+
+
+@pytest.mark.parametrize(
+    ("word", "reference"),
+    [
+        ("train=lab:mnist/train", lab("train", "mnist/train")),
+        ("train=lab:", lab("train", "")),
+        ("train=lab:/mnist/", lab("train", "mnist")),
+        ("train=lab:a,b=c", lab("train", "a,b=c")),
+        ("train=lab:mnist,download", lab("train", "mnist", mode="download")),
+        ("train=lab:mnist,partition=rank", lab("train", "mnist", mode="download", partition="rank")),
+        ("train=lab:a b/ü*,partition=node", lab("train", "a b/ü*", mode="download", partition="node")),
+        ("x=https://example.org/a", DataReference(name="x", sources=(Source(path="https://example.org/a"),))),
+    ],
+)
+def test_an_input_is_a_name_and_a_place(word, reference):
+    assert data_words([word], None) == (reference,)
+
+
+def test_a_path_of_this_machine_is_made_absolute(tmp_path):
+    (tmp_path / "da:ta").mkdir()
+    (reference,) = data_words(["x=da:ta"], None)
+    assert reference.sources == (Source(path=str(tmp_path / "da:ta")),)
+
+
+def test_an_output_is_stored_in_the_end():
+    assert data_words(None, ["model=lab:out/1"]) == (lab("model", "out/1", mode="upload"),)
+    assert data_words(None, ["model=lab:out,overwrite"]) == (lab("model", "out", mode="upload", overwrite=True),)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "said"),
+    [
+        (["train"], None, "is not NAME=STORE:PATH or NAME=PATH"),
+        (["train="], None, "is not NAME=STORE:PATH or NAME=PATH"),
+        (["a b=lab:x"], None, "the name 'a b' of an input"),
+        (["train=nowhere"], None, "there is no 'nowhere' here"),
+        (["train=lab:x,overwrite"], None, "'overwrite' is none of partition=rank"),
+        (["train=lab:x,partition=worker"], None, r"as_partition\(by='worker'\)"),
+        (None, ["model=out"], "files are stored in a datastore"),
+        (None, ["model=lab:x,download"], "'download' is not overwrite"),
+    ],
+)
+def test_other_words_are_refused(inputs, outputs, said):
+    with pytest.raises((JobError, DataError), match=said):
+        data_words(inputs, outputs)

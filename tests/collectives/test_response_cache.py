@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from paceline.collectives.coordinator import Coordinator, Response
+from paceline.collectives.request import ALLREDUCE, Request
+from paceline.collectives.response_cache import Member
+
+
+def request(name: str) -> Request:
+    return Request(ALLREDUCE, name, ("float32",), ((3,),), "sum")
+
+
+def ask(coordinator: Coordinator, member: Member, *names: str) -> tuple[Response, list[str]]:
+    """What a rank that is alone asks for, and what it is told to do."""
+    requests = {asked.key: asked for asked in map(request, names)}
+    coordinator.receive(0, member.message(list(requests.values())))
+    response = coordinator.respond()
+    assert response is not None
+    return response, [agreement.request.name for agreement in member.agreed(response, requests.get)]
+
+
+def test_what_was_agreed_upon_twice_is_asked_for_by_number():
+    coordinator, member = Coordinator(1, 8), Member()
+    for _ in range(2):
+        ask(coordinator, member, "a")
+    message = member.message([request("a"), request("b")])
+    assert len(message.slots) == 1
+    assert [asked.name for asked in message.requests] == ["b"]
+
+
+def test_a_number_that_comes_with_a_new_epoch_is_void_once_it_was_worked_off():
+    """It was kept, so that "a" was later asked for under the number that "b" had got in the new epoch."""
+    coordinator, member = Coordinator(1, 1), Member()
+    for name in ("a", "a", "b", "b"):
+        ask(coordinator, member, name)
+    # The cache of one is full, so this response begins a new epoch, with "a" by its old number, and "b" by a new one.
+    response, done = ask(coordinator, member, "a", "b")
+    assert response.epoch == 1
+    assert done == ["a", "b"]
+    assert ask(coordinator, member, "a")[1] == ["a"]
+    assert ask(coordinator, member, "b", "a")[1] == ["b", "a"]

@@ -1,0 +1,107 @@
+"""Fingerprints of what files hold, not of when they were written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.data.datasets.content import content_fingerprint, with_content
+from paceline.data.datasets.dataset import Dataset
+from paceline.data.stores.datastore import Datastore
+from paceline.data.transfer.listing import list_files
+from paceline.errors import TransferError
+from paceline.job.data_reference import Source
+from tests.helpers import write_tree
+
+FILES = {"a.txt": "alpha", "deep/b.txt": "beta", "deep/c d/ü.txt": ""}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> SimpleNamespace:
+    return SimpleNamespace(path=tmp_path / "ws")
+
+
+def of_folder(folder: Path, workspace: SimpleNamespace) -> str:
+    return content_fingerprint(with_content(list_files([Source(path=str(folder))], workspace.path), workspace.path))
+
+
+def test_a_copy_elsewhere_has_the_same(tmp_path, workspace):
+    write_tree(tmp_path / "one", FILES)
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    assert of_folder(tmp_path / "one", workspace) == of_folder(tmp_path / "other", workspace)
+
+
+def test_touching_or_replacing_a_file_by_its_like_changes_nothing(tmp_path, workspace):
+    write_tree(tmp_path / "one", FILES)
+    before = of_folder(tmp_path / "one", workspace)
+    os.utime(tmp_path / "one/a.txt", (1, 1))
+    (tmp_path / "one/deep/b.txt").unlink()
+    (tmp_path / "one/deep/b.txt").write_text("beta")
+    assert of_folder(tmp_path / "one", workspace) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda top: (top / "a.txt").write_text("alphA"),
+        lambda top: (top / "a.txt").rename(top / "b.txt"),
+        lambda top: (top / "new.txt").write_text(""),
+        lambda top: (top / "deep/b.txt").unlink(),
+    ],
+)
+def test_any_other_change_changes_it(tmp_path, workspace, change):
+    write_tree(tmp_path / "one", FILES)
+    before = of_folder(tmp_path / "one", workspace)
+    change(tmp_path / "one")
+    assert of_folder(tmp_path / "one", workspace) != before
+
+
+def test_a_file_that_nobody_touched_is_read_once(tmp_path, workspace, monkeypatch):
+    write_tree(tmp_path / "one", {"a.txt": "alpha"})
+    before = of_folder(tmp_path / "one", workspace)
+    monkeypatch.setattr("paceline.data.datasets.content.hashlib.sha256", lambda *_: pytest.fail("read again"))
+    infos = list_files([Source(path=str(tmp_path / "one"))], workspace.path)
+    (found,) = with_content(infos, workspace.path)
+    monkeypatch.undo()
+    assert content_fingerprint([found]) == before
+
+
+def test_hashes_that_can_not_be_kept_are_made_again(tmp_path, workspace):
+    write_tree(tmp_path / "one", FILES)
+    before = of_folder(tmp_path / "one", workspace)
+    database = Path(os.environ["PACELINE_DATA_CACHE"]) / "digests.sqlite"
+    database.write_bytes(b"no database")
+    assert of_folder(tmp_path / "one", workspace) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_can_not_be_read_is_named(tmp_path, workspace):
+    write_tree(tmp_path / "one", FILES)
+    (tmp_path / "one/a.txt").chmod(0)
+    with pytest.raises(TransferError, match=r"a\.txt"):
+        of_folder(tmp_path / "one", workspace)
+
+
+def test_a_selection_has_one_of_its_own_however_it_is_named(tmp_path, workspace):
+    write_tree(tmp_path / "store", {f"x/{n}.txt": str(n) for n in range(5)})
+    store = Datastore.register(workspace, "lab", tmp_path / "store")
+    dataset = Dataset.File.from_files((store, "x")).skip(1).take(3).register(workspace, "some")
+    reference = dataset.as_named_input("some").as_download()
+    infos = list_files(reference.sources, workspace.path)
+    assert content_fingerprint(with_content(infos, workspace.path)) == dataset.fingerprint
+
+
+def test_uploading_the_same_files_again_makes_no_new_version(tmp_path, workspace):
+    write_tree(tmp_path / "data", FILES)
+    store = Datastore.register(workspace, "lab", tmp_path / "store")
+    versions = []
+    for _ in range(2):
+        store.upload(tmp_path / "data", "x", overwrite=True)
+        dataset = Dataset.File.from_files((store, "x")).register(workspace, "x")
+        assert dataset.check()
+        versions.append(dataset.version)
+    assert versions == [1, 1]

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from paceline.data import Dataset, FileDataset, TabularDataset
+from paceline.data.datasets import registered
+from paceline.errors import DataError
+from paceline.workspace import Workspace
+from tests.helpers import fill_disk, start_python, write_tree
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return Workspace(tmp_path / "ws")
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_tree(tmp_path, {"data/a.csv": "x\n1\n", "data/b.csv": "x\n2\n"})
+    return Dataset.File.from_files("data")
+
+
+def test_a_registered_dataset_is_found_again_by_name_and_by_id(workspace, files):
+    made = files.register(workspace, "digits", description="by hand", tags={"year": 2020})
+    assert (made.name, made.version, len(made.fingerprint)) == ("digits", 1, 64)
+    for found in (
+        Dataset.get_by_name(workspace, "digits"),
+        Dataset.get_by_name(workspace, "digits", version=1),
+        Dataset.get_by_name(workspace, "digits", version="1"),
+        Dataset.get_by_id(workspace, made.id),
+        Dataset.get_all(workspace)["digits"],
+    ):
+        assert isinstance(found, FileDataset)
+        assert (found.version, found.id, found.fingerprint) == (1, made.id, made.fingerprint)
+        assert (found.description, found.tags) == ("by hand", {"year": "2020"})
+        assert found.to_path() == ["/a.csv", "/b.csv"]
+    # What is on disk: whoever looks there should find it where the documentation says.
+    data = json.loads((workspace.path / "datasets/digits/1.json").read_text())
+    assert (data["file_count"], data["size_bytes"]) == (2, 8)
+
+
+def test_a_table_comes_back_with_its_reading_and_its_steps(workspace, files):
+    table = Dataset.Tabular.from_delimited_files("data", separator=";").random_split(0.5, seed=3)[0].keep_columns(["x"])
+    table.register(workspace, "t")
+    found = Dataset.get_by_name(workspace, "t")
+    assert isinstance(found, TabularDataset)
+    assert (found.reading, found.steps) == (table.reading, table.steps)
+    assert len(found.to_pandas_dataframe()) == 1
+
+
+def test_the_same_registered_again_is_the_same_version(workspace, files):
+    first = files.register(workspace, "digits")
+    again = files.register(workspace, "digits", tags={"seen": "twice"})
+    assert (again.version, again.id) == (1, first.id)
+    assert Dataset.get_by_name(workspace, "digits").tags == {"seen": "twice"}
+    assert files.register(workspace, "digits", create_new_version=True).version == 2
+
+
+def test_other_content_or_another_way_to_take_it_asks_for_a_new_version(workspace, files, tmp_path):
+    files.register(workspace, "digits")
+    with pytest.raises(DataError, match=r"version 1 is taken in another way.*create_new_version=True for version 2"):
+        Dataset.Tabular.from_delimited_files("data").register(workspace, "digits")
+    write_tree(tmp_path, {"data/c.csv": "x\n3\n"})
+    with pytest.raises(DataError, match="version 1 is of other data"):
+        files.register(workspace, "digits")
+    assert files.register(workspace, "digits", create_new_version=True).version == 2
+    assert Dataset.get_by_name(workspace, "digits").version == 2
+    assert registered.versions(workspace.path, "digits") == [1, 2]
+
+
+def test_what_was_added_removed_and_changed_is_named(workspace, files, tmp_path):
+    made = files.register(workspace, "digits")
+    assert made.check()
+    assert str(made.check()) == "dataset 'digits:1' has the content that was registered"
+    write_tree(tmp_path, {"data/a.csv": "x\n11\n", "data/new.csv": ""})
+    (tmp_path / "data/b.csv").unlink()
+    found = Dataset.get_by_name(workspace, "digits").check()
+    assert not found
+    top = str(tmp_path / "data")
+    assert (found.added, found.removed, found.changed) == ((f"{top}/new.csv",), (f"{top}/b.csv",), (f"{top}/a.csv",))
+    assert "1 added" in str(found)
+    assert "a.csv" in str(found)
+
+
+def test_content_of_the_same_size_that_was_written_again_is_changed(workspace, files, tmp_path):
+    made = files.register(workspace, "digits")
+    (tmp_path / "data/a.csv").write_text("x\n7\n")
+    os.utime(tmp_path / "data/a.csv", ns=(1, 1))
+    assert made.check().changed == (str(tmp_path / "data/a.csv"),)
+
+
+def test_files_that_two_sources_name_and_of_which_some_are_taken_are_checked_as_they_were_registered(workspace, files):
+    dataset = Dataset.File.from_files(["data/b.csv", "data", "data/a.csv"]).take(1)
+    made = dataset.register(workspace, "first")
+    assert made.to_path() == ["/a.csv"]
+    assert made.check()
+
+
+def test_a_place_that_is_gone_is_all_removed(workspace, files, tmp_path):
+    made = files.register(workspace, "digits")
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert len(made.check().removed) == 2
+
+
+def test_only_a_registered_dataset_can_be_checked(files, workspace):
+    with pytest.raises(DataError, match=r"check\(\) is for a registered dataset"):
+        files.check()
+    with pytest.raises(DataError, match="for a registered dataset"):
+        files.register(workspace, "d").take(1).check()
+
+
+def test_an_unknown_name_or_version_names_those_there_are(workspace, files):
+    with pytest.raises(DataError, match="There are: none at all"):
+        Dataset.get_by_name(workspace, "digits")
+    files.register(workspace, "digits")
+    with pytest.raises(DataError, match=r"no dataset 'letters'.*There are: 'digits'"):
+        Dataset.get_by_name(workspace, "letters")
+    for version in (2, "2", 0, "newest", None, "²"):
+        with pytest.raises(DataError, match=r"has no version .* It has: 1"):
+            Dataset.get_by_name(workspace, "digits", version=version)
+    with pytest.raises(DataError, match="no dataset with the id 'abc'"):
+        Dataset.get_by_id(workspace, "abc")
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "../a", "a:b", " a", "a ", "a.", "-a", "a\n", "ä", "x" * 201, None, 3]
+)
+def test_names_that_leave_their_folder_or_mean_a_version_are_refused(workspace, files, name):
+    with pytest.raises(DataError, match="the dataset name"):
+        files.register(workspace, name)
+    assert registered.names(workspace.path) == []
+
+
+@pytest.mark.parametrize("name", ["a", "MNIST data", "2024.v1", "a_b-c", "x" * 200])
+def test_names_as_people_give_them_will_do(workspace, files, name):
+    assert files.register(workspace, name).version == 1
+    assert registered.names(workspace.path) == [name]
+
+
+def test_versions_that_were_forgotten_are_not_given_out_again(workspace, files):
+    made = files.register(workspace, "digits")
+    files.register(workspace, "digits", create_new_version=True)
+    made.unregister_all_versions()
+    assert Dataset.get_all(workspace) == {}
+    # A run that says "digits:1" must not come to mean other data.
+    assert files.register(workspace, "digits").version == 3
+    made.unregister_all_versions()
+    made.unregister_all_versions()
+
+
+def test_no_workspace_is_refused(files, tmp_path):
+    for wrong in (None, "ws", tmp_path):
+        with pytest.raises(DataError, match="is no workspace"):
+            files.register(wrong, "d")
+
+
+def test_files_of_one_workspaces_store_are_not_registered_in_another(workspace, tmp_path):
+    write_tree(workspace.path / "data", {"a": "1"})
+    dataset = Dataset.File.from_files(("default", ""), workspace=workspace)
+    with pytest.raises(DataError, match=r"datastores of this dataset are of the workspace .*ws', not of .*other"):
+        dataset.register(Workspace(tmp_path / "other"), "d")
+
+
+def test_a_record_that_a_newer_version_wrote_is_named(workspace, files):
+    files.register(workspace, "d")
+    path = workspace.path / "datasets/d/1.json"
+    for wrong in ({**json.loads(path.read_text()), "lens": 1}, [], {"steps": [["fold", 3]], "sources": []}):
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(DataError, match=r"1\.json' can't be read|the step \('fold', 3\)"):
+            Dataset.get_by_name(workspace, "d")
+
+
+def test_a_full_disk_is_told_and_leaves_no_version(small_disk, files):
+    workspace = Workspace(small_disk / "ws")
+    (workspace.path / "datasets").mkdir()
+    fill_disk(small_disk)
+    with pytest.raises(DataError, match=r"'d' can't be written.*No space left"):
+        files.register(workspace, "d")
+    assert Dataset.get_all(workspace) == {}
+
+
+REGISTER = """
+import sys
+from types import SimpleNamespace
+from pathlib import Path
+from paceline.data import Dataset
+for _ in range(int(sys.argv[2])):
+    made = Dataset.File.from_files("data").register(SimpleNamespace(path=Path(sys.argv[1])), "d", create_new_version=True)
+    print(made.version, flush=True)
+"""
+
+
+def test_processes_at_once_get_versions_of_their_own(workspace, files):
+    processes = [start_python(REGISTER, workspace.path, 20) for _ in range(3)]
+    got = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sorted(got) == list(range(1, 61))
+
+
+def test_a_process_that_is_killed_leaves_whole_versions_and_holds_nobody_up(workspace, files):
+    for lines in (1, 4, 9):
+        process = start_python(REGISTER, workspace.path, 100_000)
+        try:
+            for _ in range(lines):
+                process.stdout.readline()
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        known = registered.versions(workspace.path, "d")
+        for version in known:
+            assert Dataset.get_by_name(workspace, "d", version).check()
+        assert files.register(workspace, "d", create_new_version=True).version > known[-1]

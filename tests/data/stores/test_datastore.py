@@ -1,0 +1,224 @@
+"""Datastores by name: what is registered, what is refused, and files in and out by hand."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+
+import pytest
+
+from paceline.data.stores.datastore import Datastore
+from paceline.errors import DataError, TransferError
+from paceline.job.data_reference import Source
+from tests.data.conftest import s3_store
+from tests.helpers import fill_disk, write_tree
+
+FILES = {"a.txt": b"1", "sub dir/ü.txt": b"22", "empty": b""}
+
+
+def test_the_default_store_is_there_without_being_registered(workspace):
+    store = Datastore.get_default(workspace)
+    assert (store.name, store.kind, store.url) == ("default", "local", str(workspace.path / "data"))
+    assert store == Datastore(workspace, "default") == Datastore.get(workspace, "default")
+    assert list(Datastore.list(workspace)) == ["default"]
+    assert store.files() == []
+
+
+def test_a_registered_store_is_found_and_forgotten(workspace, tmp_path):
+    store = Datastore.register(workspace, "lab", tmp_path / "files", default=True)
+    assert Datastore.get_default(workspace) == store
+    assert list(Datastore.list(workspace)) == ["default", "lab"]
+    Datastore.get(workspace, "default").set_as_default()
+    assert not store.is_default
+    store.set_as_default()
+    store.unregister()
+    assert Datastore.get_default(workspace).name == "default"
+    with pytest.raises(DataError, match=r"there is no datastore 'lab' in .* There are: default"):
+        Datastore.get(workspace, "lab")
+
+
+def test_a_name_is_not_taken_twice_unless_allowed(workspace, tmp_path):
+    Datastore.register(workspace, "lab", tmp_path / "a")
+    with pytest.raises(DataError, match="overwrite=True"):
+        Datastore.register(workspace, "lab", tmp_path / "b")
+    assert Datastore.register(workspace, "lab", tmp_path / "b", overwrite=True).url == str(tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "a/b", ".default", "-x", "ü", "a\n", 7])
+def test_a_wrong_name_is_refused(workspace, tmp_path, name):
+    with pytest.raises(DataError, match="letters, digits"):
+        Datastore.register(workspace, name, tmp_path)
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "s3://", "nonsense://x", "http:///x"])
+def test_a_wrong_url_is_refused(workspace, url):
+    with pytest.raises(DataError, match=r"no kind that is known|names no bucket or host"):
+        Datastore.register(workspace, "lab", url)
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "azure_type", "container"),
+    [
+        ("s3://bucket/pre", "s3", "S3", "bucket"),
+        ("abfs://box@account.dfs.core.windows.net/x", "azure", "AzureBlob", "box"),
+        ("gs://bucket", "gcs", "GCS", "bucket"),
+        ("sftp://me@host/x", "sftp", "SFTP", None),
+        ("https://host/x", "http", "HTTP", None),
+        ("file:///some/folder", "local", "Local", None),
+    ],
+)
+def test_the_url_says_the_kind(workspace, monkeypatch, url, kind, azure_type, container):
+    monkeypatch.setattr("paceline.data.stores.filesystem.check_engine", lambda kind, record: None)
+    store = Datastore.register(workspace, "lab", url)
+    assert (store.kind, store.datastore_type, store.container_name) == (kind, azure_type, container)
+    assert store.account_name == ("account" if kind == "azure" else None)
+
+
+def test_a_missing_extra_is_named(workspace, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DataError, match=r"needs adlfs, which is not installed.*pip install 'paceline\[azure\]'"):
+        Datastore.register(workspace, "lab", "az://box/x")
+
+
+def test_a_secret_in_the_clear_is_refused_and_written_nowhere(workspace):
+    with pytest.raises(DataError, match="in the clear"):
+        Datastore.register(workspace, "lab", "s3://bucket", options={"secret": "planted"})
+    with pytest.raises(DataError, match="not shown here"):
+        Datastore.register(workspace, "lab", "s3://bucket", credentials={"secret": "planted"})
+    assert not list((workspace.path).rglob("lab.json"))
+
+
+def test_the_file_of_a_store_holds_places_and_no_values(workspace, monkeypatch):
+    monkeypatch.setenv("LAB_SECRET", "planted")
+    Datastore.register(workspace, "lab", "s3://bucket", credentials={"secret": "env:LAB_SECRET"})
+    text = (workspace.path / "datastores/lab.json").read_text()
+    assert json.loads(text) == {"url": "s3://bucket", "options": {}, "credentials": {"secret": "env:LAB_SECRET"}}
+
+
+def test_a_spoiled_file_of_a_store_is_refused_by_name(workspace):
+    write_tree(workspace.path, {"datastores/lab.json": "{half"})
+    with pytest.raises(DataError, match=r"lab.json' can't be read as a datastore"):
+        Datastore.get(workspace, "lab")
+
+
+def test_what_is_no_workspace_is_refused():
+    with pytest.raises(DataError, match="is not a workspace"):
+        Datastore(7, "lab")
+
+
+def test_a_store_is_pickled_and_printed_without_connections(workspace, tmp_path):
+    store = Datastore.register(workspace, "lab", tmp_path)
+    assert pickle.loads(pickle.dumps(store)) == store
+    assert repr(store) == f"Datastore({workspace!r}, 'lab')"
+
+
+def test_references_have_names_that_a_run_can_use(workspace, tmp_path):
+    store = Datastore.register(workspace, "my-lab", tmp_path)
+    assert store.path("/train set/*.csv").name == "my_lab_train_set_csv"
+    assert store.path("x", data_reference_name="mine").name == "mine"
+    assert Datastore.register(workspace, "1st", tmp_path).path().name == "_1st"
+    assert store.path("x").sources == (Source(datastore="my-lab", path="x"),)
+    assert [store.as_mount().mode, store.as_download("d").mode, store.as_upload().mode] == [
+        "mount",
+        "download",
+        "upload",
+    ]
+    assert store.as_download("d").path_on_compute == "d"
+
+
+def test_files_go_in_and_come_out_the_same(workspace, s3, bucket, tmp_path):
+    s3.bucket(bucket)
+    store = s3_store(workspace, s3.url, bucket)
+    write_tree(tmp_path / "src", FILES)
+    reference = store.upload(tmp_path / "src", "in/here", show_progress=False)
+    assert reference.sources == (Source(datastore="lab", path="in/here"),)
+    assert store.download(tmp_path / "out", show_progress=False) == 3
+    assert {name: (tmp_path / "out/in/here" / name).read_bytes() for name in FILES} == FILES
+
+
+def test_upload_leaves_what_is_there_unless_told(workspace, tmp_path):
+    store = Datastore.get_default(workspace)
+    write_tree(tmp_path / "src", {"a": "old"})
+    store.upload(tmp_path / "src", "x")
+    write_tree(tmp_path / "src", {"a": "new", "b": "more"})
+    store.upload(tmp_path / "src", "x")
+    assert [(workspace.path / "data/x" / name).read_text() for name in "ab"] == ["old", "more"]
+    store.upload(tmp_path / "src", "x", overwrite=True)
+    assert (workspace.path / "data/x/a").read_text() == "new"
+
+
+def test_download_leaves_what_is_there_unless_told(workspace, tmp_path):
+    write_tree(workspace.path, {"data/x/a": "new"})
+    write_tree(tmp_path, {"out/x/a": "old"})
+    store = Datastore.get_default(workspace)
+    assert store.download(tmp_path / "out") == 0
+    assert (tmp_path / "out/x/a").read_text() == "old"
+    assert store.download(tmp_path / "out", overwrite=True) == 1
+    assert (tmp_path / "out/x/a").read_text() == "new"
+
+
+def test_upload_files_keeps_paths_below_their_common_folder_or_the_named_one(workspace, tmp_path):
+    write_tree(tmp_path, {"src/a/x": "1", "src/b/y": "2"})
+    store, files = Datastore.get_default(workspace), [tmp_path / "src/a/x", tmp_path / "src/b/y"]
+    store.upload_files(files, target_path="one")
+    store.upload_files(files, relative_root=tmp_path, target_path="two")
+    store.upload_files(files[:1], target_path="three")
+    assert [info.path for info in store.files()] == ["one/a/x", "one/b/y", "three/x", "two/src/a/x", "two/src/b/y"]
+    with pytest.raises(DataError, match="does not lie below relative_root"):
+        store.upload_files(files, relative_root=tmp_path / "src/a")
+    with pytest.raises(DataError, match="is no file"):
+        store.upload_files([tmp_path / "src"])
+
+
+def test_a_web_store_takes_no_upload(workspace, tmp_path):
+    write_tree(tmp_path / "src", {"a": "1"})
+    with pytest.raises(DataError, match="HTTP can only be read from"):
+        Datastore.register(workspace, "web", "http://127.0.0.1:9").upload(tmp_path / "src")
+
+
+def test_a_link_in_the_target_leads_no_download_out_of_it(workspace, tmp_path):
+    write_tree(workspace.path, {"data/sub/a": "1"})
+    (tmp_path / "out").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out/sub").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(TransferError, match="is a link that leads out of it"):
+        Datastore.get_default(workspace).download(tmp_path / "out")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_full_disk_stops_a_download_and_leaves_no_file_of_that_name(workspace, small_disk):
+    write_tree(workspace.path, {"data/a": b"x" * 100_000})
+    fill_disk(small_disk)
+    with pytest.raises(TransferError, match=r"no room|No space"):
+        Datastore.get_default(workspace).download(small_disk / "out")
+    assert not (small_disk / "out/a").exists()
+
+
+def test_memory_is_a_store_of_this_process(workspace, bucket, tmp_path):
+    store = Datastore.register(workspace, "mem", f"memory://{bucket}")
+    write_tree(tmp_path / "src", FILES)
+    store.upload(tmp_path / "src")
+    assert {info.path for info in store.files()} == set(FILES)
+    assert store.download(tmp_path / "out") == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda ws: Datastore.register(ws, "x", 3), "url=3 of datastore 'x' is no URL"),
+        (lambda ws: Datastore.register(ws, "x", "/x", options="a"), "options='a' of datastore 'x' is not a dict"),
+        (
+            lambda ws: Datastore.register(ws, "x", "/x", credentials="env:X"),
+            "credentials='env:X' of datastore 'x' is not",
+        ),
+        (lambda ws: Datastore.register(ws, "x", "/x", default="yes"), "default='yes' is not a bool"),
+        (lambda ws: Datastore(ws).upload("x", overwrite="no"), "overwrite='no' is not a bool"),
+        (lambda ws: Datastore(ws).upload(3), "3 is not a path"),
+        (lambda ws: Datastore(ws).download(3), "3 is not a path"),
+        (lambda ws: Datastore(ws).path("x").as_upload(overwrite="no"), "overwrite='no'"),
+    ],
+)
+def test_values_of_another_type_are_refused(workspace, call, said):
+    with pytest.raises(DataError, match=re.escape(said)):
+        call(workspace)

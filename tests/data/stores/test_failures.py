@@ -1,0 +1,89 @@
+"""Foreign errors in our words: which cause, which message."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+import pytest
+
+from paceline.data.stores.credentials import Secrets
+from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
+from paceline.data.stores.record import StoreRecord
+from paceline.errors import DataError, TransferError
+
+RECORD = StoreRecord(name="lab", url="s3://bucket")
+
+
+class _AnswerError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__(f"answer {status}")
+        self.status = status
+
+
+def named(name: str, text: str = "") -> Exception:
+    """An error of a library that is not imported here."""
+    error: Exception = type(name, (Exception,), {})(text)
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (OSError(errno.ENOSPC, "full"), "disk"),
+        (OSError(errno.EDQUOT, "full"), "disk"),
+        (FileNotFoundError("x"), "missing"),
+        (PermissionError("x"), "denied"),
+        (ConnectionResetError(errno.ECONNRESET, "x"), "transient"),
+        (TimeoutError(), "transient"),
+        (EOFError(), "transient"),
+        (ShortError("x"), "transient"),
+        (ChangedError("x"), "changed"),
+        (socket.gaierror(-2, "Name or service not known"), "no-host"),
+        (_AnswerError(401), "denied"),
+        (_AnswerError(404), "missing"),
+        (_AnswerError(412), "changed"),
+        (_AnswerError(503), "transient"),
+        (_AnswerError(429), "transient"),
+        (_AnswerError(400), "other"),
+        (named("AuthenticationException"), "denied"),
+        (named("BadHostKeyException"), "host-key"),
+        (
+            named("GenericError", "Server returned non-2xx status code: 404 Not Found: <Code>NoSuchBucket</Code>"),
+            "no-store",
+        ),
+        (named("GenericError", "Server returned non-2xx status code: 500 x"), "transient"),
+        (named("GenericError", "HTTP error: error sending request"), "transient"),
+        (ValueError("x"), "other"),
+    ],
+    ids=repr,
+)
+def test_each_error_has_its_cause(error, cause):
+    assert cause_of(error) == cause
+
+
+def test_a_cause_behind_another_error_counts():
+    error = FileNotFoundError("url")
+    error.__cause__ = _AnswerError(403)
+    assert cause_of(error) == "denied"
+
+
+def test_a_message_names_the_store_the_file_the_reason_and_what_to_do():
+    told = translated(FileNotFoundError("x"), RECORD, Secrets(), "reading 'x'")
+    assert isinstance(told, DataError)
+    assert str(told) == (
+        "reading 'x' in datastore 'lab' (s3://bucket) failed: there is nothing there. "
+        "Look with `paceline data ls` what is there."
+    )
+    assert isinstance(translated(ValueError("x"), RECORD, Secrets(), "reading"), TransferError)
+
+
+def test_errors_of_ours_stay_as_they_are():
+    error = DataError("as it is")
+    assert translated(error, RECORD, Secrets(), "reading") is error
+
+
+def test_secrets_go_out_of_the_message_and_of_the_error_behind_it():
+    error = ValueError("refused: planted", {"also": "planted"})
+    told = translated(error, RECORD, Secrets({"key": "planted"}), "reading")
+    assert "planted" not in str(told) + repr(error) + str(error)

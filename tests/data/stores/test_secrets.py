@@ -1,0 +1,128 @@
+"""A planted secret is in nothing that is written or raised: every kind of failure, every file, every message."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import traceback
+from urllib.parse import quote, quote_plus
+
+import pytest
+
+from paceline.data.stores.datastore import Datastore
+from paceline.data.transfer.upload import check_upload
+from paceline.errors import PacelineError
+from tests.data.servers import Answer
+from tests.helpers import write_tree
+
+SECRET = "pl4nted/Secret+with=signs & more"
+FORMS = {SECRET, quote(SECRET), quote(SECRET, safe=""), quote_plus(SECRET), json.dumps(SECRET)[1:-1]}
+
+
+@pytest.fixture
+def logged():
+    """All that is logged by anybody, at the lowest level."""
+    text = io.StringIO()
+    handler = logging.StreamHandler(text)
+    root = logging.getLogger()
+    level = root.level
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    yield text
+    root.removeHandler(handler)
+    root.setLevel(level)
+
+
+def seen_in(text: str) -> bool:
+    return any(form in text for form in FORMS)
+
+
+def everything(error: BaseException, workspace, cache, logged) -> str:
+    """The message, the traceback with all causes, their reprs and pickles, what was logged, and all files."""
+    parts = ["".join(traceback.format_exception(error)), logged.getvalue()]
+    link: BaseException | None = error
+    while link is not None:
+        parts += [repr(link), str(link), repr(link.args)]
+        link = link.__cause__ or link.__context__
+    for top in (workspace.path, cache.folder):
+        parts += [path.read_text(errors="replace") for path in top.rglob("*") if path.is_file()]
+    return "\n".join(parts)
+
+
+def echo(answer: Answer) -> None:
+    """A server that tells in its error what it was told."""
+    said = f"<Error><Code>AccessDenied</Code><Message>{SECRET} is wrong, {quote(SECRET)}</Message></Error>".encode()
+    answer.status, answer.body, answer.headers = 403, said, {"Content-Length": str(len(said))}
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [("proxy", "env"), ("proxy", "file"), ("http://127.0.0.1:9", "env"), ("http://no-such-host.invalid", "env")],
+)
+def test_an_s3_secret_is_nowhere(
+    workspace, s3, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, url, place
+):
+    s3.bucket(bucket, {"x": b"1"})
+    monkeypatch.setenv("LAB_SECRET", SECRET)
+    (tmp_path / "closed").write_text(SECRET)
+    (tmp_path / "closed").chmod(0o600)
+    url = proxied(s3.port, echo).url if url == "proxy" else url
+    store = Datastore.register(
+        workspace,
+        "lab",
+        f"s3://{bucket}",
+        options={"endpoint_url": url},
+        credentials={
+            "key": "env:AWS_ACCESS_KEY_ID",
+            "secret": "env:LAB_SECRET" if place == "env" else f"file:{tmp_path}/closed",
+        },
+    )
+    for call in (
+        lambda: take(store.path().as_download()),
+        lambda: check_upload(store.path("out").as_upload(), workspace.path),
+        lambda: store.download(tmp_path / "out", show_progress=False),
+    ):
+        with pytest.raises(PacelineError) as caught:
+            call()
+        assert not seen_in(everything(caught.value, workspace, cache, logged))
+    assert not seen_in(repr(store) + repr(store.__dict__))
+    assert SECRET.encode() not in pickle.dumps(store)
+
+
+def test_a_secret_that_the_libraries_find_themselves_is_nowhere(
+    workspace, s3, bucket, proxied, take, cache, logged, monkeypatch
+):
+    s3.bucket(bucket, {"x": b"1"})
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    store = Datastore.register(workspace, "lab", f"s3://{bucket}", options={"endpoint_url": proxied(s3.port, echo).url})
+    with pytest.raises(PacelineError) as caught:
+        take(store.path().as_download())
+    assert not seen_in(everything(caught.value, workspace, cache, logged))
+
+
+def test_an_sftp_password_is_nowhere(workspace, sshd, take, cache, logged, monkeypatch, tmp_path):
+    monkeypatch.setenv("LAB_SECRET", SECRET)
+    store = Datastore.register(
+        workspace,
+        "lab",
+        sshd.url(tmp_path),
+        options={"known_hosts": str(sshd.known_hosts)},
+        credentials={"password": "env:LAB_SECRET"},
+    )
+    with pytest.raises(PacelineError, match="refuses these credentials") as caught:
+        take(store.path().as_download())
+    assert not seen_in(everything(caught.value, workspace, cache, logged))
+
+
+def test_a_token_of_the_web_is_nowhere_even_when_all_goes_well(workspace, take, cache, logged, monkeypatch, tmp_path):
+    from tests.data.servers import http_server
+
+    monkeypatch.setenv("WEB_TOKEN", "planted-token")
+    write_tree(tmp_path / "files", {"a": "1"})
+    with http_server(tmp_path / "files", password="planted-token") as port:
+        store = Datastore.register(workspace, "web", f"http://127.0.0.1:{port}", credentials={"token": "env:WEB_TOKEN"})
+        fetched = take(store.path("a").as_download())
+    assert fetched.path.read_text() == "1"
+    assert "planted" not in everything(Exception(json.dumps(fetched.to_json())), workspace, cache, logged)

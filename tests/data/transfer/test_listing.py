@@ -1,0 +1,231 @@
+"""What a reference means in each kind of store: the same files have the same names everywhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from paceline.data.stores.datastore import Datastore
+from paceline.data.transfer.listing import fingerprint, is_single_file, list_files
+from paceline.errors import DataError, TransferError
+from paceline.job.data_reference import Source
+from tests.data.conftest import s3_store
+from tests.helpers import write_tree
+
+FILES = {
+    "train/a.csv": b"1",
+    "train/sub folder/ü é.csv": b"22",
+    "train/sub folder/q?#%41*[1].bin": b"333",
+    "train/empty": b"",
+    "training.txt": b"4444",
+    "-rf": b"5",
+}
+
+
+@pytest.fixture(params=["local", "s3", "sftp", "memory"])
+def store(request, workspace, tmp_path):
+    """The same files in a store of each kind."""
+    if request.param == "local":
+        write_tree(tmp_path / "files", FILES)
+        return Datastore.register(workspace, "lab", tmp_path / "files")
+    if request.param == "s3":
+        server, name = request.getfixturevalue("s3_once"), request.getfixturevalue("bucket")
+        server.bucket(name, {f"pre fix/{key}": content for key, content in FILES.items()})
+        return s3_store(workspace, server.url, f"{name}/pre fix")
+    if request.param == "memory":
+        import fsspec
+
+        name = request.getfixturevalue("bucket")
+        for key, content in FILES.items():
+            fsspec.filesystem("memory").pipe_file(f"/{name}/{key}", content)
+        return Datastore.register(workspace, "lab", f"memory://{name}")
+    sshd = request.getfixturevalue("sshd")
+    write_tree(tmp_path / "files", FILES)
+    return Datastore.register(workspace, "lab", sshd.url(tmp_path / "files"), options=sshd.options())
+
+
+def names(infos):
+    return {info.relative: info.size for info in infos}
+
+
+def test_the_whole_store_is_listed_by_path(store):
+    infos = store.files()
+    assert [info.path for info in infos] == sorted(FILES)
+    assert names(infos) == {name: len(content) for name, content in FILES.items()}
+    assert all(info.version for info in infos)
+
+
+@pytest.mark.parametrize("path", ["train", "train/", "/train", "./train"])
+def test_a_folder_has_what_is_below_it_and_not_what_begins_alike(store, path):
+    assert set(names(store.files(path))) == {"a.csv", "sub folder/ü é.csv", "sub folder/q?#%41*[1].bin", "empty"}
+
+
+def test_one_file_is_itself(store, workspace):
+    sources = [Source(datastore="lab", path="train/a.csv")]
+    infos = list_files(sources, workspace.path)
+    assert names(infos) == {"a.csv": 1}
+    assert is_single_file(infos, sources, workspace.path)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("train/*.csv", {"a.csv"}),
+        ("train/**/*.csv", {"a.csv", "sub folder/ü é.csv"}),
+        ("**/ü*", {"train/sub folder/ü é.csv"}),
+        ("t*", {"training.txt"}),
+        ("train/sub folder/**", {"ü é.csv", "q?#%41*[1].bin"}),
+    ],
+)
+def test_a_pattern_means_files(store, workspace, pattern, expected):
+    sources = [Source(datastore="lab", path=pattern)]
+    infos = list_files(sources, workspace.path)
+    assert set(names(infos)) == expected
+    assert not is_single_file(infos, sources, workspace.path)
+
+
+@pytest.mark.parametrize("path", ["trai", "no/such", "*.zip", "train/a.csv/b"])
+def test_a_path_at_which_there_is_nothing_is_an_error(store, path):
+    with pytest.raises(DataError, match=r"(there is nothing at|no file matches) .*'lab'"):
+        store.files(path)
+
+
+def test_a_path_out_of_the_store_is_refused(store):
+    with pytest.raises(DataError, match="leaves datastore 'lab'"):
+        store.files("train/../../etc")
+
+
+def test_several_sources_are_one_list_and_a_file_that_two_mean_comes_once(store, workspace):
+    sources = [Source(datastore="lab", path=path) for path in ("train", "train/a.csv", "training.txt")]
+    assert [info.path for info in list_files(sources, workspace.path)] == [
+        "train/a.csv", "train/empty", "train/sub folder/q?#%41*[1].bin", "train/sub folder/ü é.csv", "training.txt",
+    ]  # fmt: skip
+
+
+def test_an_absolute_path_and_a_file_url_need_no_datastore(workspace, tmp_path):
+    write_tree(tmp_path / "files", FILES)
+    for path in (f"{tmp_path}/files/train", f"file://{tmp_path}/files/train"):
+        infos = list_files([Source(path=path)], workspace.path)
+        assert infos[0].path == f"{tmp_path}/files/train/a.csv"
+        assert set(names(infos)) == {"a.csv", "sub folder/ü é.csv", "sub folder/q?#%41*[1].bin", "empty"}
+
+
+@pytest.mark.parametrize("path", ["relative/path", "ftp://host/file", ""])
+def test_what_is_neither_a_url_nor_an_absolute_path_is_refused(workspace, path):
+    with pytest.raises(DataError, match="absolute path"):
+        list_files([Source(path=path)], workspace.path)
+
+
+def test_a_password_in_a_plain_url_is_refused_and_not_shown(workspace):
+    with pytest.raises(DataError, match="has a password in it") as caught:
+        list_files([Source(path="https://me:planted@host/x")], workspace.path)
+    assert "planted" not in str(caught.value)
+
+
+def test_http_lists_the_links_of_a_folder_and_one_file(web, workspace):
+    write_tree(web.folder, FILES)
+    store = Datastore.register(workspace, "web", web.url)
+    assert names(store.files()) == {name: len(content) for name, content in FILES.items()}
+    assert names(store.files("train/sub folder/ü é.csv")) == {"ü é.csv": 2}
+    assert names(store.files("train/a.csv")) == {"a.csv": 1}
+    assert set(names(store.files("train/*.csv"))) == {"a.csv"}
+    [info] = list_files([Source(path=f"{web.url}/train/a.csv")], workspace.path)
+    assert (info.path, info.relative) == (f"{web.url}/train/a.csv", "a.csv")
+    with pytest.raises(DataError, match="there is nothing there"):
+        store.files("no/such/file")
+
+
+def test_a_version_changes_with_the_content(workspace, s3, bucket, tmp_path):
+    s3.bucket(bucket, {"x": b"one"})
+    store = s3_store(workspace, s3.url, bucket)
+    before = store.files()
+    assert fingerprint(before) == fingerprint(store.files())
+    s3.put(bucket, "x", b"two")
+    assert fingerprint(before) != fingerprint(store.files())
+
+
+@pytest.mark.parametrize("key", ["../up", "x/../../y", "d//e", "./z"])
+def test_a_name_that_would_leave_the_folder_is_refused_by_its_name(workspace, s3, bucket, key):
+    s3.bucket(bucket, {"fine": b"1", key: b"2"})
+    with pytest.raises(DataError, match=r"Rename it there") as caught:
+        s3_store(workspace, s3.url, bucket).files()
+    assert key in str(caught.value)
+
+
+def test_an_absolute_name_is_refused_and_written_nowhere(workspace, s3, bucket, take, tmp_path):
+    """obstore lists it without its first "/", and then finds that there is no such object."""
+    s3.bucket(bucket, {"fine": b"1", f"{tmp_path}/evil": b"2"})
+    with pytest.raises(DataError, match=r"Rename it there|there is nothing there"):
+        take(s3_store(workspace, s3.url, bucket).path().as_download())
+    assert not (tmp_path / "evil").exists()
+
+
+def test_objects_that_mark_folders_are_no_files(workspace, s3, bucket):
+    s3.bucket(bucket, {"a/": b"", "a/b": b"1", "c": b"", "c/d": b"2"})
+    assert [info.path for info in s3_store(workspace, s3.url, bucket).files()] == ["a/b", "c/d"]
+
+
+def test_more_objects_than_one_answer_holds_are_all_listed(workspace, s3, bucket):
+    s3.bucket(bucket, {f"{number:04d}": b"" for number in range(1005)})
+    assert len(s3_store(workspace, s3.url, bucket).files()) == 1005
+
+
+def test_an_empty_store_is_an_empty_list(workspace, s3, bucket):
+    s3.bucket(bucket)
+    assert s3_store(workspace, s3.url, bucket).files() == []
+
+
+def test_links_of_a_local_folder_are_followed_but_never_in_a_circle(workspace, tmp_path):
+    write_tree(tmp_path, {"files/own/a": "1", "else/where/b": "2"})
+    (tmp_path / "files/linked").symlink_to(tmp_path / "else")
+    (tmp_path / "files/own/up").symlink_to(tmp_path / "files")
+    (tmp_path / "files/own/nowhere").symlink_to(tmp_path / "no")
+    (tmp_path / "else/back").symlink_to(tmp_path / "files/linked")
+    listener = socket.socket(socket.AF_UNIX)
+    os.chdir(tmp_path / "files")
+    listener.bind("socket")
+    listener.close()
+    store = Datastore.register(workspace, "lab", tmp_path / "files")
+    assert [info.path for info in store.files()] == ["linked/where/b", "own/a"]
+
+
+def test_a_local_folder_that_can_not_be_read_is_an_error(workspace, tmp_path):
+    store = Datastore.register(workspace, "lab", tmp_path / "gone")
+    with pytest.raises(DataError, match="there is nothing at 'x'"):
+        store.files("x")
+
+
+def test_an_unknown_ssh_host_is_refused(workspace, sshd, tmp_path):
+    (tmp_path / "none").write_text("")
+    store = Datastore.register(
+        workspace, "lab", sshd.url(tmp_path), options=sshd.options(known_hosts=str(tmp_path / "none"))
+    )
+    with pytest.raises(TransferError, match=r"the host is not known here.*known_hosts"):
+        store.files()
+
+
+def test_a_wrong_ssh_key_is_refused(workspace, sshd, tmp_path):
+    import subprocess
+
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(tmp_path / "other")], check=True)
+    store = Datastore.register(
+        workspace, "lab", sshd.url(tmp_path), options=sshd.options(key_filename=str(tmp_path / "other"))
+    )
+    with pytest.raises(TransferError, match="the store refuses these credentials"):
+        store.files()
+
+
+def test_a_wrong_token_of_a_web_server_is_refused(workspace, tmp_path, monkeypatch):
+    from tests.data.servers import http_server
+
+    monkeypatch.setenv("WEB_TOKEN", "planted-wrong")
+    write_tree(tmp_path / "files", {"a": "1"})
+    with http_server(tmp_path / "files", password="right") as port:
+        store = Datastore.register(workspace, "web", f"http://127.0.0.1:{port}", credentials={"token": "env:WEB_TOKEN"})
+        with pytest.raises(TransferError, match="the store refuses these credentials") as caught:
+            store.files("a")
+        assert "planted" not in str(caught.value)
+        monkeypatch.setenv("WEB_TOKEN", "right")
+        assert names(store.files("a")) == {"a": 1}

@@ -1,0 +1,128 @@
+"""A file while it comes: its lock, what is remembered of it, and what a kill leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.data.transfer import partial as module
+from paceline.data.transfer.partial import claim, is_claimed
+
+
+@pytest.fixture
+def part(tmp_path):
+    return tmp_path / "x.part"
+
+
+def test_only_one_has_it_and_others_wait_in_vain_or_come_back(part):
+    mine = claim(part, 10, wait=False)
+    assert claim(part, 10, wait=False) is None
+    assert is_claimed(part)
+    mine.close()
+    assert not is_claimed(part)
+    again = claim(part, 10, wait=False)
+    assert again is not None
+    again.close()
+
+
+def test_the_length_of_a_file_in_one_piece_says_how_far_it_is(part):
+    mine = claim(part, 10, wait=False)
+    mine.write(b"abcd", 0)
+    mine.close()  # as a kill would: nothing was marked
+    again = claim(part, 10, wait=False)
+    assert again.missing() == [(4, 10)]
+    assert again.done_bytes == 4
+    again.close()
+
+
+def test_more_than_the_whole_is_no_beginning(part):
+    part.write_bytes(b"too long by far")
+    mine = claim(part, 10, wait=False)
+    assert mine.missing() == [(0, 10)]
+    assert mine.held_bytes() == 0
+    mine.close()
+
+
+def test_of_a_file_in_ranges_only_what_was_marked_counts(part, monkeypatch):
+    monkeypatch.setattr(module, "SINGLE_BYTES", 10)
+    mine = claim(part, 100, wait=False)
+    mine.write(b"x" * 20, 40)
+    mine.mark(40, 60)
+    mine.write(b"y" * 20, 80)
+    mine.close()
+    again = claim(part, 100, wait=False)
+    assert again.missing() == [(0, 40), (60, 100)]
+    again.close()
+
+
+@pytest.mark.parametrize("torn", [b"0 100", b"0 1000\n", b"-5 100\n", b"60 40\n", b"a b\n", b"\xff\n"])
+def test_a_torn_or_strange_line_of_ranges_counts_for_nothing(part, monkeypatch, torn):
+    monkeypatch.setattr(module, "SINGLE_BYTES", 10)
+    part.write_bytes(b"z" * 50)
+    part.with_suffix(".ranges").write_bytes(b"0 10\n" + torn)
+    mine = claim(part, 100, wait=False)
+    assert mine.missing() == [(10, 100)]
+    mine.close()
+
+
+def test_ranges_without_their_file_count_for_nothing(part, monkeypatch):
+    monkeypatch.setattr(module, "SINGLE_BYTES", 10)
+    part.with_suffix(".ranges").write_bytes(b"0 100\n")
+    mine = claim(part, 100, wait=False)
+    assert mine.missing() == [(0, 100)]
+    mine.write(b"x", 99)
+    mine.close()
+    again = claim(part, 100, wait=False)
+    assert again.missing() == [(0, 100)]
+    again.close()
+
+
+def test_a_finished_file_has_its_name_and_mode_and_leaves_nothing(part, monkeypatch):
+    monkeypatch.setattr(module, "SINGLE_BYTES", 3)
+    mine = claim(part, 4, wait=False)
+    mine.write(b"abcd", 0)
+    mine.mark(0, 4)
+    mine.finish(part.with_name("whole"), mode=0o444, mtime_ns=10**18)
+    [whole] = part.parent.iterdir()
+    assert (whole.name, whole.read_bytes(), whole.stat().st_mtime_ns) == ("whole", b"abcd", 10**18)
+
+
+def test_who_waited_for_a_finished_file_does_not_get_it_to_write(part):
+    """The waiting process has the finished file open; had it taken the lock for its own, it would truncate it."""
+    import threading
+
+    mine = claim(part, 4, wait=False)
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.append(claim(part, 4, wait=True)))
+    waiting.start()
+    mine.write(b"abcd", 0)
+    mine.finish(part.with_name("whole"), mode=0o444, mtime_ns=None)
+    waiting.join()
+    [found] = got
+    if found is not None:  # it came late, and made a file of its own
+        found.discard()
+    assert part.with_name("whole").read_bytes() == b"abcd"
+
+
+def test_a_file_that_is_finished_between_opening_and_locking_is_not_written_to(part, monkeypatch):
+    other = claim(part, 4, wait=False)
+    other.write(b"abcd", 0)
+    lock = module.fcntl.flock
+
+    def late(fd, how) -> None:
+        monkeypatch.setattr(module.fcntl, "flock", lock)
+        other.finish(part.with_name("whole"), mode=0o444, mtime_ns=None)
+        lock(fd, how)
+
+    monkeypatch.setattr(module.fcntl, "flock", late)
+    mine = claim(part, 4, wait=False)
+    mine.write(b"????", 0)
+    mine.close()
+    assert part.with_name("whole").read_bytes() == b"abcd"
+
+
+def test_a_link_in_the_place_of_a_part_is_not_written_through(part, tmp_path):
+    (tmp_path / "precious").write_text("stays")
+    part.symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic"):
+        claim(part, 4, wait=False)
+    assert (tmp_path / "precious").read_text() == "stays"

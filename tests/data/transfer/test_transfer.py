@@ -1,0 +1,251 @@
+"""What can go wrong on the way from an S3 server: each is mended, or one clear error, and nothing half is taken for whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from paceline.data.transfer import transfer as module
+from paceline.data.transfer.partial import SINGLE_BYTES
+from paceline.errors import DataError, PacelineError, TransferError
+from tests.data.conftest import s3_store
+from tests.data.servers import S3, Answer, port_of
+
+BODY = bytes(range(256)) * 2000
+
+
+def spoil(path: str, change: Callable[[Answer], None], times: int = 10**9) -> Callable[[Answer], None]:
+    """Changes the first answers to GETs of objects with this ending."""
+    left = [times]
+
+    def call(answer: Answer) -> None:
+        if answer.method == "GET" and answer.path.endswith(path) and answer.status < 300 and left[0] > 0:
+            left[0] -= 1
+            change(answer)
+
+    return call
+
+
+def cut(after: int) -> Callable[[Answer], None]:
+    def change(answer: Answer) -> None:
+        answer.cut_after = after
+
+    return change
+
+
+def nothing_is_kept(cache) -> bool:
+    return cache.use().files == 0 and not list(cache.views.glob("run_1/0/*"))
+
+
+def test_a_download_that_broke_off_goes_on_at_the_byte_where_it_stopped(workspace, s3, bucket, proxied, take):
+    s3.bucket(bucket, {"x.bin": BODY * 5})
+    proxy = proxied(s3.port, spoil("x.bin", cut(1_000_000), times=1))
+    fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert (fetched.path / "x.bin").read_bytes() == BODY * 5
+    assert fetched.fetched_bytes == len(BODY) * 5, "no byte came twice"
+    assert any(ranges.startswith("bytes=") and ranges != "bytes=0-" for ranges in proxy.gets("x.bin"))
+
+
+def test_a_small_object_that_is_cut_is_fetched_again(workspace, s3, bucket, proxied, take):
+    s3.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(s3.port, spoil("x.bin", cut(1000), times=2))
+    fetched = take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert (fetched.path / "x.bin").read_bytes() == BODY
+
+
+def test_a_line_that_always_breaks_is_one_error_and_nothing_half_is_left(workspace, s3, bucket, proxied, take, cache):
+    s3.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(s3.port, spoil("x.bin", cut(0)))
+    with pytest.raises(TransferError, match=r"reading 'x.bin' in datastore 'lab' .* failed: .*Try again"):
+        take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert nothing_is_kept(cache)
+    assert len(proxy.gets("x.bin")) < 60, "trying again ends"
+
+
+def test_an_object_that_is_shorter_than_it_was_listed_is_never_taken(workspace, s3, bucket, proxied, take, cache):
+    def shorten(answer: Answer) -> None:
+        answer.body = answer.body[:100]
+        answer.headers["Content-Length"] = "100"
+
+    s3.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(s3.port, spoil("x.bin", shorten))
+    with pytest.raises(TransferError, match=r"x\.bin"):
+        take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert nothing_is_kept(cache)
+
+
+def test_an_object_that_changes_after_the_listing_is_refused_and_the_next_run_has_the_new_one(
+    workspace, s3, bucket, proxied, take, cache
+):
+    s3.bucket(bucket, {"x.bin": BODY})
+    new = BODY[::-1]
+
+    def change(answer: Answer) -> None:
+        if "list-type" in answer.path:
+            s3.put(bucket, "x.bin", new)
+
+    proxy = proxied(s3.port, change)
+    store = s3_store(workspace, proxy.url, bucket)
+    with pytest.raises(TransferError, match=r"it was changed while it was read"):
+        take(store.path().as_download())
+    assert nothing_is_kept(cache)
+    proxy.spoil = lambda answer: None
+    assert (take(store.path().as_download()).path / "x.bin").read_bytes() == new
+
+
+def test_what_came_of_an_old_version_is_no_beginning_of_the_new_one(workspace, s3, bucket, proxied, take, cache):
+    s3.bucket(bucket, {"x.bin": BODY * 12})
+
+    def keep_the_front(answer: Answer) -> None:
+        ranges = answer.request_headers.get("range")
+        if ranges is None or not ranges.startswith("bytes=0-"):
+            answer.cut_after = 10**6 if ranges is None else 0
+
+    proxy = proxied(s3.port, spoil("x.bin", keep_the_front))
+    store = s3_store(workspace, proxy.url, bucket)
+    with pytest.raises(TransferError):
+        take(store.path().as_download())
+    proxy.spoil = lambda answer: None
+    assert any(part.stat().st_size for part in (cache.folder / "partial").iterdir()), "something had come"
+    s3.put(bucket, "x.bin", BODY[::-1] * 12)
+    assert (take(store.path().as_download()).path / "x.bin").read_bytes() == BODY[::-1] * 12
+
+
+def test_a_large_file_comes_in_ranges_and_only_the_missing_ones_come_again(
+    workspace, s3, bucket, proxied, take, monkeypatch
+):
+    monkeypatch.setattr("paceline.data.transfer.partial.SINGLE_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "SINGLE_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "_RANGE_BYTES", 1 << 20)
+    body = os.urandom(5_000_000)
+    s3.bucket(bucket, {"large.bin": body})
+
+    def break_third(answer: Answer) -> None:
+        if answer.request_headers.get("range", "").startswith(f"bytes={2 << 20}-"):
+            answer.status, answer.body, answer.headers["Content-Length"] = 500, b"", "0"
+
+    proxy = proxied(s3.port, spoil("large.bin", break_third))
+    store = s3_store(workspace, proxy.url, bucket)
+    with pytest.raises(TransferError, match=r"large\.bin"):
+        take(store.path().as_download())
+    proxy.spoil = lambda answer: None
+    fetched = take(store.path().as_download())
+    assert (fetched.path / "large.bin").read_bytes() == body
+    assert 0 < fetched.fetched_bytes < len(body), "what had come was kept"
+
+
+def test_a_server_that_is_killed_in_mid_download_is_one_error_and_the_next_run_goes_on(
+    workspace, s3_once, bucket, proxied, take, cache
+):
+    size = SINGLE_BYTES + (20 << 20)
+    body = os.urandom(1 << 20) * (size >> 20)
+    server = S3()
+
+    def kill(answer: Answer) -> None:
+        """After the first 10 MiB of a range: however fast the rest comes, this one is missing."""
+        if answer.path.endswith("x.bin") and len(answer.body) > 10 << 20 and server.process.poll() is None:
+            server.kill()
+            answer.cut_after = 10 << 20
+
+    try:
+        server.bucket(bucket, {"x.bin": body})
+        proxy = proxied(port_of(server.url), kill)
+        store = s3_store(workspace, proxy.url, bucket)
+        with pytest.raises(TransferError, match=r"x\.bin"):
+            take(store.path().as_download())
+        assert server.process.poll() is not None, "it was killed before the end"
+        assert nothing_is_kept(cache)
+    finally:
+        server.kill()
+    proxy.spoil = lambda answer: None
+    server = S3(port_of(server.url))
+    try:
+        server.bucket(bucket, {"x.bin": body})
+        told: list[int] = []
+        fetched = take(store.path().as_download(), progress=lambda done, *_: told.append(done))
+        assert (fetched.path / "x.bin").read_bytes() == body
+        assert fetched.fetched_bytes < len(body), "what had come was kept"
+        assert told[-1] == len(body), "and counted"
+    finally:
+        server.kill()
+
+
+def test_an_answer_of_500_is_tried_again(workspace, s3, bucket, proxied, take):
+    def fail(answer: Answer) -> None:
+        answer.status, answer.body, answer.headers["Content-Length"] = 503, b"", "0"
+
+    s3.bucket(bucket, {"x.bin": BODY})
+    proxy = proxied(s3.port, spoil("x.bin", fail, times=2))
+    assert (take(s3_store(workspace, proxy.url, bucket).path().as_download()).path / "x.bin").read_bytes() == BODY
+
+
+def test_an_object_that_is_gone_since_the_listing_is_one_error(workspace, s3, bucket, proxied, take, cache):
+    s3.bucket(bucket, {"x.bin": BODY, "y.bin": BODY})
+
+    def remove(answer: Answer) -> None:
+        if "list-type" in answer.path:
+            s3.call("DELETE", f"/{bucket}/y.bin")
+
+    proxy = proxied(s3.port, remove)
+    with pytest.raises(DataError, match=r"reading 'y.bin' in datastore 'lab' .* there is nothing there"):
+        take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert not (cache.views / "run_1/0/lab").exists()
+
+
+def test_wrong_keys_are_one_error_without_the_secret(workspace, s3, bucket, take, monkeypatch):
+    s3.bucket(bucket, {"x.bin": BODY})
+    monkeypatch.setenv("LAB_SECRET", "a wrong/secret+key")
+    store = s3_store(workspace, s3.url, bucket)
+    store = type(store).register(
+        workspace, "lab", store.url, options={"endpoint_url": s3.url},
+        credentials={"key": "env:AWS_ACCESS_KEY_ID", "secret": "env:LAB_SECRET"}, overwrite=True,
+    )  # fmt: skip
+    s3.check_keys(True)
+    try:
+        with pytest.raises(
+            TransferError, match=r"the store refuses these credentials .*Check its credentials"
+        ) as caught:
+            take(store.path().as_download())
+    finally:
+        s3.check_keys(False)
+    assert "wrong" not in str(caught.value)
+
+
+def test_a_bucket_that_is_not_there_is_one_error(workspace, s3, take):
+    with pytest.raises(TransferError, match=r"listing '' in datastore 'lab' .* there is no such bucket"):
+        take(s3_store(workspace, s3.url, "no-such-bucket").path().as_download())
+
+
+@pytest.mark.parametrize("url", ["http://no-such-host.invalid", "http://127.0.0.1:9"])
+def test_a_host_that_is_not_there_is_one_error(workspace, s3, take, url):
+    with pytest.raises(TransferError, match="listing '' in datastore 'lab'"):
+        take(s3_store(workspace, url, "bucket").path().as_download())
+
+
+def test_a_full_disk_is_one_error_that_names_the_folder(workspace, s3, bucket, take, small_disk):
+    from paceline.data.transfer.cache import DataCache
+
+    s3.bucket(bucket, {"x.bin": BODY * 4, "y.bin": BODY * 4})
+    full = DataCache(small_disk / "cache", limit_bytes=10**9)
+    with pytest.raises(TransferError, match=r"no room .*PACELINE_DATA_CACHE"):
+        take(s3_store(workspace, s3.url, bucket).path().as_download(), cache=full, view_dir=full.view_dir("run_1", 0))
+    assert full.use().files < 2
+    for folder in full.views.glob("run_1/0/*"):
+        raise AssertionError(f"{folder} was left")
+
+
+def test_progress_ends_with_all_bytes_and_files(workspace, s3, bucket, take):
+    s3.bucket(bucket, {f"{number}.bin": BODY for number in range(5)})
+    told: list[tuple[int, int, int, int]] = []
+    take(s3_store(workspace, s3.url, bucket).path().as_download(), progress=lambda *figures: told.append(figures))
+    assert told[-1] == (5 * len(BODY), 5 * len(BODY), 5, 5)
+
+
+def test_one_failed_file_fails_the_whole(workspace, s3, bucket, proxied, take, cache):
+    s3.bucket(bucket, {f"{number}.bin": BODY for number in range(40)})
+    proxy = proxied(s3.port, spoil("/7.bin", cut(0)))
+    with pytest.raises(PacelineError, match=r"7\.bin"):
+        take(s3_store(workspace, proxy.url, bucket).path().as_download())
+    assert not list(cache.views.glob("run_1/0/*"))

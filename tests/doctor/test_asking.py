@@ -1,0 +1,75 @@
+"""Asking nodes, of which some never answer."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from paceline.doctor import asking
+from paceline.doctor.asking import NoAnswerError, Patient, answer_in, everywhere
+from tests.doctor.conftest import LocalLink, answers, hangs
+
+
+def test_a_node_that_hangs_is_given_up_and_asked_nothing_more(two, monkeypatch):
+    monkeypatch.setattr(asking, "_SLACK_S", 0.1)
+    two[0].wrong = hangs
+    patients = [Patient(link) for link in two]
+    found = everywhere(patients, lambda patient: patient.run(["echo", "here"]).stdout, 0.5)
+    assert found["node1"] == b"here\n"
+    assert "gave no answer in 0.6 s" in str(found["node0"])
+    with pytest.raises(NoAnswerError, match="was not asked again"):
+        patients[0].run(["echo"])
+    assert len(two[0].asked) == 1
+
+
+def test_a_question_that_takes_too_long_does_not_cost_the_node_the_next_one(two):
+    patient = Patient(two[0])
+    with pytest.raises(NoAnswerError, match=r"no answer in 0\.1 s"):
+        patient.run(["sleep", "5"], timeout_s=0.1)
+    assert patient.run(["echo", "x"]).stdout == b"x\n"
+
+
+def test_a_lost_node_says_why(two):
+    two[0].lost = "node0: nothing heard for 15 s"
+    with pytest.raises(NoAnswerError, match="nothing heard for 15 s"):
+        Patient(two[0]).run(["echo"])
+
+
+def test_only_the_marked_line_counts_of_what_a_program_prints(two):
+    two[0].wrong = lambda argv: answers('motd\nPACELINE-DOCTOR {"a": 1}\nbye\n')
+    assert Patient(two[0]).ask("on_node", "facts", {}) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("stderr", "message"),
+    [(b"Traceback\n  File\nKeyError: 'x'\n\n", "KeyError: 'x'"), (b"", "ended with 3 and said nothing")],
+)
+def test_a_program_without_an_answer_is_quoted(stderr, message):
+    with pytest.raises(NoAnswerError, match=message):
+        answer_in(b"nothing of ours", stderr, 3)
+
+
+def test_a_broken_answer_is_no_crash(two):
+    found = everywhere([Patient(link) for link in two], lambda patient: {}["x"], 1.0)
+    assert str(found["node1"]) == "KeyError: 'x'"
+
+
+def test_nodes_are_asked_at_the_same_time(two):
+    met = []
+
+    def question(patient: Patient) -> bool:
+        met.append(patient.name)
+        deadline = time.monotonic() + 10
+        while len(met) < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return len(met) == 2
+
+    assert everywhere([Patient(link) for link in two], question, 15.0) == {"node0": True, "node1": True}
+
+
+def test_a_node_may_have_a_name_that_a_shell_would_read(tmp_path):
+    link = LocalLink("a'b; $(c)", str(tmp_path / "x"))
+    assert everywhere([Patient(link)], lambda patient: patient.run(["echo", "$(x)'"]).stdout, 5.0) == {
+        "a'b; $(c)": b"$(x)'\n"
+    }

@@ -1,0 +1,97 @@
+"""Connections between nodes: both on this machine's loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paceline.doctor import connections
+from paceline.doctor.connections import _peers, check_network, check_ports
+from paceline.errors import TargetError
+from tests.doctor.conftest import answers
+
+
+@pytest.fixture
+def on_loopback(examination):
+    examination.addresses = lambda links, interface: [("127.0.0.1", "lo") for _ in links]
+    return examination
+
+
+def test_nodes_that_reach_each_other_are_told_in_a_line(on_loopback):
+    (network,) = check_network(on_loopback)
+    assert (network.level, network.seen) == ("ok", "node0 127.0.0.1 (lo), node1 127.0.0.1 (lo)")
+    (ports,) = check_ports(on_loopback)
+    assert (ports.level, ports.seen.startswith("2 connections between 2 nodes, the slowest in ")) == ("ok", True)
+
+
+def test_the_pair_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
+    # Nobody listens on node1.
+    monkeypatch.setattr(connections, "_CONNECT_S", 1.0)
+    two[1].wrong = lambda argv: answers('PACELINE-DOCTOR {"answered": 0}') if "listen" in argv else None
+    list(check_network(on_loopback))
+    failed = next(finding for finding in check_ports(on_loopback) if finding.node == "node0")
+    assert failed.level == "fail"
+    assert "can't connect to node1 (127.0.0.1, port " in failed.seen
+    assert "Connection refused" in failed.seen
+    assert "firewall" in failed.advice
+
+
+_SOMEBODY_ELSE = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
+    client, _ = server.accept()
+    client.recv(99)
+    client.sendall(b"HTTP/1.1 400 what?")
+"""
+
+
+def test_somebody_else_behind_the_address_is_not_taken_for_the_node(on_loopback, two, monkeypatch):
+    monkeypatch.setattr(connections, "_CONNECT_S", 3.0)
+
+    def listens_as_another(argv):
+        if "listen" not in argv:
+            return None
+        port = str(json.loads(argv[3])["port"])
+        subprocess.run([sys.executable, "-c", _SOMEBODY_ELSE, port], check=True, timeout=90)
+        return answers('PACELINE-DOCTOR {"answered": 0}')
+
+    two[1].wrong = listens_as_another
+    list(check_network(on_loopback))
+    assert [finding.level for finding in check_ports(on_loopback) if finding.node == "node0"] == ["fail"]
+
+
+def test_without_a_common_network_ports_are_skipped(examination, two):
+    two[0].interfaces, two[1].interfaces = {"eth0": ("10.0.0.1", 24)}, {"eth0": ("10.1.0.1", 24)}
+    (network,) = check_network(examination)
+    assert network.level == "fail"
+    assert "node0: eth0 10.0.0.1/24; node1: eth0 10.1.0.1/24" in network.seen
+    assert [finding.level for finding in check_ports(examination)] == ["skipped"]
+
+
+def test_one_machine_under_two_names_is_told(examination, two):
+    own = {"lo": ("127.0.0.1", 8), "docker0": ("172.17.0.1", 16), "eth0": ("10.0.0.1", 24)}
+    two[0].interfaces = two[1].interfaces = own
+    (network,) = check_network(examination)
+    assert (network.level, network.seen) == ("fail", "node0 and node1 have the same addresses (10.0.0.1)")
+    assert "name each machine once" in network.advice
+
+
+def test_an_interface_that_the_target_refuses_is_told(examination):
+    def refuse(links, interface):
+        raise TargetError(f"host 'a' has no network interface {interface!r}.")
+
+    examination.addresses, examination.interface = refuse, "ib7"
+    (network,) = check_network(examination)
+    assert (network.level, network.seen) == ("fail", "host 'a' has no network interface 'ib7'.")
+
+
+def test_few_nodes_try_all_pairs_and_many_a_ring():
+    assert _peers(["a"]) == {"a": ["a"]}
+    assert _peers(["a", "b", "c"]) == {"a": ["b", "c"], "b": ["a", "c"], "c": ["a", "b"]}
+    names = [f"n{number}" for number in range(40)]
+    ring = _peers(names)
+    assert ring["n39"] == ["n0", "n19"]
+    assert {other for others in ring.values() for other in others} == set(names)

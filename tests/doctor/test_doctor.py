@@ -1,0 +1,153 @@
+"""The examination as a whole: its order, and what stops it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.doctor import doctor
+from paceline.doctor.doctor import examine
+from paceline.doctor.finding import Finding, worst
+from paceline.errors import TargetError
+from paceline.targets.status import NodeStatus, Status, Unreachable
+
+
+def target_of(*links, status=None, opened=None):
+    """A target with these nodes. opened: gets "in" and "out"."""
+
+    @contextlib.contextmanager
+    def nodes(node_count=None):
+        if opened is not None:
+            opened.append("in")
+        yield list(links)[:node_count]
+        if opened is not None:
+            opened.append("out")
+
+    given = {"examine": nodes} | ({"status": status} if status else {})
+    return SimpleNamespace(kind="toy", **given)
+
+
+@pytest.fixture
+def no_checks(monkeypatch):
+    """Only what comes before the checks on nodes."""
+    monkeypatch.setattr(doctor, "_ON_NODES", ())
+
+
+def told(findings):
+    return [(finding.check, finding.node, finding.level) for finding in findings]
+
+
+def test_the_engine_comes_first_and_nodes_that_are_down_are_named(two, tmp_path, no_checks):
+    nodes = (NodeStatus(name="node0"), NodeStatus(name="node9", is_up=False, state="drained", message="fan broken"))
+    findings = list(examine(target_of(*two, status=lambda: Status(nodes=nodes, queued=3)), tmp_path))
+    assert told(findings) == [
+        ("status", "node9", "warn"),
+        ("status", None, "ok"),
+        ("reach", "node0", "ok"),
+        ("reach", "node1", "ok"),
+    ]
+    assert findings[0].seen == "drained: fan broken"
+    assert findings[1].seen == "1 of 2 nodes up, 3 jobs waiting"
+
+
+def test_an_engine_that_does_not_answer_has_failed_and_nodes_are_tried_all_the_same(
+    two, tmp_path, no_checks, monkeypatch
+):
+    monkeypatch.setattr(doctor, "STATUS_S", 0.1)
+    never = threading.Event()
+    findings = list(examine(target_of(two[0], status=never.wait), tmp_path))
+    never.set()
+    assert told(findings) == [("status", None, "fail"), ("reach", "node0", "ok")]
+    assert findings[0].seen == "no answer in 0.1 s"
+
+
+def test_a_node_that_cannot_be_reached_does_not_hide_the_others(two, tmp_path, no_checks):
+    two[1].lost = "node1: Connection refused"
+    gone = Unreachable(name="node7", lost="node7: No route to host")
+    findings = list(examine(target_of(two[0], two[1], gone), tmp_path))
+    assert told(findings) == [("reach", "node0", "ok"), ("reach", "node1", "fail"), ("reach", "node7", "fail")]
+    assert findings[2].seen == "No route to host"
+
+
+def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, no_checks):
+    opened = []
+    findings = list(examine(target_of(*two, opened=opened), tmp_path, node_count=1))
+    assert told(findings) == [("reach", "node0", "ok")]
+    assert opened == ["in", "out"]
+
+
+def test_nodes_are_given_back_when_nobody_reads_on(two, tmp_path, no_checks):
+    opened = []
+    findings = examine(target_of(*two, opened=opened), tmp_path)
+    next(findings)
+    findings.close()
+    assert opened == ["in", "out"]
+
+
+def test_nodes_that_come_too_late_are_given_back(two, tmp_path):
+    opened, go_on, is_out = [], threading.Event(), threading.Event()
+
+    @contextlib.contextmanager
+    def late():
+        go_on.wait(20)
+        opened.append("in")
+        yield two
+        opened.append("out")
+        is_out.set()
+
+    (failed,) = examine(SimpleNamespace(kind="toy", examine=late), tmp_path, nodes_s=0.1)
+    assert (failed.check, failed.level) == ("reach", "fail")
+    assert failed.seen == "no nodes in 0.1 s: the queue is long, or a node hangs"
+    go_on.set()
+    assert is_out.wait(20)
+    assert opened == ["in", "out"]
+
+
+def test_what_the_target_refuses_is_told_in_its_own_words(tmp_path):
+    def refuse():
+        raise TargetError("partition 'gpu' is closed.")
+
+    (failed,) = examine(SimpleNamespace(kind="toy", examine=refuse), tmp_path)
+    assert (failed.check, failed.level, failed.seen) == ("reach", "fail", "partition 'gpu' is closed.")
+
+
+def test_a_kind_that_cannot_be_examined_says_so(tmp_path):
+    (skipped,) = examine(SimpleNamespace(kind="plain"), tmp_path)
+    assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
+
+
+def test_what_is_looked_at_is_the_interpreter_that_runs_get(two, tmp_path, monkeypatch):
+    # Story: torch was "not installed" where each run had it, in the submitting program's environment.
+    looked_at = []
+    monkeypatch.setattr(doctor, "_ON_NODES", (("", lambda examination: looked_at.append(examination.python) or ()),))
+    target = target_of(*two)
+    target.script_python = lambda links: f"/opt/{len(links)}/python"
+    list(examine(target, tmp_path))
+    list(examine(target, tmp_path, python="/mine"))
+    assert looked_at == ["/opt/2/python", "/mine"]
+
+
+def test_when_the_last_node_is_lost_the_rest_is_skipped(two, tmp_path, monkeypatch):
+    def loses(examination):
+        for patient in examination.patients:
+            patient.gone = "lost"
+        yield Finding(check="clock", level="fail", seen="lost")
+
+    monkeypatch.setattr(doctor, "_ON_NODES", (("clocks", loses), ("never", lambda examination: 1 / 0)))
+    assert told(examine(target_of(two[0]), tmp_path))[1:] == [("clock", None, "fail"), ("nodes", None, "skipped")]
+
+
+def test_what_is_looked_at_is_said(two, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "_ON_NODES", (("clocks", lambda examination: iter(())),))
+    said = []
+    list(examine(target_of(two[0]), tmp_path, say=said.append))
+    assert said == ["the engine's status", "waiting for nodes", "clocks"]
+
+
+def test_the_worst_finding_counts():
+    levels = ["ok", "skipped", "warn", "fail"]
+    findings = [Finding(check="x", level=level, seen="") for level in levels]
+    assert [worst(findings[:count]) for count in range(5)] == ["ok", "ok", "ok", "warn", "fail"]

@@ -1,0 +1,144 @@
+"""What each node has: judged from facts that are made up, and once from this machine's own."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from paceline.doctor import machine
+from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, differing_nodes, learn_facts
+from tests.doctor.conftest import answers
+
+
+def facts(**changed):
+    full = {"free": 50_000_000_000, "total": 100_000_000_000}
+    return {
+        "agent_python": "3.11.7",
+        "python": {"path": "/usr/bin/python3", "version": "3.11.7"},
+        "space": {"/runs": full, "/tmp": full, "/dev/shm": full},
+        "limits": {"nofile": 65536, "memlock": None, "nproc": None, "core": 0},
+        "gpus": {"devices": [], "has_tool": False},
+        "modules": {},
+        **changed,
+    }
+
+
+@pytest.fixture
+def judged(examination):
+    """The findings of a check on these facts of two nodes."""
+
+    def judge(check, first, second=None):
+        examination.folder = "/runs"
+        examination.facts = {"node0": facts(**first), "node1": facts(**(first if second is None else second))}
+        return list(check(examination))
+
+    return judge
+
+
+def levels(findings):
+    return [(finding.node, finding.level) for finding in findings]
+
+
+def test_the_facts_of_this_machine_are_learned(two, examination, monkeypatch):
+    monkeypatch.setattr(machine, "MODULES", ("json", "no_such_module"))
+    examination.patients = examination.patients[:1]
+    examination.folder = two[0].folder
+    examination.python = sys.executable
+    assert list(learn_facts(examination)) == []
+    found = examination.facts["node0"]
+    assert found["python"]["version"] == "{}.{}.{}".format(*sys.version_info[:3])
+    assert found["space"][two[0].folder]["free"] > 0
+    assert found["limits"]["nofile"] is None or found["limits"]["nofile"] > 0
+    assert found["modules"]["json"]["version"]
+    assert found["modules"]["no_such_module"]["missing"]
+    assert "version" in found["open_mpi"] or "mpirun" in found["open_mpi"]["error"]
+    for check in (check_python, check_space, check_limits):
+        assert {finding.level for finding in check(examination)} <= {"ok", "warn"}
+
+
+def test_a_node_that_tells_no_facts_has_failed_and_is_left_out(two, examination):
+    two[0].wrong = lambda argv: answers("PACELINE-DOCTOR {}")
+    two[1].wrong = lambda argv: answers("no marked line")
+    (failed,) = learn_facts(examination)
+    assert (failed.node, failed.level) == ("node1", "fail")
+    assert list(examination.facts) == ["node0"]
+
+
+def test_an_interpreter_that_is_not_there_is_named(examination):
+    examination.python = "/no such/python; $(x)"
+    assert list(learn_facts(examination)) == []
+    missing, _ = check_python(examination)
+    assert (missing.level, "/no such/python; $(x): No such file" in missing.seen) == ("fail", True)
+    assert "--python" in missing.advice
+
+
+def test_python_must_be_new_enough_and_should_be_the_same(judged):
+    old = {"python": {"path": "/usr/bin/python3", "version": "3.9.2"}}
+    found = judged(check_python, {}, old)
+    assert levels(found) == [("node0", "ok"), ("node1", "fail"), (None, "warn")]
+    assert found[2].seen == "Python differs: 3.11 on node0; 3.9 on node1"
+    patch = {"python": {"path": "/usr/bin/python3", "version": "3.11.2"}}
+    assert levels(judged(check_python, {}, patch)) == [("node0", "ok"), ("node1", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("path", "free", "total", "level"),
+    [
+        ("/runs", 100e6, 1e12, "fail"),
+        ("/runs", 1e9, 1e12, "warn"),
+        ("/runs", 6e9, 1e12, "ok"),
+        ("/tmp", 40e6, 1e12, "fail"),
+        ("/dev/shm", 60e6, 64e6, "warn"),
+        ("/dev/shm", 60e6, 8e9, "ok"),
+        ("/dev/shm", 1e6, 8e9, "fail"),
+    ],
+)
+def test_space_is_judged_by_what_the_folder_is_for(judged, path, free, total, level):
+    space = {**facts()["space"], path: {"free": free, "total": total}}
+    findings = judged(check_space, {"space": space}, {})
+    (about,) = [finding for finding in findings if finding.node == "node0" and finding.seen.startswith(path)]
+    assert (about.level, bool(about.advice)) == (level, level != "ok")
+
+
+def test_a_folder_that_cannot_be_written_has_failed(judged):
+    space = {**facts()["space"], "/runs": {"error": "/runs: Permission denied"}}
+    assert [finding.seen for finding in judged(check_space, {"space": space}, {}) if finding.level == "fail"] == [
+        "/runs: Permission denied"
+    ]
+
+
+@pytest.mark.parametrize(("nofile", "level"), [(128, "fail"), (1024, "warn"), (65536, "ok"), (None, "ok")])
+def test_few_open_files_are_told(judged, nofile, level):
+    limits = {"nofile": nofile, "memlock": 8_388_608, "nproc": None, "core": 0}
+    assert levels(judged(check_limits, {"limits": limits}))[0] == ("node0", level)
+
+
+def test_locked_memory_counts_where_there_is_infiniband(judged, two):
+    limits = {"nofile": 65536, "memlock": 65536, "nproc": None, "core": 0}
+    two[1].interfaces = {**two[1].interfaces, "ib0": ("10.0.0.2", 24)}
+    found = judged(check_limits, {"limits": limits})
+    assert levels(found) == [("node0", "ok"), ("node1", "warn")]
+    assert "memlock" in found[1].advice
+
+
+def test_gpus_that_differ_or_that_torch_does_not_see_are_told(judged):
+    two_old = {"devices": [["H100", "550.1", "81559"]] * 2, "has_tool": True}
+    one_new = {"devices": [["H100", "560.2", "81559"]], "has_tool": True}
+    torch = {"torch": {"version": "2.13.0", "gpus": 0}}
+    found = judged(check_gpus, {"gpus": two_old}, {"gpus": one_new, "modules": torch})
+    assert levels(found) == [("node0", "ok"), ("node1", "warn"), (None, "warn")]
+    assert found[0].seen == "2 x H100, driver 550.1"
+    assert found[1].seen == "1 x H100, driver 560.2; torch sees 0"
+    assert "differs: 2 x H100, driver 550.1 on node0" in found[2].seen
+
+
+def test_a_driver_that_does_not_answer_has_failed_and_no_gpu_is_no_fault(judged):
+    ill = {"devices": [], "has_tool": True, "error": "nvidia-smi gave no answer in 30 s"}
+    found = judged(check_gpus, {"gpus": ill}, {})
+    assert levels(found) == [("node0", "fail"), ("node1", "skipped")]
+
+
+def test_of_many_nodes_that_differ_a_few_are_named():
+    values = {f"n{number}": "2.1" for number in range(9)} | {"odd": "2.0"}
+    assert differing_nodes(values) == "2.1 on n0, n1, n2 and 6 more nodes; 2.0 on odd"

@@ -1,0 +1,126 @@
+"""What distributions leave open of a list of requirements."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from packaging.requirements import Requirement
+
+from paceline.environments.base import Base
+from paceline.environments.installed import Visible, name_of_project
+from tests.environments.wheels import make_wheel, unpack
+from tests.helpers import write_tree
+
+
+def base(version="3.11.7"):
+    return Base(
+        **{"python": "/p", "prefix": "/", "version": version, "implementation": "cpython", "platform": "linux-x86_64"},
+        site_folders=(),
+        user_folder=None,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """a 1.0 (needs b>=2; with the extra x: c), b 2.1rc1, d 1.0 (needs e, which there is not)."""
+    for name, version, requires in (
+        ("a", "1.0", ["b>=2", 'c; extra == "x"', 'nowhere; sys_platform == "win32"', "old; python_version < '3.9'"]),
+        ("b", "2.1rc1", []),
+        ("d", "1.0", ["e>1"]),
+        ("With-Dash", "1.0+local", []),
+    ):
+        unpack(make_wheel(tmp_path / "wheels", name, version, requires), tmp_path / "site")
+    return tmp_path / "site"
+
+
+@pytest.mark.parametrize(
+    ("asked", "missing"),
+    [
+        (["a"], []),
+        (["A>=1", "b"], []),
+        (["with_dash==1.0"], []),
+        (["a>1"], ["a>1"]),
+        (["a[x]"], ["c"]),
+        (["d"], ["e>1"]),
+        (["unknown", "a"], ["unknown"]),
+        (["unknown; python_version < '3'"], []),
+        (["unknown>=2; python_version > '3'"], ["unknown>=2"]),
+        (["b===nonsense"], ["b===nonsense"]),
+        (["a @ https://host/a.whl"], ["a@ https://host/a.whl"]),
+    ],
+)
+def test_what_is_missing_is_found_in_versions_extras_and_what_is_required_in_turn(folder, asked, missing):
+    found = Visible([folder], base()).missing([Requirement(text) for text in asked])
+    assert [str(each).replace(" @", "@") for each in found] == missing
+
+
+def test_markers_are_decided_for_the_base_s_python(folder):
+    assert [str(each) for each in Visible([folder], base("3.8.2")).missing([Requirement("a")])] == ["old"]
+
+
+def test_a_constraint_makes_what_is_there_wrong(folder):
+    visible = Visible([folder], base())
+    assert visible.missing([Requirement("a")], [Requirement("b<3"), Requirement("zzz<1")]) == []
+    assert [str(each) for each in visible.missing([Requirement("a")], [Requirement("b<2.1.dev0")])] == ["b>=2"]
+
+
+def test_the_first_folder_counts(folder, tmp_path):
+    unpack(make_wheel(tmp_path / "wheels", "b", "3.0"), tmp_path / "layer")
+    assert Visible([tmp_path / "layer", folder], base()).found["b"].version == "3.0"
+    assert Visible([folder, tmp_path / "layer"], base()).found["b"].version == "2.1rc1"
+
+
+def test_packages_that_require_each_other_are_no_endless_loop(tmp_path):
+    for name, other in (("x", "y"), ("y", "x")):
+        unpack(make_wheel(tmp_path / "wheels", name, "1", [other]), tmp_path / "site")
+    assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
+
+
+def test_broken_metadata_do_no_harm(folder):
+    write_tree(folder / "odd-1.dist-info", {"METADATA": "Name: odd\nVersion: not a version\nRequires-Dist: (((\n"})
+    write_tree(folder / "empty-1.dist-info", {"METADATA": ""})
+    visible = Visible([folder], base())
+    assert [str(each) for each in visible.missing([Requirement("odd"), Requirement("odd>=1")])] == ["odd>=1"]
+
+
+def test_what_a_package_requires_and_does_not_get_is_broken(folder):
+    broken = Visible([folder], base()).broken(["a", "d"])
+    assert [(name, str(requirement)) for name, requirement in broken] == [("d", "e>1")]
+
+
+@pytest.mark.parametrize(
+    ("origin", "lock"),
+    [
+        (None, "b==2.1rc1"),
+        ({"url": "https://h/b.whl", "archive_info": {"hashes": {"sha256": "00"}}}, "b @ https://h/b.whl#sha256=00"),
+        ({"url": "https://h/b.whl", "archive_info": {}}, "b @ https://h/b.whl"),
+        ({"url": "file:///my%20pkg", "dir_info": {}}, "b @ file:///my%20pkg"),
+        ({"url": "file:///my%20pkg", "dir_info": {"editable": True}}, "-e /my pkg"),
+        ({"url": "https://h/r.git", "vcs_info": {"vcs": "git", "commit_id": "c0"}}, "b @ git+https://h/r.git@c0"),
+        (
+            {"url": "https://h/r.git", "vcs_info": {"vcs": "git", "commit_id": "c0"}, "subdirectory": "s"},
+            "b @ git+https://h/r.git@c0#subdirectory=s",
+        ),
+    ],
+)
+def test_the_lock_says_where_it_came_from(folder, origin, lock):
+    if origin is not None:
+        (folder / "b-2.1rc1.dist-info" / "direct_url.json").write_text(json.dumps(origin))
+    assert Visible([folder], base()).locks(["b==2.1rc1"]) == (lock,)
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"pyproject.toml": "[project]\nname = 'My_Pkg'\n"}, "my-pkg"),
+        ({"setup.cfg": "[metadata]\nname = My.Pkg\n", "pyproject.toml": "[build-system]\n"}, "my-pkg"),
+        ({"setup.py": "setup(name='x')"}, None),
+        ({"pyproject.toml": "not toml"}, None),
+        ({"pyproject.toml": "project = 3"}, None),
+        ({"setup.cfg": "no section"}, None),
+    ],
+)
+def test_the_name_of_a_source_folder_is_read_where_it_is_written(tmp_path, files, name):
+    write_tree(tmp_path, files)
+    assert name_of_project(tmp_path) == name

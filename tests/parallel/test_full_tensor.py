@@ -1,0 +1,32 @@
+"""Tensors put together from their parts."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from paceline.parallel.full_tensor import whole
+
+
+class InParts:
+    """As a DTensor whose parts take two messages to put together, which torch logs."""
+
+    def full_tensor(self) -> torch.Tensor:
+        logging.getLogger("torch.distributed.tensor._redistribute").warning("2 sequential all_gather operations")
+        return torch.ones(2)
+
+
+def test_a_tensor_is_put_together_without_torchs_remarks(caplog: pytest.LogCaptureFixture) -> None:
+    # Story: each rank printed a line of 600 characters at the end of every training with FullyShard(2) @ Tensor(2).
+    assert torch.equal(whole(InParts()), torch.ones(2))
+    assert caplog.records == []
+    InParts().full_tensor()
+    assert len(caplog.records) == 1, "and torch may speak again afterwards"
+
+
+def test_what_is_whole_stays_as_it_is() -> None:
+    tensor = torch.ones(3)
+    assert whole(tensor) is tensor
+    assert whole(None) is None

@@ -1,0 +1,110 @@
+"""What serves a command beside a worker, on the node, with its files on both sides played by the test."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.remote.agent import execute
+from paceline.system import processes
+from paceline.system.files import json_lines, write_json
+from tests.helpers import wait_until
+
+
+class Channel:
+    def __init__(self, tmp_path: Path, argv: list[str], terminal: list[int] | None = None) -> None:
+        self.folder, self.output = tmp_path / "channel", tmp_path / "exec.jsonl"
+        self.folder.mkdir()
+        write_json(self.folder / "request.json", {"argv": argv, "terminal": terminal, "term": "xterm"})
+        command = [sys.executable, "-I", "-S", execute.__file__, str(self.folder), str(self.output)]
+        self.process = subprocess.Popen(command, cwd=tmp_path)
+        self._count = 0
+
+    def tell(self, **told: object) -> None:
+        write_json(self.folder / f"in_{self._count}.json", told)
+        self._count += 1
+
+    def write(self, data: bytes) -> None:
+        self.tell(data=base64.b64encode(data).decode())
+
+    def said(self, name: str) -> bytes:
+        return b"".join(base64.b64decode(told[name]) for told in json_lines(self.output) if name in told)
+
+    def exit_code(self) -> int:
+        """Told once it has ended."""
+        assert self.process.wait(60) == 0
+        (code,) = [told["exit"] for told in json_lines(self.output) if "exit" in told]
+        return int(code)
+
+
+@pytest.fixture
+def serve(tmp_path):
+    made: list[Channel] = []
+
+    def start(*argv: str, **values) -> Channel:
+        made.append(Channel(tmp_path, list(argv), **values))
+        return made[-1]
+
+    yield start
+    for channel in made:
+        channel.process.kill()
+        channel.process.wait()
+
+
+def test_what_comes_goes_in_and_what_it_says_comes_out(serve):
+    channel = serve("sh", "-c", "cat; echo wrong >&2; exit 3")
+    channel.write(b"one\n")
+    channel.write(b"\x00\xff")
+    channel.tell(end=True)
+    assert channel.exit_code() == 3
+    assert (channel.said("out"), channel.said("err")) == (b"one\n\x00\xff", b"wrong\n")
+
+
+@pytest.mark.parametrize(("program", "code"), [("no-such-program", 127), ("/", 126)])
+def test_what_can_not_be_started_has_a_shell_s_exit_code(serve, program, code):
+    channel = serve(program)
+    assert channel.exit_code() == code
+    assert channel.said("err").startswith(f"paceline exec: '{program}': ".encode())
+
+
+def test_a_terminal_has_the_size_that_is_told(serve):
+    channel = serve("sh", "-c", "stty size; read line; stty size; echo $TERM", terminal=[10, 30])
+    wait_until(lambda: b"10 30" in channel.said("out"), "its first size")
+    channel.tell(size=[20, 50])
+    channel.write(b"\r")
+    assert channel.exit_code() == 0
+    assert b"20 50" in channel.said("out")
+    assert b"xterm" in channel.said("out")
+
+
+@pytest.mark.parametrize("how", ["told", "folder", "signal"])
+def test_it_leaves_nothing_when_nobody_waits_for_it(serve, how):
+    # It ignores the hang-up, and so does what it has started in a session of its own.
+    channel = serve("sh", "-c", "trap '' HUP; setsid sleep 600 & echo $!; wait")
+    wait_until(lambda: channel.said("out").endswith(b"\n"), "it runs")
+    child = int(channel.said("out"))
+    if how == "told":
+        channel.tell(gone=True)
+    elif how == "folder":
+        for path in channel.folder.iterdir():
+            path.unlink()
+        channel.folder.rmdir()
+    else:
+        channel.process.terminate()
+    assert channel.process.wait(60) == 0
+    assert not processes.is_alive(child)
+
+
+def test_what_nobody_reads_does_not_fill_the_disk(serve, tmp_path):
+    channel = serve("sh", "-c", "yes")
+    wait_until(lambda: channel.output.exists() and channel.output.stat().st_size > execute._AHEAD_BYTES, "it is full")
+    size = channel.output.stat().st_size
+    assert size < execute._AHEAD_BYTES + 4 * execute._CHUNK
+    channel.tell(read=size)
+    wait_until(lambda: channel.output.stat().st_size > size, "it goes on once that was read")
+    channel.tell(gone=True)
+    assert channel.process.wait(60) == 0

@@ -1,0 +1,26 @@
+"""What an agent may cost a node."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import paceline
+import paceline.remote.agent
+
+
+def test_an_agent_needs_the_standard_library_alone():
+    source = Path(paceline.__file__).parent.parent
+    code = f"import sys; sys.path.append({str(source)!r}); import paceline.remote.agent.guardian, paceline.remote.agent.agent"
+    # Without site, nothing that is installed can be found.
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
+
+
+def test_the_program_that_is_sent_first_is_python_3_6():
+    source = (Path(paceline.remote.agent.__file__).parent / "boot.py").read_text()
+    ast.parse(source, feature_version=(3, 6))
+    found = ast.walk(ast.parse(source))
+    names = {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    assert names == {"typing", "paceline.remote.agent.guardian"}

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from paceline.remote.agent import rsh
+
+
+@pytest.fixture
+def agent(short_path, monkeypatch):
+    """A socket that stands for the agent's; `rsh.py` is told of it."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(short_path / "s"))
+        listener.listen(1)
+        monkeypatch.setenv(rsh.SOCKET_VARIABLE, str(short_path / "s"))
+        yield listener
+
+
+def answer(listener: socket.socket, text: bytes, heard: list[bytes]) -> threading.Thread:
+    def serve() -> None:
+        asking, _ = listener.accept()
+        with asking:
+            heard.append(asking.recv(1 << 16))
+            asking.sendall(text)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_it_ends_with_the_command_s_exit_code_and_says_what_went_wrong(agent, capsys):
+    heard: list[bytes] = []
+    thread = answer(agent, b'{"code": 7, "text": "no such host"}\n', heard)
+    assert rsh.main(["host", "echo", "a b;"]) == 7
+    thread.join()
+    assert heard == [b'{"host": "host", "command": "echo a b;"}\n']
+    assert capsys.readouterr().err == "no such host\n"
+
+
+def test_an_agent_that_goes_is_255_as_for_ssh(agent, capsys):
+    thread = answer(agent, b"", [])
+    assert rsh.main(["host", "true"]) == 255
+    thread.join()
+    assert "the agent of this node is gone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "path", "said"), [(["host"], "/x", "usage"), (["h", "c"], "", "not set"), (["h", "c"], "/x", "can't be")]
+)
+def test_a_wrong_call_says_why(argv, path, said, monkeypatch, capsys):
+    monkeypatch.setenv(rsh.SOCKET_VARIABLE, path)
+    assert rsh.main(argv) == 255
+    assert said in capsys.readouterr().err

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.remote.agent.wire import Frames, WireError, frame
+
+SOME = [
+    ({"op": "ping"}, b""),
+    ({"name": "new\nline \udcff größe", "bytes": 3}, b"\0\xff\n"),
+    ({"op": "x", "n": 1}, b""),
+]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+def test_frames_come_out_as_they_went_in_whatever_pieces_they_come_in(sizes):
+    text = b"".join(
+        frame({name: value for name, value in header.items() if name != "bytes"}, data) for header, data in SOME
+    )
+    frames, found = Frames(), []
+    while text:
+        size = sizes[len(text) % len(sizes)]
+        found += frames.feed(text[:size])
+        text = text[size:]
+    assert found == SOME
+    assert not frames.is_torn
+
+
+def test_a_part_of_a_frame_is_known_for_one():
+    frames = Frames()
+    assert list(frames.feed(frame({"op": "x"}, b"abc")[:-1])) == []
+    assert frames.is_torn
+    assert list(frames.feed(b"c")) == [({"op": "x", "bytes": 3}, b"abc")]
+
+
+@pytest.mark.parametrize(
+    "junk", [b"Last login: today\n", b"\0\0\0\x02{]", b"\0\0\0\x02[]", b"\0\0\0\x0c" + b'{"bytes":-1}']
+)
+def test_what_is_no_frame_is_refused(junk):
+    with pytest.raises(WireError):
+        list(Frames().feed(junk))

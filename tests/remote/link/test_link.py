@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.remote.link import LinkError
+from paceline.system import processes
+from tests.helpers import fill_disk, wait_until, write_tree
+
+
+def ended(link, count: int = 1) -> list[tuple[int, int]]:
+    """(pid, exit code) of the first `count` ends."""
+    found: list[tuple[int, int, float]] = []
+    wait_until(lambda: found.extend(link.ends()) or len(found) >= count, "the ends")
+    return [(pid, code) for pid, code, _ in found]
+
+
+@pytest.fixture
+def link(open_link):
+    return open_link()
+
+
+def test_a_short_command_is_waited_for(link, tmp_path):
+    done = link.run(["sh", "-c", "cat; echo $PWD $A >&2; exit 3"], input=b"\0in", env={"A": "a"}, cwd=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"\0in", f"{tmp_path} a\n".encode())
+
+
+def test_a_function_answers_without_a_process(link):
+    assert link.call("json:loads", '{"a": [1]}') == {"a": [1]}
+    with pytest.raises(OSError, match="has no attribute 'no_such'"):
+        link.call("json:no_such", {})
+    with pytest.raises(OSError, match=r"No module named 'paceline\.nowhere'"):
+        link.call("paceline.nowhere:f", {})
+
+
+def test_a_command_s_end_is_told_at_once(link, tmp_path):
+    told = threading.Event()
+    link.on_end = told.set
+    link.start(["true"], env={}, defaults={}, cwd="", log=str(tmp_path / "log"))
+    assert told.wait(20)
+    assert len(link.ends()) == 1
+
+
+def test_a_command_that_takes_too_long_is_killed(link, tmp_path):
+    with pytest.raises(LinkError, match=r"node-0: no answer to .*sh -c .* within 0\.2 s"):
+        link.run(["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 600"], timeout_s=0.2)
+    pid = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not link.is_alive(pid), "its end")
+
+
+def test_a_command_gets_its_environment_and_its_log(link, tmp_path, monkeypatch):
+    log = tmp_path / "log file\n"
+    log.write_text("before\n")
+    pid = link.start(
+        ["sh", "-c", 'echo "$A-$B-$HOME"; echo err >&2; pwd; exec 3<&0; exit 5'],
+        env={"A": "'\"$(x)\n"},
+        defaults={"B": "b", "HOME": "not this"},
+        cwd=str(tmp_path),
+        log=str(log),
+    )
+    assert ended(link) == [(pid, 5)]
+    assert log.read_text() == f"before\n'\"$(x)\n-b-{os.environ['HOME']}\nerr\n{tmp_path}\n"
+    assert link.ends() == []
+
+
+def test_an_exact_environment_has_nothing_else(link, tmp_path):
+    link.start(["/usr/bin/env"], env={"A": "a"}, defaults={}, cwd="", log=str(tmp_path / "log"), exact=True)
+    ended(link)
+    assert (tmp_path / "log").read_text() == "A=a\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "named"),
+    [
+        ({"argv": ["/no/program"]}, FileNotFoundError, "/no/program"),
+        ({"cwd": "/no/folder"}, FileNotFoundError, "/no/folder"),
+        ({"log": "/no/folder/log"}, FileNotFoundError, "/no/folder/log"),
+        ({"argv": ["/etc/passwd"]}, PermissionError, "/etc/passwd"),
+        ({"argv": ["echo", "a\0b"]}, OSError, "null"),
+    ],
+)
+def test_what_can_not_be_started_is_an_error_that_names_it(link, tmp_path, values, error, named):
+    given = {"argv": ["true"], "env": {}, "defaults": {}, "cwd": str(tmp_path), "log": str(tmp_path / "log")} | values
+    with pytest.raises(error, match=named):
+        link.start(given.pop("argv"), **given)
+
+
+def test_signals_reach_what_was_started_and_nothing_else(link, tmp_path):
+    script = "trap 'exit 7' TERM; sleep 600 & echo $! > pid; mv pid child; while :; do sleep 0.01; done"
+    pid = link.start(["sh", "-c", script], env={}, defaults={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
+    wait_until((tmp_path / "child").exists, "the child")
+    child = int((tmp_path / "child").read_text())
+    assert not link.signal(os.getpid(), 0)
+    assert link.signal(child, signal.SIGKILL)
+    assert link.signal(pid, signal.SIGTERM)
+    assert ended(link) == [(pid, 7)]
+    assert not link.signal(pid, signal.SIGTERM)
+    assert not link.is_alive(pid)
+    assert link.is_alive(os.getpid())
+
+
+def test_all_that_was_started_can_be_killed_and_the_agent_stays(link, tmp_path):
+    script = "setsid sh -c 'setsid sleep 600 & echo $! > pid; mv pid child'; sleep 600"
+    pid = link.start(["sh", "-c", script], env={}, defaults={}, cwd=str(tmp_path), log=str(tmp_path / "log"))
+    wait_until((tmp_path / "child").exists, "the child")
+    link.kill_all()
+    assert ended(link) == [(pid, 137)]
+    assert not link.is_alive(int((tmp_path / "child").read_text()))
+    assert link.run(["echo", "here"]).stdout == b"here\n"
+
+
+def start_beside(run_id: str) -> subprocess.Popen[str]:
+    """A process that no agent has started, of a run, and what it has started itself: its first line says which pid."""
+    # It reads, or it would end by itself when its child is killed before it.
+    script = "env -i sleep 60 & echo $!; wait; read -r _"
+    environment = {**os.environ, "PACELINE_RUN_ID": run_id}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(["sh", "-c", script], env=environment, text=True, **pipes)
+
+
+def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_it(link):
+    before, of_another = start_beside("adopted"), start_beside("another")
+    after: list[subprocess.Popen[str]] = []
+    try:
+        assert not link.signal(before.pid, signal.SIGCONT)
+        link.adopt("adopted")
+        assert before.wait(30) == -signal.SIGKILL, "left by an agent before this one"
+        after.append(start_beside("adopted"))
+        assert after[0].stdout is not None
+        child = int(after[0].stdout.readline())
+        assert link.signal(after[0].pid, signal.SIGCONT)
+        assert not link.signal(of_another.pid, signal.SIGCONT)
+        link.kill_all()
+        assert after[0].wait(30) == -signal.SIGKILL
+        wait_until(lambda: not processes.is_alive(child), "its child is gone, though nothing in it names the run")
+        after.append(start_beside("adopted"))
+        link.close()
+        assert after[1].wait(30) == -signal.SIGKILL
+        assert of_another.poll() is None
+    finally:
+        for process in (before, of_another, *after):
+            for child in processes.descendants(process.pid):
+                processes.send(child, signal.SIGKILL)
+            process.kill()
+            process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def test_a_link_that_is_closed_says_so(link):
+    link.close()
+    link.close()
+    with pytest.raises(LinkError, match="node-0: the link is closed"):
+        link.run(["true"])
+    assert link.lost is None
+
+
+def test_files_and_trees_are_put(link, tmp_path):
+    source = write_tree(
+        tmp_path / "source", {"a b\n/größe": b"\0" * 700_000, "x": "1", "skip": "", os.fsdecode(b"\xff"): "2"}
+    )
+    (source / "link").symlink_to("x")
+    (source / "x").chmod(0o500)
+    there = tmp_path / "there/tree"
+    link.put_tree(source, str(there), skip=lambda name: name == "skip")
+    assert (there / "a b\n/größe").read_bytes() == b"\0" * 700_000
+    assert os.stat(there / "x").st_mtime_ns == os.stat(source / "x").st_mtime_ns
+    assert os.stat(there / "x").st_mode == os.stat(source / "x").st_mode
+    assert os.readlink(there / "link") == "x"
+    assert not (there / "skip").exists()
+    assert link.census(str(there)) == (4, 700_003)
+    assert (there / os.fsdecode(b"\xff")).read_text() == "2"
+    link.put_file(str(there / "new\nfile"), b"3", 0o600)
+    assert ((there / "new\nfile").read_bytes(), os.stat(there / "new\nfile").st_mode & 0o777) == (b"3", 0o600)
+
+
+def test_a_tree_that_finds_no_room_is_an_error_and_leaves_nothing(link, tmp_path, small_disk):
+    source = write_tree(tmp_path / "source", {"a": b"\0" * 700_000, "b": b"\0" * 700_000, "c": b"\0" * 30_000_000})
+    with pytest.raises(OSError, match="No space left"):
+        link.put_tree(source, str(small_disk / "tree"))
+    assert os.listdir(small_disk) == []
+    fill_disk(small_disk)
+    with pytest.raises(OSError, match="No space left"):
+        link.put_file(str(small_disk / "file"), b"x" * 5000)
+    assert os.listdir(small_disk) == ["filler"]
+
+
+def test_a_tree_is_fetched_and_only_what_has_changed_comes_again(link, tmp_path):
+    source = write_tree(tmp_path / "there", {"a b\n/c": b"\1" * 700_000, "same": "1", "e/x": ""})
+    (source / "link").symlink_to("same")
+    here = tmp_path / "here"
+    link.fetch(str(source), here)
+    assert ((here / "a b\n/c").read_bytes(), (here / "same").read_text()) == (b"\1" * 700_000, "1")
+    assert os.readlink(here / "link") == "same"
+    assert sorted(os.listdir(here)) == ["a b\n", "e", "link", "same"]
+    kept = os.stat(here / "same").st_ino
+    (source / "e/x").write_text("new")
+    link.fetch(str(source), here)
+    assert ((here / "e/x").read_text(), os.stat(here / "same").st_ino) == ("new", kept)
+
+
+def test_a_tree_that_is_not_there_is_an_error(link, tmp_path):
+    with pytest.raises(NotADirectoryError):
+        link.fetch(str(tmp_path / "nothing"), tmp_path / "here")
+
+
+def test_a_tree_that_finds_no_room_here_is_an_error(link, tmp_path, small_disk):
+    source = write_tree(tmp_path / "there", {"a": b"\1" * 2_000_000, "small": "1"})
+    with pytest.raises(OSError, match="No space left"):
+        link.fetch(str(source), small_disk / "here")
+    assert os.listdir(small_disk / "here") == ["small"]
+
+
+def test_questions_about_the_node(link, tmp_path):
+    (tmp_path / "token").write_text("t")
+    assert link.sees(str(tmp_path / "token"), "t")
+    assert not link.sees(str(tmp_path / "token"), "u")
+    assert not link.sees(str(tmp_path / "none"), "t")
+    assert (link.exists(str(tmp_path)), link.exists(str(tmp_path / "none"))) == (True, False)
+    assert link.disk_free(str(tmp_path)) > 0
+    assert link.oom_kills() >= 0
+    assert len(set(link.free_ports(3))) == 3
+
+
+def test_scratch_goes_with_the_agent(open_link, short_path):
+    link, path = open_link(), short_path / "scratch"
+    link.make_scratch(str(path))
+    assert os.stat(path).st_mode & 0o777 == 0o700
+    link.close()
+    assert not Path(path).exists()

@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.job.plan import REMOTE_SHELL_PYTHON, Command
+from paceline.remote.link import LinkError, bootstrap_words
+from paceline.remote.link.link import Rhythm
+from paceline.system import gaps, processes
+from paceline.system.files import append_line
+from tests.helpers import fill_disk, wait_until, write_tree
+
+
+def command(seen, text: str, *, rank: int = 0, log: str | None = None, attempt: int = 1, **environment: str) -> Command:
+    """A shell script as a command of a node."""
+    path = seen.run_dir / (log or f"attempts/{attempt}/rank_{rank}.log")
+    return Command(argv=("/bin/sh", "-c", text), node_rank=rank, ranks=(rank,), log=path, environment=environment)
+
+
+def run(nodes, seen, text: str, *, rank: int = 0, **values) -> int:
+    """The exit code of a script on a node, in the run's folder."""
+    started = nodes.start(command(seen, text, rank=rank, **values), seen.run_dir, nodes.shell(rank))
+    return next(end.exit_code for end in ended(nodes) if end.pid == started.pid)
+
+
+def ended(nodes, count: int = 1):
+    """The first `count` ends."""
+    found: list = []
+    wait_until(lambda: found.extend(nodes.ended()) or len(found) >= count, f"{count} ends, have {found}")
+    return found
+
+
+@pytest.fixture
+def own_disk(tmp_path):
+    """The words of an agent that has another disk than its machine at `<tmp_path>/node`."""
+    (tmp_path / "node").mkdir(mode=0o700)
+    place = shlex.quote(str(tmp_path / "node"))
+    words = ["unshare", "--mount", "sh", "-c", f"mount -t tmpfs none {place} && exec {{}}"]
+    tried = subprocess.run([*words[:-1], words[-1].format("true")], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"needs to mount in a namespace of its own: {tried.stderr.strip()}")
+    return [*words[:-1], words[-1].format(shlex.join(bootstrap_words(sys.executable)))]
+
+
+def test_a_node_gets_the_run_and_gives_back_what_it_wrote(make_nodes, run_folder, library):
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    assert (seen.run_dir / "snapshot/data/a b\n.txt").read_text() == "x"
+    assert (seen.run_dir / "run.json").read_bytes() == run_folder.record.read_bytes()
+    nodes.begin(1)
+    script = "echo $A; echo m >> metrics/rank_0.jsonl; echo o > outputs/o; echo c > checkpoints/c; exit 3"
+    assert run(nodes, seen, script, A="a") == 3
+    assert run_folder.rank_log(1, 0).read_text() == "a\n"
+    assert run_folder.metric_log(0).read_text() == "m\n"
+    nodes.fetch()
+    assert (run_folder.outputs / "o").read_text() == "o\n"
+    assert (run_folder.checkpoints / "c").read_text() == "c\n"
+    nodes.close()
+    nodes.close()
+    assert not seen.run_dir.exists()
+    assert not seen.scratch_dir.exists()
+    assert not (run_folder.path / ".incoming").exists()
+
+
+def test_nodes_that_see_the_run_s_own_folder_are_sent_nothing(make_nodes, run_folder, library, tmp_path):
+    nodes = make_nodes(2, is_shared=None)
+    seen = nodes.send(run_folder, library)
+    assert (seen.is_shared, seen.run_dir) == (True, run_folder.path)
+    nodes.begin(1)
+    assert run(nodes, seen, "echo here > outputs/o", rank=1) == 0
+    nodes.fetch()
+    nodes.close()
+    assert (run_folder.outputs / "o").read_text() == "here\n"
+    assert not (tmp_path / "node/runs").exists()
+
+
+def test_outputs_of_nodes_with_disks_of_their_own_are_joined(make_nodes, open_link, own_disk, run_folder, library):
+    nodes = make_nodes(links=[open_link(f"node-{rank}", own_disk) for rank in range(2)])
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert not seen.run_dir.exists()
+    for rank in (1, 0):
+        script = "echo $N > outputs/only_$N; echo $N > outputs/both; touch -d @99 outputs/both; echo $N >> notes.jsonl"
+        assert run(nodes, seen, script, rank=rank, N=str(rank)) == 0
+    nodes.fetch()
+    assert {path.name: path.read_text() for path in run_folder.outputs.iterdir()} == {
+        "only_0": "0\n",
+        "only_1": "1\n",
+        "both": "0\n",
+    }
+    assert sorted(run_folder.notes.read_text().split()) == ["0", "1"]
+
+
+def test_nodes_that_see_one_folder_bring_its_notes_once(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "echo note >> notes.jsonl; echo x > outputs/x", rank=1) == 0
+    assert run(nodes, seen, "true", rank=0) == 0
+    nodes.fetch()
+    assert run_folder.notes.read_text() == "note\n"
+    assert (run_folder.outputs / "x").exists()
+
+
+def test_a_new_attempt_goes_on_from_what_earlier_ones_left(make_nodes, open_link, own_disk, run_folder, library):
+    append_line(run_folder.metric_log(0), {"step": 1})
+    write_tree(run_folder.checkpoints, {"step 1/model\n": "old"})
+    nodes = make_nodes(links=[open_link("node-0", own_disk)])
+    seen = nodes.send(run_folder, library)
+    nodes.begin(2)
+    script = (
+        "cat checkpoints/*/*; echo $LINE >> metrics/rank_0.jsonl; rm -r checkpoints/step*; echo new > checkpoints/b"
+    )
+    assert run(nodes, seen, script, attempt=2, LINE='{"step": 2}') == 0
+    assert run_folder.rank_log(2, 0).read_text() == "old"
+    assert [json.loads(line)["step"] for line in run_folder.metric_log(0).read_text().splitlines()] == [1, 2]
+    nodes.fetch()
+    # What the script has removed is not handed to the next attempt.
+    assert [path.name for path in run_folder.checkpoints.iterdir()] == ["b"]
+
+
+def test_a_long_log_is_kept_within_its_limit_on_both_disks(make_nodes, run_folder, library):
+    if not sys.platform.startswith("linux"):
+        pytest.skip("needs fallocate(2)")
+    record = json.loads(run_folder.record.read_text())
+    record["job"]["log_limit"] = limit = gaps.LEAST_LIMIT
+    run_folder.record.write_text(json.dumps(record))
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    # In parts, so that some of it is on its way before anything is left out.
+    print_lines = "seq -f %%07g %d %d"
+    script = " && ".join([print_lines % (part, part + 9999) + "; sleep 0.3" for part in range(0, 100_000, 10_000)])
+    there, here = seen.run_dir / "attempts/1/rank_0.log", run_folder.rank_log(1, 0)
+    started = nodes.start(command(seen, script), seen.run_dir, nodes.shell(0))
+    ends: list = []
+
+    def is_over() -> bool:
+        ends.extend(nodes.ended())
+        return bool(ends)
+
+    wait_until(is_over, "the end")
+    assert (ends[0].pid, ends[0].exit_code) == (started.pid, 0)
+    nodes.fetch()
+    for log in (there, here):
+        kept = b"".join(gaps.pieces(str(log)))
+        assert kept.startswith(b"0000000\n0000001\n"), log
+        assert kept.endswith(b"0099999\n"), log
+        assert b"\0" not in kept, log
+        assert log.stat().st_size == 800_000, log
+        assert log.stat().st_blocks * 512 < limit + 2 * 80_000, log
+
+
+def test_what_comes_back_has_its_strange_names(make_nodes, run_folder, library):
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    name = os.fsdecode(b"a b\n'\"; $(x) \xff gr\xc3\xb6\xc3\x9fe")
+    write_tree(seen.run_dir, {f"outputs/{name}/{name}": "x"})
+    (seen.run_dir / "outputs/link").symlink_to(name)
+    assert run(nodes, seen, "true") == 0
+    nodes.fetch()
+    assert (run_folder.outputs / name / name).read_text() == "x"
+    assert os.readlink(run_folder.outputs / "link") == name
+
+
+def test_a_large_checkpoint_does_not_hold_up_new_lines(make_nodes, run_folder, library):
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    script = """truncate -s 200M checkpoints/large; echo end >> checkpoints/large
+        while [ ! -e stop ]; do echo line >> metrics/rank_0.jsonl; sleep 0.05; done"""
+    nodes.start(command(seen, script), seen.run_dir, nodes.shell(0))
+    during = set()
+
+    def is_here() -> bool:
+        if (run_folder.path / ".incoming").exists():
+            during.add(len(run_folder.metric_log(0).read_bytes()))
+        return (run_folder.checkpoints / "large").exists()
+
+    wait_until(is_here, "the checkpoint", 60)
+    (seen.run_dir / "stop").touch()
+    ended(nodes)
+    # How they take turns is tested in tests/remote/agent/test_mirror.py: here it would depend on the machine's speed.
+    assert max(during) > 0
+    assert (run_folder.checkpoints / "large").stat().st_size == (200 << 20) + 4
+    with open(run_folder.checkpoints / "large", "rb") as file:
+        file.seek(-4, os.SEEK_END)
+        assert file.read() == b"end\n"
+
+
+def test_processes_are_asked_for_and_signalled_where_they_run(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    script = "trap 'exit 7' TERM; sleep 600 & echo $! > pid; mv pid child; while :; do sleep 0.01; done"
+    started = nodes.start(command(seen, script, rank=1), seen.run_dir, nodes.shell(1))
+    wait_until((seen.run_dir / "child").exists, "the child")
+    child = int((seen.run_dir / "child").read_text())
+    assert nodes.is_alive(started.pid, 1)
+    assert nodes.is_alive(child, 1)
+    assert not nodes.signal(child, 0, signal.SIGTERM)
+    assert nodes.signal(started.pid, 1, signal.SIGTERM)
+    found = ended(nodes)
+    assert [(end.pid, end.node_rank, end.exit_code) for end in found] == [(started.pid, 1, 7)]
+    assert not nodes.is_alive(started.pid, 1)
+    assert not nodes.signal(started.pid, 1, signal.SIGTERM)
+    nodes.kill_all()
+    wait_until(lambda: not nodes.is_alive(child, 1), "the end of the child")
+    assert nodes.oom_kills() >= 0
+
+
+def test_a_process_of_the_run_is_signalled_whoever_has_started_it(make_nodes, run_folder, library):
+    # Story: workers in docker's containers are its daemon's children, and mpirun's were never told to end.
+    nodes = make_nodes()
+    nodes.send(run_folder, library)
+    for run_id, is_reached in ((f"{run_folder.run_id}0", False), (run_folder.run_id, True)):
+        with subprocess.Popen(["sleep", "600"], env={**os.environ, "PACELINE_RUN_ID": run_id}) as process:
+            assert nodes.signal(process.pid, 0, signal.SIGTERM) is is_reached
+            if not is_reached:
+                process.kill()
+        assert process.returncode == -(signal.SIGTERM if is_reached else signal.SIGKILL)
+
+
+def test_what_can_not_be_started_is_an_error(make_nodes, run_folder, library):
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    wrong = dataclasses.replace(command(seen, ""), argv=("/no/program",))
+    with pytest.raises(FileNotFoundError, match="/no/program"):
+        nodes.start(wrong, seen.run_dir, {})
+
+
+def test_a_lost_node_is_told_and_the_others_give_what_they_have(make_nodes, open_link, own_disk, run_folder, library):
+    nodes = make_nodes(links=[open_link(f"node-{rank}", own_disk) for rank in range(2)])
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    for rank in range(2):
+        assert run(nodes, seen, f"echo {rank} > outputs/{rank}", rank=rank) == 0
+    started = nodes.start(command(seen, "sleep 600", rank=1), seen.run_dir, nodes.shell(1))
+    os.kill(nodes._links[1].hello.pid, signal.SIGKILL)
+    wait_until(lambda: nodes.lost() == {1: "node-1: its agent is gone."}, "the loss")
+    assert not nodes.is_alive(started.pid, 1)
+    assert not nodes.signal(started.pid, 1, signal.SIGTERM)
+    with pytest.raises(OSError, match="node-1: its agent is gone"):
+        nodes.start(command(seen, "true", rank=1), seen.run_dir, {})
+    with pytest.raises(
+        TargetError, match=r"could not be fetched \(node-1: its agent is gone\)\. .*/node/runs/.* there"
+    ):
+        nodes.fetch()
+    assert (run_folder.outputs / "0").read_text() == "0\n"
+    assert run(nodes, seen, "true", rank=0) == 0
+
+
+def test_a_node_whose_folder_another_sees_as_well_loses_nothing(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "echo x > outputs/x") == 0
+    os.kill(nodes._links[0].hello.pid, signal.SIGKILL)
+    wait_until(nodes.lost, "the loss")
+    nodes.fetch()
+    assert (run_folder.outputs / "x").read_text() == "x\n"
+
+
+def test_a_node_that_is_lost_while_it_gives_is_replaced_by_one_that_sees_the_same(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "echo x > outputs/x") == 0
+    first = nodes._links[0]
+
+    def lose() -> None:
+        os.kill(first.hello.pid, signal.SIGKILL)
+        wait_until(lambda: first.lost, "the loss")
+        raise LinkError("node-0: its agent is gone.")
+
+    first.flush = lose  # type: ignore[method-assign]
+    nodes.fetch()
+    assert (run_folder.outputs / "x").read_text() == "x\n"
+
+
+def test_a_disk_that_is_full_there_is_named(make_nodes, run_folder, library, small_disk):
+    (run_folder.snapshot.resolve() / "large").write_bytes(b"x" * (2 << 20))
+    nodes = make_nodes(folder=str(small_disk / "node"))
+    with pytest.raises(TargetError, match=r"node-0: the run could not be sent to .*: No space left"):
+        nodes.send(run_folder, library)
+    assert os.listdir(small_disk / "node/snapshots") == []
+
+
+def test_a_disk_that_fills_up_there_is_seen(make_nodes, run_folder, library, small_disk):
+    nodes = make_nodes(folder=str(small_disk / "node"))
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert not nodes.is_disk_full()
+    fill_disk(small_disk)
+    assert nodes.is_disk_full()
+    assert run(nodes, seen, "exit 4") == 4
+
+
+@pytest.mark.parametrize("file", ["attempts/1/rank_0.log", "outputs/large"])
+def test_a_disk_that_fills_up_here_stops_no_end_and_is_told(make_nodes, run_folder, library, small_disk, file):
+    moved = type(run_folder)(small_disk / run_folder.run_id)
+    write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
+    nodes = make_nodes()
+    seen = nodes.send(moved, library)
+    nodes.begin(1)
+    assert run(nodes, seen, f"head -c 3000000 /dev/zero > {file}; echo small > outputs/small; exit 4") == 4
+    with pytest.raises(TargetError, match=rf"could not be fetched \(node-0: No space left on device: '.*{file}.*'\)"):
+        nodes.fetch()
+    assert file.startswith("attempts") or (moved.outputs / "small").read_text() == "small\n"
+    os.truncate(seen.run_dir / file, 10)
+    os.truncate(moved.path / file, 0) if file.startswith("attempts") else None
+    nodes.fetch()
+    assert (moved.path / file).stat().st_size == 10
+    assert (moved.outputs / "small").read_text() == "small\n"
+
+
+def test_what_was_not_fetched_is_when_the_nodes_are_given_back(make_nodes, run_folder, library):
+    nodes = make_nodes()
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "echo x > outputs/x") == 0
+    nodes.close()
+    assert (run_folder.outputs / "x").read_text() == "x\n"
+    assert not seen.run_dir.exists()
+
+
+def test_what_could_not_be_fetched_stays_where_it_is(make_nodes, run_folder, library, small_disk):
+    moved = type(run_folder)(small_disk / run_folder.run_id)
+    write_tree(moved.path, {"run.json": run_folder.record.read_bytes(), "outputs/.k": ""})
+    nodes = make_nodes()
+    seen = nodes.send(moved, library)
+    nodes.begin(1)
+    assert run(nodes, seen, "head -c 3000000 /dev/zero > outputs/large") == 0
+    nodes.close()
+    assert (seen.run_dir / "outputs/large").stat().st_size == 3_000_000
+
+
+def test_one_node_runs_a_command_on_another_by_the_remote_shell(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    shell = shlex.join(seen.remote_shell)
+    words = shlex.quote('echo "it\'s $PACELINE_RUN_ID"; exit 3')
+    assert (
+        run(nodes, seen, f"{shell} node-1 {words} && exit 9; test $? = 3 || exit 8; {shell} me@127.0.0.2 'exit 5'") == 5
+    )
+    wait_until(lambda: f"it's {run_folder.run_id}" in run_folder.driver_log.read_text(), "its output")
+    assert run(nodes, seen, f"{shell} node-7 true") == 255
+    assert "'node-7' is no node of this run; its nodes are node-0, node-1." in run_folder.rank_log(1, 0).read_text()
+
+
+def test_what_was_asked_for_by_the_remote_shell_hangs_up_with_it(make_nodes, run_folder, library):
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    text = f"exec {shlex.join(seen.remote_shell)} node-1 'echo $$ > pid; mv pid {seen.run_dir}/there; exec sleep 600'"
+    started = nodes.start(command(seen, text), seen.run_dir, nodes.shell(0))
+    wait_until((seen.run_dir / "there").exists, "the command")
+    nodes.signal(started.pid, 0, signal.SIGKILL)
+    pid = int((seen.run_dir / "there").read_text())
+    wait_until(lambda: not processes.is_alive(pid), "its end")
+
+
+def driver_log(folder) -> str:
+    return folder.driver_log.read_text() if folder.driver_log.exists() else ""
+
+
+def in_a_shell(seen, text: str, **environment: str) -> Command:
+    """A script on the first node, which reaches the second by a shell that was made for it."""
+    around = ("/usr/bin/env", "AROUND=yes", "/bin/sh", "-c")
+    made = Command(argv=around, environment={"OWN": "its own"}, node_rank=1, log=seen.run_dir / "x")
+    return dataclasses.replace(command(seen, text, **environment), shells=(made,))
+
+
+def test_the_remote_shell_is_what_was_made_for_the_node_and_run_by_the_interpreter_that_is_there(
+    make_nodes, run_folder, library, tmp_path
+):
+    # As in a container, where there may be no file of the node's own interpreter.
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    python = tmp_path / "the image's"
+    python.write_text(f'#!/bin/sh\necho "$@" > {shlex.quote(str(tmp_path))}/ran\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    shell = shlex.join(seen.remote_shell)
+    text = f"{shell} node-1 'echo $AROUND, $OWN, $PACELINE_RUN_ID; exit 3'"
+    nodes.start(in_a_shell(seen, text, **{REMOTE_SHELL_PYTHON: str(python)}), seen.run_dir, nodes.shell(0))
+    assert ended(nodes)[0].exit_code == 3
+    assert "paceline/remote/agent/rsh.py node-1 " in (tmp_path / "ran").read_text()
+    wait_until(lambda: f"yes, its own, {run_folder.run_id}\n" in driver_log(run_folder), "its output")
+
+
+def test_what_ends_by_itself_in_a_shell_that_was_made_for_it_is_not_hung_up(make_nodes, run_folder, library):
+    # Story: mpirun's end told podman to signal containers that were being removed, and the log had its complaints.
+    nodes = make_nodes(2)
+    seen = nodes.send(run_folder, library)
+    nodes.begin(1)
+    there = seen.run_dir / "there"
+    asked = f"trap 'echo hung up' HUP; touch {there}; sleep 0.2; echo done"
+    text = f"exec {shlex.join(seen.remote_shell)} node-1 {shlex.quote(asked)}"
+    started = nodes.start(in_a_shell(seen, text), seen.run_dir, nodes.shell(0))
+    wait_until(there.exists, "the command")
+    nodes.signal(started.pid, 0, signal.SIGKILL)
+    wait_until(lambda: "done" in driver_log(run_folder), "its end")
+    assert "hung up" not in driver_log(run_folder)
+
+
+def test_nodes_are_given_back_even_if_one_is_lost(make_nodes, run_folder, library):
+    given_back = []
+    nodes = make_nodes(2, on_close=lambda: given_back.append(True))
+    nodes.send(run_folder, library)
+    os.kill(nodes._links[0].hello.pid, signal.SIGKILL)
+    nodes.close()
+    nodes.close()
+    assert given_back == [True]
+
+
+def test_a_snapshot_in_which_somebody_has_cleaned_up_is_sent_again(make_nodes, run_folder, library):
+    first = make_nodes()
+    seen = first.send(run_folder, library)
+    (seen.run_dir / "snapshot/train.py").unlink()
+    first.close()
+    seen = make_nodes(links=None).send(run_folder, library)
+    assert (Path(seen.run_dir) / "snapshot/train.py").exists()
+
+
+def test_a_node_that_does_not_answer_is_asked_once_and_not_waited_for_again(make_nodes, open_link, run_folder, library):
+    nodes = make_nodes(links=[open_link(rhythm=Rhythm(ping_s=0.1, silence_s=6.0))])
+    nodes.send(run_folder, library)
+    link = nodes._links[0]
+    os.kill(link.hello.pid, signal.SIGSTOP)
+    try:
+        assert nodes.is_alive(1, 0)
+        assert link.is_stuck
+        link.is_alive = None  # type: ignore[method-assign,assignment]
+        assert all(nodes.is_alive(pid, 0) for pid in range(2, 50))
+        assert nodes.signal(1, 0, signal.SIGTERM)
+        assert nodes.lost() == {}
+    finally:
+        os.kill(link.hello.pid, signal.SIGCONT)
+    wait_until(lambda: not link.is_stuck, "a sign of life")
+
+
+def test_kills_for_memory_are_counted_from_when_they_were_first_asked_for(make_nodes, monkeypatch):
+    nodes = make_nodes(2)
+    for link, counts in zip(nodes._links, ([7, 8, 8], [5, LinkError("no answer"), 5]), strict=True):
+        monkeypatch.setattr(link, "oom_kills", _each(counts))
+    assert [nodes.oom_kills() for _ in range(3)] == [0, 1, 1]
+
+
+def _each(values: list):
+    left = iter(values)
+
+    def give():
+        value = next(left)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    return give
+
+
+def test_ports_can_be_changed(make_nodes):
+    nodes = make_nodes(ports=3)
+    before = nodes.ports
+    nodes.renew_ports()
+    assert (len(before), len(nodes.ports)) == (3, 3)
+    assert before != nodes.ports

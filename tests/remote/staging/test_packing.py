@@ -1,0 +1,128 @@
+"""What a job names on this machine, as trees for others."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import DataError, EnvironmentSpecError
+from paceline.job.data_reference import DataReference, Source
+from paceline.job.environment import Environment
+from paceline.remote.staging.manifest import Manifest
+from paceline.remote.staging.packing import Packed, pack, pack_run
+from paceline.runs.folder import RunFolder
+from paceline.system.files import write_json
+from tests.environments.wheels import make_wheel
+from tests.helpers import make_job, make_run, write_tree
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    found, fd = make_run(tmp_path / "ws" / "runs")
+    os.close(fd)
+    return found
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> pl.Datastore:
+    write_tree(tmp_path / "store", {"a/1.txt": "one", "a/deep/2.csv": "two", "b.txt": "three"})
+    (tmp_path / "store" / "a" / "link.txt").symlink_to("../b.txt")
+    return pl.Datastore.register(pl.Workspace(tmp_path / "ws"), "lab", tmp_path / "store")
+
+
+def packed(folder: RunFolder, *inputs: DataReference, **values: Any) -> Packed:
+    found = pack(make_job(inputs=inputs, **values), folder)
+    assert Manifest.from_json(json.loads(json.dumps(found.manifest.to_json()))) == found.manifest
+    return found
+
+
+def names(found: Packed, place: str) -> list[str]:
+    tree, _ = found.manifest.places[place]
+    return sorted(found.files[tree])
+
+
+def test_a_job_that_names_nothing_takes_nothing_along(folder: RunFolder) -> None:
+    assert pack_run(folder) is None
+
+
+def test_a_folder_a_file_and_a_pattern_are_trees_of_their_files(
+    folder: RunFolder, store: pl.Datastore, tmp_path: Path
+) -> None:
+    top = str(tmp_path / "store")
+    found = packed(folder, store.path("a"), store.path("b.txt"), store.path("a/**/*.csv"))
+
+    assert names(found, f"{top}/a") == ["1.txt", "deep/2.csv", "link.txt"]
+    assert found.manifest.places[f"{top}/a"][1] == ""
+    assert (names(found, f"{top}/b.txt"), found.manifest.places[f"{top}/b.txt"][1]) == (["b.txt"], "b.txt")
+    assert names(found, f"{top}/a/**/*.csv") == ["deep/2.csv"]
+
+
+def test_a_tree_is_named_by_names_and_content_wherever_it_lies(
+    folder: RunFolder, store: pl.Datastore, tmp_path: Path
+) -> None:
+    write_tree(tmp_path / "copy", {"1.txt": "one", "deep/2.csv": "two", "link.txt": "three"})
+    other = DataReference(name="other", sources=(Source(path=str(tmp_path / "copy")),))
+    found = packed(folder, store.path("a"), other)
+    assert len(found.manifest.trees) == 1
+
+    (tmp_path / "copy" / "1.txt").write_text("ONE")
+    assert len(packed(folder, store.path("a"), other).manifest.trees) == 2
+
+
+def test_datastores_travel_by_record_and_places_of_secrets(folder: RunFolder, tmp_path: Path) -> None:
+    far = pl.Datastore.register(
+        pl.Workspace(tmp_path / "ws"), "far", "s3://bucket/x", credentials={"secret": "env:LAB_SECRET"}
+    )
+    found = packed(folder, far.path("train"), far.path("out", "out").as_upload())
+    assert found.files == {}
+    assert found.manifest.stores == {
+        "far": {"url": "s3://bucket/x", "options": {}, "credentials": {"secret": "env:LAB_SECRET"}}
+    }
+
+
+def test_packages_are_taken_without_what_an_install_leaves(folder: RunFolder, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "spam", "1.0")
+    project = write_tree(tmp_path / "egg", {"pyproject.toml": "", "egg.py": "", "build/x": "", "egg.egg-info/y": ""})
+    environment = Environment(pip_packages=(str(wheel), f"-e {project}", "einops"))
+
+    found = packed(folder, environment=environment)
+
+    assert names(found, str(wheel)) == [wheel.name]
+    assert names(found, str(project)) == ["egg.py", "pyproject.toml"]
+
+
+def test_what_is_not_there_is_named(folder: RunFolder, store: pl.Datastore, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="there is nothing at 'nowhere'"):
+        packed(folder, store.path("nowhere"))
+    with pytest.raises(EnvironmentSpecError, match=r"there is no '.*none\.whl'"):
+        packed(folder, environment=Environment(pip_packages=(str(tmp_path / "none.whl"),)))
+
+
+def test_a_run_that_was_brought_hands_on_what_came_with_it(folder: RunFolder, store: pl.Datastore) -> None:
+    first = packed(folder, store.path("a"))
+    (tree,) = first.manifest.trees
+    write_tree(folder.path.parent.parent / "carried" / tree, {"1.txt": "one"})
+    write_json(folder.carried, first.manifest.to_json())
+    again = packed(folder, store.path("a"))
+    assert again.manifest == first.manifest
+    assert list(again.files[tree]) == ["1.txt"]
+
+    # From a datastore, each node takes it by itself.
+    write_json(folder.carried, replace(first.manifest, store={"url": "/store"}).to_json())
+    assert packed(folder, store.path("a")).files == {}
+
+
+def test_outputs_to_folders_of_this_machine_go_home_unless_they_are_reached_from_there(
+    folder: RunFolder, store: pl.Datastore, tmp_path: Path
+) -> None:
+    far = pl.Datastore.register(pl.Workspace(tmp_path / "ws"), "far", "s3://bucket/x")
+    plain = DataReference(name="plain", sources=(Source(path=str(tmp_path / "out")),), mode="upload")
+    outputs = (far.path("out", "far_out").as_upload(), store.path("out", "model").as_upload(), plain)
+    assert packed(folder, store.path("a"), *outputs).manifest.home == ("model", "plain")
+    assert pack(make_job(inputs=outputs), folder, reached="lab").manifest.home == ("plain",)

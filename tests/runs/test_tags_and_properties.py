@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.errors import RunStateError, UserError
+from paceline.runs import tags_and_properties
+from tests.helpers import start_python
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "notes.jsonl"
+
+
+def test_a_run_without_notes_has_none(path):
+    assert tags_and_properties.read(path) == tags_and_properties.Notes()
+
+
+def test_the_last_value_of_a_tag_counts(path):
+    tags_and_properties.set_tags(path, {"lr": 0.1, "best": None})
+    tags_and_properties.set_tags(path, {"lr": "0.2"})
+    assert tags_and_properties.read(path).tags == {"lr": "0.2", "best": None}
+
+
+def test_a_tag_s_value_becomes_a_string(path):
+    tags_and_properties.set_tags(path, {"a": 5, "b": True, "c": [1]})
+    assert tags_and_properties.read(path).tags == {"a": "5", "b": "True", "c": "[1]"}
+
+
+def test_a_removed_tag_is_gone_until_it_is_set_again(path):
+    tags_and_properties.set_tags(path, {"a": 1, "b": 2})
+    tags_and_properties.remove_tags(path, ["a", "never"])
+    assert tags_and_properties.read(path).tags == {"b": "2"}
+    tags_and_properties.set_tags(path, {"a": 3})
+    assert tags_and_properties.read(path).tags == {"b": "2", "a": "3"}
+
+
+def test_properties_never_change(path):
+    tags_and_properties.add_properties(path, {"commit": "abc", "n": 1})
+    with pytest.raises(RunStateError, match="property 'commit' is 'abc' already"):
+        tags_and_properties.add_properties(path, {"new": "x", "commit": "def"})
+    assert tags_and_properties.read(path).properties == {"commit": "abc", "n": "1"}
+
+
+def test_names_may_change(path):
+    for name in ("first", "second"):
+        tags_and_properties.set_name(path, "display_name", name)
+    tags_and_properties.set_name(path, "description", "text")
+    found = tags_and_properties.read(path)
+    assert (found.display_name, found.description) == ("second", "text")
+
+
+@pytest.mark.parametrize("key", ["", None, 5])
+def test_a_key_is_a_non_empty_string(path, key):
+    with pytest.raises(UserError, match="not a non-empty string"):
+        tags_and_properties.set_tags(path, {key: "x"})
+    with pytest.raises(UserError, match="not a non-empty string"):
+        tags_and_properties.add_properties(path, {key: "x"})
+    assert tags_and_properties.read(path) == tags_and_properties.Notes()
+
+
+@pytest.mark.parametrize("key", ["value", "tag", "untag", "display_name", "ü\n\"'"])
+def test_any_word_may_be_a_key(path, key):
+    tags_and_properties.set_tags(path, {key: "x"})
+    tags_and_properties.add_properties(path, {key: "y"})
+    assert (tags_and_properties.read(path).tags, tags_and_properties.read(path).properties) == ({key: "x"}, {key: "y"})
+
+
+def test_of_several_programs_that_add_one_property_one_succeeds(path):
+    code = """
+import sys
+from pathlib import Path
+from paceline.errors import RunStateError
+from paceline.runs import notes
+won = 0
+for number in range(50):
+    try: notes.add_properties(Path(sys.argv[1]), {f"p{number}": sys.argv[2]}); won += 1
+    except RunStateError: pass
+print(won)
+"""
+    started = [start_python(code, path, name) for name in "ab"]
+    assert sum(int(process.communicate()[0]) for process in started) == 50
+    assert len(tags_and_properties.read(path).properties) == 50

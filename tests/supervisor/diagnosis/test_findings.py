@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
+from tests.helpers import make_job, make_launch
+from tests.supervisor.diagnosis.test_diagnose import error
+
+TWO = make_launch(make_job(distributed_backend="mpi", node_count=2, process_count_per_node=1))
+RESET = error("RuntimeError: Connection reset by peer", at=1.0)
+WRONG = error("ValueError: wrong", at=1.0)
+
+
+@pytest.fixture
+def found(tmp_path):
+    def make(**values) -> Findings:
+        folder = RunFolder(tmp_path)
+        folder.attempt(1).mkdir(parents=True, exist_ok=True)
+        folder.logs.mkdir(exist_ok=True)
+        folder.driver_log.write_text(values.pop("driver", ""))
+        given = {
+            "launch": TWO,
+            "folder": folder,
+            "is_here": False,
+            "has_launcher": True,
+            "launcher_code": 0,
+            "started": frozenset({0, 1}),
+            "exit_codes": {0: 1},
+            "ended_at": {},
+            "errors": {},
+            "asked": {},
+            "lost": {},
+            "driver_from": 0,
+            "is_oom": lambda: False,
+            "is_disk_full": lambda: False,
+        }
+        return Findings(**(given | values))
+
+    return make
+
+
+SIGNALLED = "process rank 0 with PID 5 on node node-0 exited on\nsignal 9"
+
+
+@pytest.mark.parametrize(
+    ("values", "may"),
+    [
+        ({"errors": {0: RESET}}, True),
+        ({"exit_codes": {0: 143}, "launcher_code": 1}, True),
+        ({"exit_codes": {}, "launcher_code": 1}, True),
+        ({"errors": {0: WRONG}}, False),
+        ({"exit_codes": {0: 139}}, False),
+        ({"exit_codes": {0: 137}, "driver": SIGNALLED}, False),
+        ({"errors": {0: RESET}, "exit_codes": {0: 1, 1: 0}}, False),
+        ({"errors": {0: RESET}, "is_here": True}, False),
+        ({"errors": {0: RESET}, "lost": {1: "gone"}}, False),
+        ({"exit_codes": {0: 143}, "has_launcher": False, "launcher_code": None}, False),
+        ({"exit_codes": {0: 0, 1: 0}}, False),
+        ({"exit_codes": {0: 0}}, True),
+        ({"exit_codes": {0: 0}, "launcher_code": None}, False),
+        ({"exit_codes": {0: 137, 1: 137}, "driver": "PRTE has lost communication with a remote daemon.\n"}, True),
+        ({"exit_codes": {0: 137, 1: 137}}, False),
+    ],
+    ids=[
+        "a peer lost its connection",
+        "mpirun ended the others",
+        "mpirun failed",
+        "an exception",
+        "a crash",
+        "mpirun names a killed rank",
+        "all were heard of",
+        "on this machine",
+        "it is known already",
+        "killed by somebody",
+        "all went well",
+        "mpirun ended well before a rank was heard of",
+        "a rank has ended and the other runs",
+        "mpirun says that it has lost a daemon",
+        "all were killed",
+    ],
+)
+def test_a_node_may_be_lost_where_nothing_else_says_what_went_wrong(found, values, may):
+    assert may_have_lost_a_node(found(**values)) is may
+
+
+def test_a_lost_node_is_the_cause_though_a_peer_failed_first_and_mpirun_ended_well(found):
+    # Open MPI 5's mpirun exits with 0 when it loses a host.
+    told = report(found(errors={0: RESET}, lost={1: "ssh: nothing heard for 15 s."}))
+    assert (told.cause, told.node, told.rank, told.exit_code) == ("node_lost", "node-1", 1, 1)
+    assert told.message == "Node node-1 was lost, with rank 1: ssh: nothing heard for 15 s."
+
+
+def test_an_exception_of_a_workers_own_is_the_cause_though_a_node_was_lost_too(found):
+    told = report(found(errors={0: WRONG}, lost={1: "gone"}))
+    assert (told.cause, told.rank) == ("exception", 0)
+
+
+def test_an_mpirun_that_ended_well_before_a_rank_was_heard_of_is_no_success(found):
+    told = report(found(exit_codes={0: 0}))
+    assert (told.cause, told.exit_code) == ("launcher", 1)
+    assert "while ranks [1] had not reported their end" in told.message
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(137, "mpirun was killed by SIGKILL."), (205, "mpirun ended with exit code 205 while ranks [1]")],
+)
+def test_an_exit_code_beyond_all_signals_is_no_signal(found, code, words):
+    # 205: Open MPI 4, one of whose daemons is gone.
+    assert words in report(found(exit_codes={0: 0}, launcher_code=code)).message

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.helpers import run_python
+
+# In a process of its own: it takes over the signals.
+SETUP = """
+import os, signal, subprocess, time
+from paceline.supervisor.signals import Wake
+wake = Wake()
+def slept(seconds):
+    start = time.monotonic(); wake.sleep(seconds); return time.monotonic() - start
+"""
+
+
+def answer(code: str) -> str:
+    return run_python(SETUP + code).strip()
+
+
+def test_it_sleeps_as_long_as_it_is_told():
+    assert answer("print(0.1 <= slept(0.1) < 2, slept(-1) < 0.1)") == "True True"
+
+
+def test_a_child_s_end_wakes_it():
+    code = "p = subprocess.Popen(['sleep', '0.1']); print(slept(20) < 10, p.wait(), wake.stopped_by)"
+    assert answer(code) == "True 0 None"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_wakes_it_and_is_kept(name):
+    code = f"os.kill(os.getpid(), signal.{name}); print(slept(20) < 10, wake.stopped_by == signal.{name}, slept(0.05) >= 0.05)"
+    assert answer(code) == "True True True"
+
+
+def test_any_number_of_signals_does_no_harm():
+    code = "for _ in range(100_000): os.kill(os.getpid(), signal.SIGCHLD)\nprint(slept(5) < 4, slept(0.05) >= 0.05)"
+    assert answer(code) == "True True"
+
+
+def test_a_worker_that_is_started_has_the_usual_handlers():
+    code = "print(subprocess.run(['sh', '-c', 'kill -TERM $$; echo no']).returncode)"
+    assert answer(code) == "-15"
+
+
+def test_news_of_nodes_elsewhere_wake_it():
+    code = (
+        "import threading, types\n"
+        "elsewhere, here = types.SimpleNamespace(on_news=None), object()\n"
+        "wake.heed(elsewhere); wake.heed(here)\n"
+        "threading.Timer(0.1, elsewhere.on_news).start()\n"
+        "print(slept(20) < 10, wake.stopped_by, slept(0.05) >= 0.05)"
+    )
+    assert answer(code) == "True None True"

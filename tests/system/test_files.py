@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+from paceline.system.files import append_line, json_lines, make_own, read_json, write_json, write_whole
+from tests.helpers import run_python, start_python
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "a.json"
+    for value in ({"a": [1, None, "ü\n"]}, [], "text", float("inf")):
+        write_json(path, value)
+        assert read_json(path) == value
+
+
+def test_a_reader_sees_the_old_or_the_new_whole(tmp_path):
+    path, texts = tmp_path / "a", {letter * 200_000 for letter in "ab"}
+    write_whole(path, "a" * 200_000)
+    stop = threading.Event()
+
+    def write():
+        while not stop.is_set():
+            for text in texts:
+                write_whole(path, text)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        assert {path.read_text() for _ in range(300)} <= texts
+    finally:
+        stop.set()
+        writer.join()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    write_whole(path, "old")
+
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_writer_that_is_killed_leaves_a_whole_file(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, "0" * 100_000)
+    code = """
+import sys
+from pathlib import Path
+from paceline.system.files import write_whole
+print("go", flush=True)
+number = 0
+while True: number += 1; write_whole(Path(sys.argv[1]), str(number % 10) * 100_000)
+"""
+    for _ in range(3):
+        with start_python(code, path) as process:
+            process.stdout.readline()
+            process.kill()
+        assert path.read_text() in {digit * 100_000 for digit in "0123456789"}
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1', b"\xff"])
+def test_what_is_no_whole_json_reads_as_none(tmp_path, content):
+    (tmp_path / "a").write_bytes(content)
+    assert read_json(tmp_path / "a") is None
+
+
+def test_a_missing_file_reads_as_none_and_as_no_lines(tmp_path):
+    assert read_json(tmp_path / "a") is None
+    assert list(json_lines(tmp_path / "a")) == []
+
+
+def test_lines_come_back_in_order(tmp_path):
+    path = tmp_path / "a.jsonl"
+    values = [{"a": 1}, "new\nline", None, [1, 2]]
+    for value in values:
+        append_line(path, value)
+    assert list(json_lines(path)) == values
+
+
+def test_a_torn_line_is_passed_over_and_swallows_no_other(tmp_path):
+    path = tmp_path / "a.jsonl"
+    append_line(path, 1)
+    with open(path, "ab") as file:
+        file.write(b'{"torn": "by a kil')
+    append_line(path, 2)
+    append_line(path, 3)
+    assert list(json_lines(path)) == [1, 2, 3]
+
+
+def test_lines_of_several_processes_never_mix(tmp_path):
+    path = tmp_path / "a.jsonl"
+    code = """
+import sys
+from pathlib import Path
+from paceline.system.files import append_line
+for number in range(200): append_line(Path(sys.argv[1]), [int(sys.argv[2]), number, "x" * 500])
+"""
+    started = [start_python(code, path, name) for name in range(4)]
+    for process in started:
+        process.communicate()
+    found = list(json_lines(path))
+    assert sorted((line[0], line[1]) for line in found) == [
+        (name, number) for name in range(4) for number in range(200)
+    ]
+    for name in range(4):
+        assert [line[1] for line in found if line[0] == name] == list(range(200))
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_an_error_and_not_a_silent_loss(tmp_path):
+    # A limit of the file's size cuts a write short as a full disk does.
+    path = tmp_path / "a.jsonl"
+    code = """
+import resource, sys
+from pathlib import Path
+from paceline.system.files import append_line, json_lines
+path = Path(sys.argv[1])
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+written = []
+try:
+    for number in range(100):
+        append_line(path, [number, "x" * 50])
+        written.append(number)
+except OSError: pass
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+append_line(path, ["after"])
+print([line[0] for line in json_lines(path)] == [*written, "after"], len(written) < 100)
+"""
+    assert run_python(code, path) == "True True\n"
+
+
+def test_a_file_name_of_any_bytes_is_written_as_json(tmp_path):
+    name = os.fsdecode(b"\xff.txt")
+    write_json(tmp_path / "a", [name])
+    assert read_json(tmp_path / "a") == [name]
+    assert json.loads((tmp_path / "a").read_text()) == [name]
+
+
+def test_a_folder_for_this_user_alone_is_made_or_taken(tmp_path):
+    path = tmp_path / "own"
+    make_own(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+    path.chmod(0o775)
+    make_own(path)
+    assert path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_somebody_else_may_write_to_is_not_taken(tmp_path):
+    # It was taken as it was found: whoever had made it in /tmp before could read and change what lay in it.
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path)
+    (tmp_path / "file").touch(0o600)
+    wrong = {"open": "can be written to by everybody", "link": "is a link", "file": "is no folder"}
+    if os.geteuid() == 0:
+        (tmp_path / "theirs").mkdir()
+        os.chown(tmp_path / "theirs", 65534, 65534)
+        wrong["theirs"] = r"belongs to another user \(number 65534\)"
+    for name, what in wrong.items():
+        with pytest.raises(PermissionError, match=f"{name}' {what}.*so nothing is put there. Remove it"):
+            make_own(tmp_path / name)

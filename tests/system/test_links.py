@@ -1,0 +1,193 @@
+"""What links among a run's files stand for, and that none leads out."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.system import links
+from paceline.system.links import Entry, entries, find, open_below, target_in
+from tests.helpers import write_tree
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A run's folder, which is reached through a link itself."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "way").symlink_to("real")
+    found = tmp_path / "way" / "run"
+    files = {"outputs/step/a": "1", "checkpoints/9.pt": "nine", "work/d/w": "w", "uploads/o/x": "x", "uploads/p/y": "y"}
+    return write_tree(found, {**files, "run.json": "{}", "attempts/1/rank_0.log": "line", "logs/driver.log": ""})
+
+
+def link(top: Path, name: str, target: str | Path) -> None:
+    (top / name).parent.mkdir(parents=True, exist_ok=True)
+    (top / name).symlink_to(target)
+
+
+def told(top: Path, start: str, *, follow: bool = False) -> dict[str, str]:
+    """name -> what it is, in a word or two."""
+    return {
+        entry.name: (entry.target and f"-> {entry.target}") or entry.why or f"{entry.kind} {entry.real}"
+        for entry in entries(str(top), start, follow=follow)
+    }
+
+
+# name of the link -> (where it leads to, what it is when links may stay, what it is when they may not)
+LINKS = {
+    "outputs/latest": ("step", "-> step", "dir outputs/step"),
+    "outputs/deep/er": ("../step/a", "-> ../step/a", "file outputs/step/a"),
+    "outputs/abs": ("TOP/outputs/step", "-> step", "dir outputs/step"),
+    "outputs/round/about": ("../step/../../checkpoints/9.pt", "-> ../../checkpoints/9.pt", "file checkpoints/9.pt"),
+    "outputs/all": ("../checkpoints", "-> ../checkpoints", "dir checkpoints"),
+    "outputs/w": ("../work/d/w", "file work/d/w", "file work/d/w"),
+    "outputs/other": ("../uploads/o/x", "file uploads/o/x", "file uploads/o/x"),
+    "uploads/o/mine": ("x", "-> x", "file uploads/o/x"),
+    "uploads/o/theirs": ("../p/y", "file uploads/p/y", "file uploads/p/y"),
+    "uploads/o/best": ("../../checkpoints/9.pt", "-> ../../checkpoints/9.pt", "file checkpoints/9.pt"),
+    "work/again": ("d", "-> d", "dir work/d"),
+    "logs/rank_0.log": ("../attempts/1/rank_0.log", "file attempts/1/rank_0.log", "file attempts/1/rank_0.log"),
+}
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_link_to_the_runs_own_files_is_an_equal_one_or_what_it_leads_to(top: Path, name: str) -> None:
+    target, stays, followed = LINKS[name]
+    link(top, name, target.replace("TOP", str(top)))
+    assert told(top, name.split("/", maxsplit=1)[0])[name] == stays
+    assert told(top, name.split("/", maxsplit=1)[0], follow=True)[name] == followed
+
+
+OUT = "a link that leads out of the run, to"
+LEFT = {
+    "/etc": f"{OUT} '/etc'",
+    "../../..": f"{OUT} '../../..'",
+    "../run.json": f"{OUT} '../run.json'",
+    "..": f"{OUT} '..'",
+    "../logs/driver.log": f"{OUT} '../logs/driver.log'",
+    "/nowhere/at/all": f"{OUT} '/nowhere/at/all'",
+    "gone": "a link to 'gone', where there is nothing",
+    "x": "a link to 'x', which leads in a circle",
+    "pipe": "a link to 'pipe', a pipe",
+}
+
+
+@pytest.mark.parametrize("target", LEFT)
+@pytest.mark.parametrize("follow", [False, True])
+def test_what_leads_out_of_the_run_or_to_no_file_is_left_out(top: Path, target: str, follow: bool) -> None:
+    os.mkfifo(top / "outputs/pipe")
+    link(top, "outputs/x", target)
+    found = told(top, "outputs", follow=follow)
+    assert (found["outputs/x"], found["outputs/pipe"]) == (LEFT[target], "a pipe")
+
+
+def test_a_chain_is_followed_to_its_end(top: Path) -> None:
+    link(top, "outputs/one", "two")
+    link(top, "outputs/two", "../checkpoints/9.pt")
+    link(top, "outputs/out", "hop")
+    link(top, "outputs/hop", "/etc/passwd")
+    found = told(top, "outputs")
+    assert (found["outputs/one"], found["outputs/out"]) == ("-> ../checkpoints/9.pt", f"{OUT} 'hop'")
+
+
+def test_folders_behind_links_are_gone_through_once_and_never_in_a_circle(top: Path) -> None:
+    link(top, "work/d/up", "../../work")
+    link(top, "outputs/work", "../work")
+    assert told(top, "outputs") == {
+        "outputs": "dir outputs",
+        "outputs/step": "dir outputs/step",
+        "outputs/step/a": "file outputs/step/a",
+        "outputs/work": "dir work",
+        "outputs/work/d": "dir work/d",
+        "outputs/work/d/w": "file work/d/w",
+        "outputs/work/d/up": "a link to '../../work', a folder that it lies in",
+    }
+    link(top, "outputs/self", ".")
+    assert told(top, "outputs")["outputs/self"] == "-> ."
+    assert "a folder that it lies in" in told(top, "outputs", follow=True)["outputs/self"]
+
+
+@pytest.mark.parametrize(("target", "what"), [("/etc", f"{OUT} '/etc'"), ("checkpoints", "dir checkpoints")])
+def test_the_top_itself_may_be_a_link(top: Path, target: str, what: str) -> None:
+    link(top, "artifacts", target)
+    assert told(top, "artifacts")["artifacts"] == what
+
+
+def test_a_folder_that_can_not_be_read_is_left_out_by_name(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        if path.endswith("step"):
+            raise PermissionError(13, "Permission denied", path)
+        return sorted(one.name for one in os.scandir(path))
+
+    monkeypatch.setattr(links.os, "listdir", refuse)
+    assert told(top, "outputs")["outputs/step"] == "a folder that can't be read: Permission denied"
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "made"),
+    [
+        ("outputs/a", "b", "b"),
+        ("outputs/a", "./b/../c", "c"),
+        ("outputs/d/a", "../../checkpoints/x", "../../checkpoints/x"),
+        ("logs/rank_0.log", "../attempts/1/rank_0.log", "../attempts/1/rank_0.log"),
+        ("outputs/a", "/etc", None),
+        ("outputs/a", "../../x", None),
+        ("outputs/a", "../run.json", None),
+        ("outputs/a", "../snapshot/x", None),
+        ("outputs/a/b/c/d", "e/../../../../../x", None),
+        ("logs/rank_0.log", "../outputs/x", None),
+        ("metrics/x", "../outputs/x", None),
+        ("outputs", "checkpoints", None),
+        ("outputs/a", "b\0", None),
+    ],
+)
+def test_a_link_from_elsewhere_is_made_without_detours_or_not_at_all(name: str, target: str, made: str | None) -> None:
+    assert target_in(name, target) == made
+
+
+def test_no_chain_of_links_from_elsewhere_leads_out(top: Path) -> None:
+    # By its name this one stays inside; `hop` is a link, so in truth it would lead four folders up from checkpoints.
+    for name, target in {"outputs/a/b/hop": "../../../checkpoints", "outputs/a/b/l": "hop/../../../outputs/x"}.items():
+        made = target_in(name, target)
+        assert made is not None
+        link(top, name, made)
+    real = os.path.realpath(top / "outputs/a/b/l")
+    assert real == os.path.realpath(top) + "/outputs/outputs/x"
+
+
+def test_one_name_is_found_where_it_lies(top: Path) -> None:
+    link(top, "outputs/latest", "step")
+    link(top, "outputs/esc", "/etc")
+    assert find(str(top), "outputs/latest/a") == Entry("outputs/latest/a", "file", real="outputs/step/a")
+    assert find(str(top), "outputs/nothing") is None
+    for name in ("outputs/esc", "outputs/esc/passwd"):
+        found = find(str(top), name)
+        assert found is not None
+        assert found.kind == "left"
+
+
+@pytest.mark.parametrize("swapped", ["outputs/step/a", "outputs/step", "outputs"])
+def test_what_is_swapped_for_a_link_before_it_is_opened_is_not_opened(top: Path, tmp_path: Path, swapped: str) -> None:
+    write_tree(tmp_path / "out", {"a": "secret", "step/a": "secret"})
+    with open(open_below(str(top), "outputs/step/a")) as file:
+        assert file.read() == "1"
+    (top / swapped).rename(tmp_path / "old")
+    (top / swapped).symlink_to(tmp_path / "out" / swapped.removeprefix("outputs").strip("/"))
+    assert (top / "outputs/step/a").read_text() == "secret"
+    with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
+        open_below(str(top), "outputs/step/a")
+
+
+def test_a_pipe_in_a_files_place_is_an_error_and_nobody_waits_for_it(top: Path) -> None:
+    os.mkfifo(top / "outputs/pipe")
+    with pytest.raises(OSError, match="no file any more"):
+        open_below(str(top), "outputs/pipe")
+
+
+def test_login_hosts_with_an_old_python_can_run_the_text() -> None:
+    text = Path(links.__file__).read_text()
+    assert "__future__" not in text
+    ast.parse(text, feature_version=(3, 6))

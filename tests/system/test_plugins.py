@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from paceline.system import plugins
+from tests.helpers import write_tree
+
+OWN = {"own": "collections:OrderedDict"}
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """A package that brings a plug-in `theirs`, and one by a name that Paceline has itself."""
+    points = "[paceline.test]\ntheirs = bakery:Bread\nown = bakery:Bread\nbroken = nowhere:Bread\n"
+    write_tree(
+        tmp_path / "site",
+        {
+            "bakery.py": "class Bread: pass\n",
+            "bakery-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: bakery\nVersion: 1.0\n",
+            "bakery-1.0.dist-info/entry_points.txt": points,
+        },
+    )
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    yield
+    sys.modules.pop("bakery", None)
+
+
+def test_a_plug_in_of_an_installed_package_is_made(installed):
+    assert type(plugins.load("paceline.test", OWN, "theirs")).__name__ == "Bread"
+
+
+def test_paceline_s_own_come_first(installed):
+    assert type(plugins.load("paceline.test", OWN, "own")).__name__ == "OrderedDict"
+
+
+def test_an_unknown_name_is_none(installed):
+    assert plugins.load("paceline.test", OWN, "nothing") is None
+    assert plugins.load("paceline.elsewhere", OWN, "theirs") is None
+
+
+def test_all_names_are_told_once(installed):
+    assert plugins.names("paceline.test", OWN) == ["broken", "own", "theirs"]
+
+
+def test_its_own_are_found_without_looking_at_what_is_installed(monkeypatch):
+    # Reading the entry points of a large environment takes a tenth of a second and more.
+    monkeypatch.setattr(plugins, "installed", lambda group: pytest.fail("looked"))
+    assert plugins.load("paceline.test", OWN, "own") is not None

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import os
+import pwd
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paceline.system import processes
+from tests.helpers import run_python, start_python, wait_until
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux's /proc")
+
+#: Starts a child in a session of its own that starts another, prints both pids and waits.
+TREE = '''
+import os, subprocess, sys, time
+inner = """
+import subprocess, time
+print(subprocess.Popen(['sleep', '60'], start_new_session=True).pid, flush=True)
+time.sleep(60)
+"""
+child = subprocess.Popen([sys.executable, "-c", inner], stdout=subprocess.PIPE, text=True)
+print(child.pid, child.stdout.readline().strip(), flush=True)
+time.sleep(60)
+'''
+
+
+def end(*pids: int) -> None:
+    for pid in pids:
+        processes.send(pid, signal.SIGKILL)
+
+
+def test_descendants_are_children_and_their_children():
+    with start_python(TREE) as process:
+        child, grandchild = map(int, process.stdout.readline().split())
+        try:
+            assert sorted(processes.descendants(process.pid)) == sorted([child, grandchild])
+            assert processes.descendants(grandchild) == []
+        finally:
+            end(grandchild, child, process.pid)
+
+
+def test_another_run_s_supervisor_is_no_descendant_and_nothing_below_it():
+    code = """
+import os, subprocess, time
+worker = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
+print(worker.pid, flush=True)
+time.sleep(60)
+"""
+    with start_python(code, environment={processes.SUPERVISOR_VARIABLE: "digits_1_0"}) as supervisor:
+        worker = int(supervisor.stdout.readline())
+        try:
+            wait_until(lambda: processes.descendants(supervisor.pid) == [worker], "its own worker, which it sees")
+            assert not {supervisor.pid, worker} & set(processes.descendants(os.getpid()))
+        finally:
+            end(worker, supervisor.pid)
+
+
+def test_a_zombie_is_neither_alive_nor_a_descendant():
+    process = subprocess.Popen(["true"])
+    wait_until(lambda: processes._state(process.pid) == "Z", "the child's end")
+    assert not processes.is_alive(process.pid)
+    assert process.pid not in processes.descendants(os.getpid())
+    process.wait()
+
+
+@linux
+def test_children_of_a_process_whose_threads_are_still_ending_are_seen():
+    """Its first thread has ended, so it shows as a zombie; until the last one has, its children are nobody else's."""
+    code = """
+import ctypes, os, subprocess, threading, time
+print(subprocess.Popen(["sleep", "60"]).pid, flush=True)
+threading.Thread(target=time.sleep, args=(60,)).start()
+ctypes.CDLL(None).syscall({"x86_64": 60, "aarch64": 93}[os.uname().machine], 0)
+"""
+    with start_python(code) as process:
+        child = int(process.stdout.readline())
+        try:
+            wait_until(lambda: processes._state(process.pid) == "Z", "the end of the first thread")
+            assert child in processes.descendants(os.getpid())
+        finally:
+            end(child, process.pid)
+
+
+def test_a_child_whose_parent_ends_while_the_table_is_read_is_not_overlooked(monkeypatch):
+    tables = iter([[(9, 5, "S"), (1, 0, "S"), (4, 1, "S")], [(9, 4, "S"), (1, 0, "S"), (4, 1, "S")]])
+    monkeypatch.setattr(processes, "_table", lambda: next(tables))
+    assert processes.descendants(4) == [9]
+
+
+def test_is_alive_follows_a_process_to_its_end():
+    process = subprocess.Popen(["sleep", "60"])
+    assert processes.is_alive(process.pid)
+    process.kill()
+    process.wait()
+    assert not processes.is_alive(process.pid)
+
+
+@linux
+def test_a_process_with_parentheses_and_spaces_in_its_name_is_understood(tmp_path):
+    program = tmp_path / "a) S (b"
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([program, "60"])
+    try:
+        wait_until(lambda: processes.is_alive(process.pid), "the process")
+        assert process.pid in processes.descendants(os.getpid())
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_killing_descendants_ends_those_of_other_sessions_too():
+    code = f"""
+import os, subprocess, sys
+from paceline import processes
+tree = subprocess.Popen([sys.executable, "-c", {TREE!r}], stdout=subprocess.PIPE, text=True)
+pids = [tree.pid, *map(int, tree.stdout.readline().split())]
+print(processes.kill_descendants(os.getpid()), any(map(processes.is_alive, pids)))
+"""
+    assert run_python(code) == "3 False\n"
+
+
+@linux
+def test_a_subreaper_gets_the_orphans_below_it():
+    code = """
+import os, subprocess, time
+from paceline import processes
+processes.become_subreaper()
+shell = subprocess.run(["sh", "-c", "sleep 60 > /dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
+orphan = int(shell.stdout)
+print(processes.descendants(os.getpid()) == [orphan], processes.kill_descendants(os.getpid()), processes.is_alive(orphan))
+"""
+    assert run_python(code) == "True 1 False\n"
+
+
+def test_a_process_that_keeps_forking_is_killed_with_its_children():
+    code = """
+import os, subprocess, sys, time
+from paceline import processes
+processes.become_subreaper()
+fork = "import subprocess\\nwhile True: subprocess.Popen(['sleep', '60'])"
+subprocess.Popen([sys.executable, "-c", fork], stderr=subprocess.DEVNULL)
+while len(processes.descendants(os.getpid())) < 10: time.sleep(0.01)
+print(processes.kill_descendants(os.getpid()) >= 10, processes.descendants(os.getpid()))
+"""
+    assert run_python(code) == "True []\n"
+
+
+@linux
+def test_processes_are_found_by_a_variable_and_its_whole_value():
+    values = ("/runs/a", "/runs/ab", "/runs/a")
+    started = [subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": value}) for value in values[:2]]
+    started.append(subprocess.Popen(["sleep", "60"], env={"PL_TEST": values[2], **os.environ}))
+    try:
+        one, other, two = started
+        wait_until(lambda: len(processes.with_variable("PL_TEST", "/runs/a")) == 2, "the processes")
+        assert sorted(processes.with_variable("PL_TEST", "/runs/a")) == sorted([one.pid, two.pid])
+        assert processes.with_variable("L_TEST", "/runs/a") == []
+        for process in (one, two):  # zombies of ours until they are waited for
+            process.kill()
+            process.wait()
+        assert processes.with_variable("PL_TEST", "/runs/a") == []
+        assert processes.is_alive(other.pid)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@linux
+def test_killing_by_a_variable_leaves_others_alone():
+    mine, other = (subprocess.Popen(["sleep", "60"], env={**os.environ, "PL_TEST": v}) for v in ("a", "b"))
+    try:
+        wait_until(lambda: processes.with_variable("PL_TEST", "a"), "the process")
+        assert processes.kill_with_variable("PL_TEST", "a") == 1
+        assert mine.wait() == -signal.SIGKILL
+        assert processes.is_alive(other.pid)
+    finally:
+        end(mine.pid, other.pid)
+        other.wait()
+
+
+@linux
+def test_killing_what_a_run_left_spares_the_supervisor_of_a_run_that_it_submitted():
+    # The story: a script of run a submits run b. b's supervisor has a's PACELINE_RUN_DIR in its environment, and was
+    # killed with what a had left behind.
+    environment = {**os.environ, "PACELINE_RUN_DIR": "/runs/a", processes.SUPERVISOR_VARIABLE: "b_1_0"}
+    supervisor = subprocess.Popen(["sleep", "60"], env=environment)
+    try:
+        wait_until(lambda: processes._has_variable(supervisor.pid, "PACELINE_RUN_DIR", "/runs/a"), "the process")
+        assert processes.kill_with_variable("PACELINE_RUN_DIR", "/runs/a", wait_s=1) == 0
+        assert supervisor.poll() is None
+    finally:
+        supervisor.kill()
+        supervisor.wait()
+
+
+def test_reaping_tells_each_child_and_how_it_ended():
+    code = """
+import os, subprocess, time
+from paceline import processes
+started = [subprocess.Popen(["sh", "-c", text]) for text in ("exit 3", "kill -9 $$")]
+seen = {}
+while len(seen) < 2: seen.update(processes.reap())
+print([processes.shell_exit_code(seen[p.pid]) for p in started], processes.reap())
+for p in started: p.returncode = 0
+"""
+    assert run_python(code) == "[3, 137] []\n"
+
+
+def test_a_signal_to_a_process_that_is_gone_is_told():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert processes.send(process.pid, signal.SIGTERM) is False
+
+
+def test_a_signal_to_a_living_process_arrives():
+    process = subprocess.Popen(["sleep", "60"])
+    assert processes.send(process.pid, signal.SIGTERM) is True
+    assert process.wait() == -signal.SIGTERM
+
+
+@linux
+def test_the_boot_id_is_the_machine_s():
+    assert len(processes.boot_id()) == 36
+    assert processes.boot_id() == processes.boot_id()
+
+
+def test_a_home_is_the_environment_s_own_or_the_user_s():
+    assert processes.with_home({"HOME": "/x", "A": "b"}) == {"HOME": "/x", "A": "b"}
+    for without in ({"A": "b"}, {"HOME": "", "A": "b"}):
+        assert processes.with_home(without) == {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, "A": "b"}

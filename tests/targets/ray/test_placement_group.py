@@ -1,0 +1,214 @@
+"""A placement group that is held by a driver, for which a script stands in here; nodes that connect are sockets of ours."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.ray.demand import Demand
+from paceline.targets.ray.placement_group import Asked, Holding, LostError
+from tests.helpers import wait_until
+
+#: Says its lines, keeps what it was asked for, and ends when its standard input does.
+DRIVER = """\
+import json, os, sys
+request = sys.stdin.readline()
+with open({asked!r} + ".new", "w") as file:
+    file.write(request)
+os.rename({asked!r} + ".new", {asked!r})
+for line in {lines!r}:
+    print(json.dumps(line), flush=True)
+sys.stdin.read()
+open({ended!r}, "w").close()
+"""
+
+
+class Driver:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.holdings: list[Holding] = []
+
+    def hold(
+        self, *lines: dict[str, Any], patience_s: float | None = 0.0, nodes: int = 2, address: str = ""
+    ) -> Holding:
+        text = DRIVER.format(asked=str(self.folder / "asked"), ended=str(self.folder / "ended"), lines=list(lines))
+        (self.folder / "driver.py").write_text(text)
+        program = self.folder / "ray python"
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} "{self.folder}/driver.py"\n')
+        program.chmod(0o755)
+        asked = Asked(
+            demand=Demand(bundles=({"CPU": 2.0},) * nodes),
+            run_id="x_1",
+            ray_python=str(program),
+            library_dir=self.folder,
+            folder="/tmp",
+            python=None,
+            submitter=None,
+            patience_s=patience_s,
+            is_shared=True,
+            address=address,
+        )
+        holding = Holding(asked)
+        self.holdings.append(holding)
+        return holding
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        path = self.folder / "asked"
+        wait_until(path.exists, "the driver was asked")
+        return dict(json.loads(path.read_text()))
+
+    def connect(self, rank: int, **told: Any) -> socket.socket:
+        asked = self.asked
+        sock = socket.create_connection(("127.0.0.1", asked["port"]))
+        sock.sendall(json.dumps({"token": asked["token"], "rank": rank, **told}).encode() + b"\nthe agent's")
+        return sock
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Iterator[Driver]:
+    found = Driver(tmp_path)
+    yield found
+    for holding in found.holdings:
+        holding.close()
+
+
+def is_shown_the_door(sock: socket.socket) -> bool:
+    sock.settimeout(10)
+    try:
+        return sock.recv(1) == b""
+    except ConnectionResetError:
+        return True  # more was sent than was listened to
+
+
+@pytest.mark.parametrize(("address", "is_kept"), [("127.0.0.2", True), ("192.0.2.1", False), ("", False)])
+def test_nodes_report_at_the_address_by_which_the_cluster_knows_this_one_alone(
+    driver: Driver, address: str, is_kept: bool
+) -> None:
+    driver.hold({"is": "connected"}, address=address)
+    asked = driver.asked
+    # One that is not this machine's own (behind NAT) can't be listened at.
+    assert asked.get("host") == (address if is_kept else None)
+    for other, is_open in {"127.0.0.2": True, "127.0.0.1": not is_kept}.items():
+        with socket.socket() as sock:
+            assert (sock.connect_ex((other, asked["port"])) == 0) == is_open
+
+
+def never(text: str) -> bool:
+    return False
+
+
+def waiting(free: float = 0.0, count: int = 2) -> dict[str, Any]:
+    nodes = [{"name": f"n{n}", "node_id": str(n), "total": {"CPU": 2.0}, "free": {"CPU": free}} for n in range(count)]
+    return {"is": "waiting", "nodes": nodes}
+
+
+def test_nodes_are_had_once_each_has_connected_with_the_token(driver: Driver) -> None:
+    holding = driver.hold({"is": "connected"}, {"is": "placed"})
+    assert driver.asked["bundles"] == [{"CPU": 2.0}, {"CPU": 2.0}]
+    with driver.connect(1, hostname="b"), driver.connect(0, hostname="a"):
+        taken = holding.wait(never)
+        assert taken is not None
+        assert [taken[rank].told["hostname"] for rank in (0, 1)] == ["a", "b"]
+        # What follows the first line is the agent's, to the last byte.
+        assert taken[0].sock.recv(100) == b"the agent's"
+        assert taken[0].told["token"] is None
+
+
+def test_who_has_not_the_token_is_shown_the_door(driver: Driver) -> None:
+    holding = driver.hold({"is": "placed"}, nodes=1)
+    for data in (b"", b"GET / HTTP/1.0\n", b'{"rank": 0, "token": "x"}\n', b'{"token": 1}\n', b"[]\n", b"\xff\n"):
+        with socket.create_connection(("127.0.0.1", driver.asked["port"])) as stranger:
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            assert is_shown_the_door(stranger)
+    with driver.connect(0, hostname="a"):
+        assert holding.wait(never) is not None
+
+
+def test_a_rank_is_taken_once(driver: Driver) -> None:
+    holding = driver.hold({"is": "placed"}, nodes=1)
+    with driver.connect(0, hostname="first"):
+        taken = holding.wait(never)
+        assert taken is not None
+        with driver.connect(0, hostname="second") as second:
+            assert is_shown_the_door(second)
+        assert taken[0].told["hostname"] == "first"
+
+
+def test_waiting_is_told_until_somebody_gives_up(driver: Driver) -> None:
+    holding = driver.hold(waiting())
+    said: list[str] = []
+
+    def give_up(text: str) -> bool:
+        said.append(text)
+        return "free" in text
+
+    assert holding.wait(give_up) is None
+    assert said[-1] == "waits for 2 nodes with 2 CPU each; free: n0 0 of 2 CPU; n1 0 of 2 CPU"
+
+
+def test_what_the_cluster_can_never_hold_ends_the_wait(driver: Driver) -> None:
+    with pytest.raises(TargetError, match=r"needs 2 nodes .*; the cluster has n0 \(2 CPU\)\. Ask for less"):
+        driver.hold(waiting(count=1)).wait(never)
+
+
+def test_a_cluster_that_grows_is_waited_for(driver: Driver) -> None:
+    holding = driver.hold(waiting(count=1), patience_s=None)
+    deadline = time.monotonic() + 0.5
+    assert holding.wait(lambda text: time.monotonic() > deadline) is None
+
+
+def test_a_node_that_dies_before_it_is_the_runs_is_lost(driver: Driver) -> None:
+    holding = driver.hold({"is": "placed"}, {"is": "ended", "rank": 1, "why": "Ray says: node is dead"})
+    with pytest.raises(LostError, match="node 1 of the run: Ray says: node is dead"):
+        holding.wait(never)
+
+
+def test_a_run_s_only_node_that_dies_is_lost_though_the_driver_has_nothing_left_to_hold(driver: Driver) -> None:
+    ended = {"is": "ended", "rank": 0, "why": "Ray says: node is dead"}
+    holding = driver.hold({"is": "placed"}, ended, {"is": "failed", "why": "every node's task has ended"}, nodes=1)
+    wait_until(lambda: holding._events.qsize() >= 3, "the driver has said so")
+    with pytest.raises(LostError, match="node 0 of the run: Ray says: node is dead"):
+        holding.wait(never)
+
+
+def test_ray_that_can_not_be_asked_is_told(driver: Driver) -> None:
+    holding = driver.hold({"is": "failed", "why": "ConnectionError: no GCS."})
+    with pytest.raises(TargetError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):
+        holding.wait(never)
+
+
+def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
+    asked = Asked(
+        **{"demand": Demand(bundles=({"CPU": 1.0},)), "run_id": "x", "ray_python": str(tmp_path / "none")},
+        **{"library_dir": tmp_path, "folder": "/tmp", "python": None, "submitter": None},
+        patience_s=0.0,
+        is_shared=True,
+    )
+    with pytest.raises(TargetError, match=r"interpreter .*none' can't be run"):
+        Holding(asked)
+
+
+def test_a_node_that_ray_loses_later_is_told_of(driver: Driver) -> None:
+    holding = driver.hold({"is": "placed"}, {"is": "ended", "rank": 0, "why": "killed for memory"}, nodes=2)
+    wait_until(holding.lost, "the loss is told")
+    assert holding.lost() == {0: "killed for memory"}
+    holding.close()
+    assert holding.lost() == {}
+
+
+def test_closing_ends_the_driver(driver: Driver) -> None:
+    holding = driver.hold(waiting())
+    assert driver.asked["name"] == "paceline x_1"
+    holding.close()
+    assert (driver.folder / "ended").exists()
+    holding.close()

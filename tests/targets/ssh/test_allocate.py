@@ -1,0 +1,240 @@
+"""Runs that want the same hosts, in threads, with books that are real and agents that are not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.errors import TargetError
+from paceline.targets.ssh import allocate, host_leases
+from paceline.targets.ssh.allocate import Demand, Gathering, Held
+from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.members import Member
+
+HOSTS = tuple(Host(name=f"h{index}", slots=2) for index in range(3))
+FOURTH = Host(name="h3", slots=2)
+
+
+class FakeMember(Member):
+    """A member whose node's program runs in this process."""
+
+    def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
+        _here.name = self.host.name
+        if self.link.lost:
+            raise TargetError(self.link.lost)
+        answer: dict[str, Any] = getattr(host_leases, verb)(dict(given))
+        return answer
+
+
+class FakeOpening:
+    """Agents that are there at once. down: hosts without. gpus, names: of the machines behind the hosts."""
+
+    def __init__(self, down: Sequence[str] = (), gpus: int = 0, names: dict[str, str] | None = None) -> None:
+        self.down, self.gpus, self.names = set(down), gpus, names or {}
+        self.failures: dict[Host, str] = {}
+        self.pending: list[Host] = []
+        self._members: dict[Host, Member] = {}
+
+    def open(self, hosts: Any) -> None:
+        for host in hosts:
+            if host.name in self.down:
+                self.failures[host] = "it is down"
+                continue
+            self.failures.pop(host, None)
+            if host not in self._members:
+                hello = SimpleNamespace(
+                    boot_id="1",
+                    host=self.names.get(host.name, host.name),
+                    gpus=tuple(map(str, range(self.gpus))),
+                    user="me",
+                    pid=os.getpid(),
+                    cores=2,
+                )
+                self._members[host] = FakeMember(host=host, link=SimpleNamespace(lost=None, hello=hello))  # type: ignore[arg-type]
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
+        pass
+
+    def members(self, hosts: Sequence[Host]) -> list[Member]:
+        return [self._members[host] for host in hosts if host in self._members and not self._members[host].link.lost]
+
+
+_here = threading.local()
+
+
+@pytest.fixture(autouse=True)
+def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each host has its own folder, and waiting goes fast."""
+    monkeypatch.setattr(host_leases, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
+    for host in (*HOSTS, FOURTH):
+        # Names of files with a process's number in them, which all threads here have in common.
+        _here.name = host.name
+        with host_leases.locked():
+            pass
+    monkeypatch.setattr(socket, "gethostname", lambda: "nobody asks this")
+    monkeypatch.setattr(allocate, "_POLL_S", 0.001)
+    monkeypatch.setattr(allocate, "_SLOWEST_POLL_S", 0.002)
+    monkeypatch.setattr(allocate, "_LOOK_AROUND_S", 0.02)
+
+
+def demand(key: str, count: int, cores: int = 2, gpus: int = 0) -> Demand:
+    return Demand(count=count, cores=cores, gpus=gpus, key=key, run_id=f"run_{key}")
+
+
+def patient(text: str) -> bool:
+    return False
+
+
+def names(held: Sequence[Held] | None) -> list[str]:
+    assert held is not None
+    return [item.member.host.name for item in held]
+
+
+def give_back(held: Sequence[Held], key: str) -> None:
+    for item in held:
+        item.member.ask("give_back", {"key": key})
+
+
+def test_free_hosts_are_taken_in_the_order_of_the_list() -> None:
+    assert names(Gathering(FakeOpening(), HOSTS, demand("1", 2)).gather(patient)) == ["h0", "h1"]  # type: ignore[arg-type]
+
+
+def test_hosts_that_are_down_or_held_are_passed_over() -> None:
+    assert names(Gathering(FakeOpening(), HOSTS, demand("1", 1)).gather(patient)) == ["h0"]  # type: ignore[arg-type]
+    assert names(Gathering(FakeOpening(["h1"]), HOSTS, demand("2", 1)).gather(patient)) == ["h2"]  # type: ignore[arg-type]
+
+
+def test_too_few_hosts_are_named_with_the_reason_of_each() -> None:
+    opening = FakeOpening(["h1"], gpus=1, names={"h2": "h0"})
+    with pytest.raises(TargetError) as caught:
+        Gathering(opening, HOSTS, demand("1", 2, gpus=1)).gather(patient)  # type: ignore[arg-type]
+    assert str(caught.value).splitlines() == [
+        "the job needs 2 hosts, and 1 of 3 is to be had:",
+        "  h1: it is down",
+        "  h2: it is the same machine as h0 (h0), which a job gets once",
+    ]
+    with pytest.raises(TargetError, match="h0: it has 1 GPU, and the job asks for 2 on each"):
+        Gathering(opening, HOSTS, demand("1", 1, gpus=2)).gather(patient)  # type: ignore[arg-type]
+
+
+def test_a_run_waits_in_words_and_goes_elsewhere_once_there_is_room() -> None:
+    first = Gathering(FakeOpening(), HOSTS, demand("1", 2)).gather(patient)
+    second = Gathering(FakeOpening(), HOSTS, demand("2", 1)).gather(patient)
+    assert (names(first), names(second)) == (["h0", "h1"], ["h2"])
+    heard: list[str] = []
+
+    def waiting(text: str) -> bool:
+        if text.startswith("waits on") and text not in heard:
+            heard.append(text)
+            # Whichever host the run queues on, another comes free.
+            give_back(*((second, "2") if "h0" in text or "h1" in text else (first, "1")))  # type: ignore[arg-type]
+        return False
+
+    third = Gathering(FakeOpening(), HOSTS, demand("3", 1)).gather(waiting)
+
+    assert heard[0].startswith("waits on h")
+    assert "run_1" in heard[0] or "run_2" in heard[0]
+    assert heard[0].split()[2] not in names(third), "it queued there, and got another"
+
+
+def test_a_run_that_gives_up_holds_nothing() -> None:
+    holder = Gathering(FakeOpening(), HOSTS[1:], demand("1", 2)).gather(patient)
+    assert Gathering(FakeOpening(), HOSTS, demand("2", 3)).gather(lambda text: "waits on" in text) is None
+
+    give_back(holder or [], "1")
+    for host in HOSTS:
+        _here.name = host.name
+        assert host_leases.look({})["tickets"] == []
+
+
+def test_a_waiting_run_keeps_nothing_of_what_is_not_enough() -> None:
+    hosts = [*HOSTS, FOURTH]
+    first = Gathering(FakeOpening(), HOSTS, demand("1", 3)).gather(patient)
+    other = Gathering(FakeOpening(), [FOURTH], demand("2", 1)).gather(patient)
+    found: list[int] = []
+
+    def waiting(text: str) -> bool:
+        if text.startswith("waits on") and not found:
+            give_back(other or [], "2")  # one comes free, and three are needed
+        if text.startswith("waits on"):
+            _here.name = "h3"
+            found.append(len(host_leases.look({})["tickets"]))
+            time.sleep(0.001)
+        return len(found) > 60
+
+    assert Gathering(FakeOpening(), hosts, demand("3", 3)).gather(waiting) is None
+    assert set(found) == {0}
+    give_back(first or [], "1")
+
+
+def test_a_host_that_is_lost_while_the_run_waits_is_given_up() -> None:
+    holder = Gathering(FakeOpening(), HOSTS, demand("1", 3)).gather(patient)
+    opening = FakeOpening()
+
+    def waiting(text: str) -> bool:
+        if text.startswith("waits on h"):
+            host = next(host for host in HOSTS if host.name == text.split()[2])
+            opening._members[host].link.lost = "cut off"  # type: ignore[misc]
+            give_back(holder or [], "1")
+        return False
+
+    found = Gathering(opening, HOSTS, demand("2", 2)).gather(waiting)
+    assert len(names(found)) == 2
+
+
+def test_a_host_that_is_down_is_waited_for_where_one_was_lost() -> None:
+    opening = FakeOpening(["h0", "h1", "h2"])
+
+    def waiting(text: str) -> bool:
+        if "tries h0, h1, h2 again" in text:
+            opening.down.clear()
+            opening.open(HOSTS)
+        return False
+
+    assert names(Gathering(opening, HOSTS, demand("1", 2), patience_s=60).gather(waiting)) == ["h0", "h1"]  # type: ignore[arg-type]
+
+
+def test_many_runs_that_want_overlapping_hosts_all_get_them_and_never_share_a_core() -> None:
+    dice = random.Random(6)
+    used: dict[str, int] = dict.fromkeys(("h0", "h1", "h2"), 0)
+    lock, trouble, done = threading.Lock(), list[str](), list[str]()
+
+    def run(number: int) -> None:
+        with contextlib.suppress(StopIteration):
+            key, count, cores = f"{number:02}", dice.randint(1, 3), dice.randint(1, 2)
+            hosts = dice.sample(HOSTS, 3)  # each has a list of their own
+            held = Gathering(FakeOpening(), hosts, demand(key, count, cores)).gather(patient)  # type: ignore[arg-type]
+            assert held is not None
+            with lock:
+                for item in held:
+                    used[item.member.host.name] += cores
+                    if used[item.member.host.name] > 2:
+                        trouble.append(f"{key}: {used}")
+            time.sleep(0.002)
+            with lock:
+                for item in held:
+                    used[item.member.host.name] -= cores
+            give_back(held, key)
+            done.append(key)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert trouble == []
+    assert sorted(done) == [f"{number:02}" for number in range(16)]

@@ -1,0 +1,266 @@
+"""The program that keeps the books of a machine, run as a node's Python runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.targets.ssh import host_leases
+from paceline.targets.ssh.probe import answer_in, program
+
+Ask = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Asks the program, with the books in `tmp_path`."""
+
+    def run(verb: str, environment: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-", verb, json.dumps(given)],
+            input=program(),
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PACELINE_LEASES": str(tmp_path / "leases"), **(environment or {})},
+        )
+        answer = answer_in(b"welcome!\n" + done.stdout + b"bye\n")
+        assert answer is not None
+        return answer
+
+    return run
+
+
+@pytest.fixture
+def agents() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts stand-ins for agents."""
+    started = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.kill()
+        agent.wait()
+
+
+def ticket(key: str, agent: subprocess.Popen[bytes], cores: int = 1, gpus: int = 0, **values: Any) -> dict[str, Any]:
+    asked = {"key": key, "run_id": f"run {key}", "pid": agent.pid, "cores": cores, "gpu_count": gpus}
+    return asked | {"all_cores": 4, "all_gpus": ["0", "3"]} | values
+
+
+def test_runs_share_a_machine_until_it_is_full_and_no_two_get_one_gpu(ask: Ask, agents: Any) -> None:
+    first = ask("take", **ticket("1", agents(), cores=2, gpus=1))
+    second = ask("take", **ticket("2", agents(), cores=2, gpus=1))
+    third = ask("take", **ticket("3", agents(), cores=1))
+
+    assert (first["granted"], second["granted"]) == ({"gpus": ["0"]}, {"gpus": ["3"]})
+    assert "granted" not in third
+    assert [holder["run_id"] for holder in third["holders"]] == ["run 1", "run 2"]
+
+
+def test_the_older_submission_comes_first_and_is_not_overtaken(ask: Ask, agents: Any) -> None:
+    holder, old, young = agents(), agents(), agents()
+    ask("take", **ticket("1", holder, cores=3))
+    assert "granted" not in ask("take", **ticket("2", old, cores=4))
+    assert ask("take", **ticket("3", young, cores=1))["ahead"][0]["run_id"] == "run 2"
+
+    holder.kill()
+    holder.wait()
+
+    assert "granted" not in ask("take", **ticket("3", young, cores=1)), "there is room, but it is not its turn"
+    assert ask("take", **ticket("2", old, cores=4))["granted"] == {"gpus": []}
+
+
+def test_whoever_only_tries_leaves_no_place_in_the_queue(ask: Ask, agents: Any) -> None:
+    ask("take", **ticket("2", agents(), cores=4))
+    assert "granted" not in ask("take", at_once=True, **ticket("1", agents()))
+
+    assert [item["key"] for item in ask("look")["tickets"]] == ["2"]
+
+
+def test_what_is_given_back_is_free(ask: Ask, agents: Any) -> None:
+    holder = agents()
+    ask("take", **ticket("1", holder, cores=4))
+    assert ask("take", **ticket("1", holder, cores=4))["granted"] == {"gpus": []}, "asked again, the same"
+    ask("give_back", key="1")
+    ask("give_back", key="1")
+
+    assert ask("look")["tickets"] == []
+
+
+def folder_of(tmp_path: Path) -> Path:
+    """This user's tickets."""
+    (found,) = (tmp_path / "leases").glob("paceline-leases-*/*")
+    return found
+
+
+def test_a_dead_agent_holds_nothing_whatever_it_left(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    holder = agents()
+    ask("take", **ticket("1", holder, cores=4))
+    holder.kill()  # and nobody has waited for it
+    folder = folder_of(tmp_path)
+    (folder / "torn.ticket").write_text('{"key": ')
+    (folder / "2.ticket.77.new").write_text("half")
+    other_boot = ticket("3", agents(), boot_id="another", started="1", granted={"gpus": []})
+    (folder / "3.ticket").write_text(json.dumps(other_boot))
+
+    assert ask("look")["tickets"] == []
+    assert [path.name for path in folder.iterdir()] == []
+
+
+def test_another_process_of_the_same_number_is_not_the_agent(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    ask("take", **ticket("1", agents()))
+    path = folder_of(tmp_path) / "1.ticket"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "12"}))
+
+    assert ask("look")["tickets"] == []
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_everybody_reads_the_leases_and_nobody_else_writes_them(
+    ask: Ask, agents: Any, tmp_path: Path, umask: int
+) -> None:
+    previous = os.umask(umask)
+    try:
+        ask("take", **ticket("1", agents()))
+    finally:
+        os.umask(previous)
+
+    folder = folder_of(tmp_path)
+    assert [path.stat().st_mode & 0o7777 for path in (folder.parent, folder)] == [0o755, 0o755]
+    (guard,) = (tmp_path / "leases").glob("*.guard")
+    assert {path.stat().st_mode & 0o7777 for path in (guard, *folder.iterdir())} == {0o644}
+
+
+# --- other users of the machine
+
+
+def test_what_another_user_has_put_there_is_named_and_neither_followed_nor_written(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    # It was: a link beside the guard's made a file of the victim's readable for everybody.
+    victim, top = tmp_path / "victim", tmp_path / "leases"
+    victim.write_text("mine")
+    victim.chmod(0o600)
+    top.mkdir()
+    guard = top / f"paceline-leases-{socket.gethostname()}.guard"
+    folder = top / f"paceline-leases-{os.geteuid()}"
+    for path, text in ((guard, "is a link"), (folder, "is a link")):
+        path.symlink_to(victim)
+        assert text in ask("take", **ticket("1", agents()))["error"]
+        path.unlink()
+    guard.unlink()
+    os.mkfifo(guard)
+    assert "is no plain file" in ask("take", **ticket("1", agents()))["error"]
+    guard.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "can be written to by others" in ask("take", **ticket("1", agents()))["error"]
+    if os.geteuid() == 0:
+        folder.chmod(0o755)
+        os.chown(folder, 65534, 65534)
+        assert "belongs to user nobody" in ask("take", **ticket("1", agents()))["error"]
+        os.rmdir(folder)
+        os.chown(top, 65534, 65534)
+        assert "belongs to user nobody, who could take leases away" in ask("take", **ticket("1", agents()))["error"]
+        os.chown(top, 0, 0)
+    top.chmod(0o777)
+    assert "Set its sticky bit" in ask("take", **ticket("1", agents()))["error"]
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("mine", 0o600)
+
+
+def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    agent = agents()
+    ask("take", **ticket("5", agent, cores=1))
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be two users")
+    mine = folder_of(tmp_path)
+    path = mine / "5.ticket"
+    theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
+    theirs.mkdir(parents=True)
+    written = json.loads(path.read_text())
+    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # of a process of root's
+    (theirs / "2.ticket").symlink_to(path)
+    (theirs / "5.ticket").write_text(path.read_text())  # root's file in nobody's folder
+    (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
+    for found in (theirs.parent, theirs, theirs / "1.ticket", theirs / "6.ticket"):
+        os.chown(found, 65534, 65534)
+    assert [(item["key"], item["user"]) for item in ask("look")["tickets"]] == [("5", "root")]
+
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    own = subprocess.Popen([*as_nobody, "sleep", "600"])
+    # Nobody may not pass the folders above it.
+    fd = os.open(tmp_path / "leases", os.O_RDONLY)
+    os.chmod(tmp_path / "leases", 0o1777)
+    try:
+        # As nobody's own program would: it waits in order with root's.
+        answer = subprocess.run(
+            [*as_nobody, sys.executable, "-", "take", json.dumps(ticket("1", own, cores=4))],
+            input=program(),
+            capture_output=True,
+            check=True,
+            cwd="/",
+            env={**os.environ, "PACELINE_LEASES": f"/proc/self/fd/{fd}"},
+            pass_fds=[fd],
+        )
+        found = answer_in(answer.stdout)
+        assert found is not None, answer
+        assert "holders" in found, found
+        assert [(item["run_id"], item["user"]) for item in found["holders"]] == [("run 5", "root")]
+        later = ask("take", **ticket("9", agent, cores=1))
+        assert [(item["run_id"], item["user"]) for item in later["ahead"]] == [("run 1", "nobody")]
+    finally:
+        os.close(fd)
+        own.kill()
+        own.wait()
+
+
+def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It was: "it does not answer: it is down, or the network in between is".
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    monkeypatch.setattr(host_leases, "_GUARD_S", 0.1)
+    host_leases.take(ticket("1", agents()))
+    (guard,) = tmp_path.glob("*.guard")
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(guard)], stdout=subprocess.PIPE) as blocker:
+        assert blocker.stdout is not None
+        blocker.stdout.readline()
+        try:
+            with pytest.raises(host_leases.LeasesError) as caught:
+                host_leases.look({})
+        finally:
+            blocker.kill()
+    assert f"process {blocker.pid} ({sys.executable} -c import fcntl" in str(caught.value)
+    assert host_leases.look({})["tickets"][0]["key"] == "1"
+
+
+def test_a_look_says_what_there_is(ask: Ask) -> None:
+    found = ask("look", {"PACELINE_GPUS": "2,5"}, with_gpus=True)
+
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["gpus"] == ["2", "5"]
+    assert tuple(found["python"][1:3]) == sys.version_info[:2]
+    assert "gpus" not in ask("look")
+
+
+def test_a_file_in_the_way_is_told(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "leases").write_text("in the way")
+    assert "is no folder" in ask("take", **ticket("1", agents()))["error"]
+
+
+def test_an_old_python_can_read_the_program() -> None:
+    import ast
+
+    ast.parse(program(), feature_version=(3, 6))
