@@ -23,7 +23,7 @@ MAY_IMPORT = {
     "torch_private": "errors",
     # What a worker loads beside the script.
     "collectives": "errors system torch_private",
-    "torch_mpi": "torch_private collectives",
+    "torch_mpi": "system torch_private collectives",
     "worker": "errors collectives torch_mpi",
     # Knows nothing of jobs or runs; the backend "mpi" is all that it takes of the collectives.
     "parallel": "errors system torch_private collectives torch_mpi",
