@@ -71,7 +71,7 @@ def test_of_several_programs_that_add_one_property_one_succeeds(path):
 import sys
 from pathlib import Path
 from paceline.errors import RunStateError
-from paceline.runs import notes
+from paceline.runs import tags_and_properties as notes
 won = 0
 for number in range(50):
     try: notes.add_properties(Path(sys.argv[1]), {f"p{number}": sys.argv[2]}); won += 1

@@ -14,7 +14,7 @@ from tests.helpers import start_python, wait_until
 HOLD = """
 import sys, time
 from pathlib import Path
-from paceline import locks
+from paceline.system import locks
 print(locks.take(Path(sys.argv[1])) is not None, flush=True)
 time.sleep(60)
 """
@@ -121,7 +121,7 @@ def test_the_file_is_its_owner_s_alone_unless_the_group_may_write_beside_it(tmp_
 IS_HELD = """
 import os, sys
 from pathlib import Path
-from paceline import locks
+from paceline.system import locks
 os.setgid(65534); os.setuid(65534)
 print(locks.is_held(Path(sys.argv[1])), locks.is_held(Path(sys.argv[1]), here=False))
 print(locks.take(Path(sys.argv[1])))

@@ -114,7 +114,7 @@ def test_a_process_with_parentheses_and_spaces_in_its_name_is_understood(tmp_pat
 def test_killing_descendants_ends_those_of_other_sessions_too():
     code = f"""
 import os, subprocess, sys
-from paceline import processes
+from paceline.system import processes
 tree = subprocess.Popen([sys.executable, "-c", {TREE!r}], stdout=subprocess.PIPE, text=True)
 pids = [tree.pid, *map(int, tree.stdout.readline().split())]
 print(processes.kill_descendants(os.getpid()), any(map(processes.is_alive, pids)))
@@ -126,7 +126,7 @@ print(processes.kill_descendants(os.getpid()), any(map(processes.is_alive, pids)
 def test_a_subreaper_gets_the_orphans_below_it():
     code = """
 import os, subprocess, time
-from paceline import processes
+from paceline.system import processes
 processes.become_subreaper()
 shell = subprocess.run(["sh", "-c", "sleep 60 > /dev/null & echo $!"], stdout=subprocess.PIPE, text=True)
 orphan = int(shell.stdout)
@@ -138,7 +138,7 @@ print(processes.descendants(os.getpid()) == [orphan], processes.kill_descendants
 def test_a_process_that_keeps_forking_is_killed_with_its_children():
     code = """
 import os, subprocess, sys, time
-from paceline import processes
+from paceline.system import processes
 processes.become_subreaper()
 fork = "import subprocess\\nwhile True: subprocess.Popen(['sleep', '60'])"
 subprocess.Popen([sys.executable, "-c", fork], stderr=subprocess.DEVNULL)
@@ -200,7 +200,7 @@ def test_killing_what_a_run_left_spares_the_supervisor_of_a_run_that_it_submitte
 def test_reaping_tells_each_child_and_how_it_ended():
     code = """
 import os, subprocess, time
-from paceline import processes
+from paceline.system import processes
 started = [subprocess.Popen(["sh", "-c", text]) for text in ("exit 3", "kill -9 $$")]
 seen = {}
 while len(seen) < 2: seen.update(processes.reap())

@@ -163,7 +163,7 @@ def test_the_run_of_a_killed_process_gives_back_what_it_held(machine):
     code = """
 import sys, time
 from pathlib import Path
-from paceline import locks
+from paceline.system import locks
 from paceline.targets.leases import Demand, Queue
 top, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
 run_dir.mkdir(parents=True)
@@ -211,7 +211,7 @@ def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
     code = """
 import sys
 from pathlib import Path
-from paceline import locks
+from paceline.system import locks
 from paceline.targets.leases import Demand, Queue
 top, name = Path(sys.argv[1]), sys.argv[2]
 queue, kept = Queue(top / "leases", 4, ()), []

@@ -289,7 +289,7 @@ except ParallelError as error:
 
 def test_a_call_on_one_rank_alone_is_named(tmp_path: Path) -> None:
     code = """
-from paceline.parallel.failure import line as failure_line
+from paceline.parallel.failure import error_store as failure_line
 failure_line.STUCK_S = 1.0
 par = spread(nn.Linear(3, 2))
 par.step((x, y))

@@ -32,7 +32,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from paceline.remote.staging.stage_out_local import settle
-from paceline.data import upload
+from paceline.data.transfer import upload
 from paceline.runs.folder import RunFolder
 
 put = upload._put_file
