@@ -79,7 +79,7 @@ def s3(_s3: servers.S3, request: pytest.FixtureRequest, monkeypatch: pytest.Monk
         require_engine("obstore", has_module("obstore"))
     else:
         for module in ("listing", "reading"):
-            monkeypatch.setattr(f"paceline.data.{module}.object_store", lambda store: None)
+            monkeypatch.setattr(f"paceline.data.transfer.{module}.object_store", lambda store: None)
     return _s3
 
 

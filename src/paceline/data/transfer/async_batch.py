@@ -15,7 +15,7 @@ from paceline.data.transfer.partial import Partial, claim
 from paceline.data.transfer.progress import Meter
 
 if TYPE_CHECKING:
-    from paceline.data.datasets.reading import ObjectReader
+    from paceline.data.transfer.reading import ObjectReader
     from paceline.data.transfer.transfer import Job
 
 #: Larger ones are streamed, and resumed where they break off.

@@ -16,12 +16,12 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.data.datasets.reading import ObjectReader, Reader, reader_of
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.filesystem import Store
 from paceline.data.transfer.async_batch import SMALL_BYTES, fetch_small
 from paceline.data.transfer.partial import SINGLE_BYTES, Partial, claim
 from paceline.data.transfer.progress import Meter, size_text
+from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
 from paceline.errors import TransferError
 
 #: Files at once; ranges of large files at once. Guesses that were best of several on a loopback server and two cores.
