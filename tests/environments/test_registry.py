@@ -75,7 +75,7 @@ for number in range(5):
     found = [int(line) for process in processes for line in process.communicate(timeout=180)[0].split()]
     assert sorted(found) == list(range(1, 21))
     folder = workspace.path / "environments" / "registered" / "mine"
-    assert sorted(os.listdir(folder)) == sorted(f"{number}.json" for number in range(1, 21))
+    assert sorted(os.listdir(folder)) == sorted([".last", *(f"{number}.json" for number in range(1, 21))])
 
 
 def test_a_folder_that_can_not_be_written_is_one_clear_error(workspace):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.environments.local_paths import absolute
 from paceline.errors import EnvironmentSpecError
+from paceline.system.registry import name_rule
 
 if TYPE_CHECKING:
     from paceline.job.environment import Environment
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+NAME = name_rule("_.-", 128)
 
 #: The fields that are tuples of strings, each with an example of what belongs there.
 _LISTS = {

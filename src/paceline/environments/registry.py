@@ -8,12 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.environments.check import check_name
+from paceline.environments.check import NAME, check_name
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import Environment
-from paceline.system.files import read_json, write_whole
-
-_FOLDER = Path("environments") / "registered"
+from paceline.system.registry import Versions
 
 
 def register(environment: Environment, workspace: Any) -> Environment:
@@ -22,34 +20,22 @@ def register(environment: Environment, workspace: Any) -> Environment:
     Raises:
         EnvironmentSpecError: it has no name, or nothing can be written there.
     """
-    import json
-
-    if environment.name is None:
+    name = environment.name
+    if name is None:
         raise EnvironmentSpecError("this environment has no name to be registered under. Make it with name='...'.")
-    folder = Path(workspace.path) / _FOLDER / environment.name
+    registry = _registry(workspace)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        while True:
-            latest = max(_versions(folder), default=0)
-            if latest:
-                known = _load(folder, latest)
-                if replace(known, version=None) == replace(environment, version=None):
-                    return known
-            made = replace(environment, version=latest + 1)
-            # Written beside and linked to its name: of two processes one gets the version, the other looks again.
-            beside = folder / f".{os.getpid()}.{latest + 1}"
-            write_whole(beside, json.dumps(made.to_json(), indent=1) + "\n", sync=True)
-            try:
-                os.link(beside, folder / f"{latest + 1}.json")
-                return made
-            except FileExistsError:
-                continue
-            finally:
-                beside.unlink(missing_ok=True)
+        with registry.locked():
+            if known := registry.versions(name):
+                latest = _load(registry, name, known[-1])
+                if replace(latest, version=None) == replace(environment, version=None):
+                    return latest
+            version = registry.add(name, lambda version: replace(environment, version=version).to_json())
     except OSError as error:
         raise EnvironmentSpecError(
-            f"environment {environment.name!r} could not be registered: {error.strerror}: {error.filename!r}."
+            f"environment {name!r} could not be registered: {error.strerror}: {error.filename!r}."
         ) from error
+    return replace(environment, version=version)
 
 
 def get(workspace: Any, name: str, version: int | None = None) -> Environment:
@@ -59,24 +45,22 @@ def get(workspace: Any, name: str, version: int | None = None) -> Environment:
         EnvironmentSpecError: there is none; those that there are, are named.
     """
     check_name(name)
-    folder = Path(workspace.path) / _FOLDER / name
-    versions = _versions(folder)
+    registry = _registry(workspace)
+    versions = registry.versions(name)
     if not versions:
-        known = ", ".join(_names(workspace)) or "none"
+        known = ", ".join(registry.names()) or "none"
         raise EnvironmentSpecError(
             f"no environment {name!r} is registered in {str(workspace.path)!r}; there are: {known}."
         )
-    if version is None:
-        return _load(folder, max(versions))
-    if version not in versions:
-        known = ", ".join(map(str, sorted(versions)))
+    if version is not None and version not in versions:
+        known = ", ".join(map(str, versions))
         raise EnvironmentSpecError(f"environment {name!r} has no version {version!r}; there are: {known}.")
-    return _load(folder, version)
+    return _load(registry, name, versions[-1] if version is None else version)
 
 
 def all_latest(workspace: Any) -> dict[str, Environment]:
     """Name -> latest version, in order of name."""
-    return {name: get(workspace, name) for name in _names(workspace)}
+    return {name: get(workspace, name) for name in _registry(workspace).names()}
 
 
 def existing(python: str | os.PathLike[str]) -> str:
@@ -102,25 +86,13 @@ def existing(python: str | os.PathLike[str]) -> str:
     return str(path)
 
 
-def _names(workspace: Any) -> list[str]:
-    folder = Path(workspace.path) / _FOLDER
-    try:
-        return sorted(name for name in os.listdir(folder) if _versions(folder / name))
-    except OSError:
-        return []
+def _registry(workspace: Any) -> Versions:
+    return Versions(Path(workspace.path) / "environments" / "registered", NAME)
 
 
-def _versions(folder: Path) -> list[int]:
-    try:
-        stems = [name.removesuffix(".json") for name in os.listdir(folder) if name.endswith(".json")]
-    except OSError:
-        return []
-    return [int(stem) for stem in stems if stem.isascii() and stem.isdigit()]
-
-
-def _load(folder: Path, version: int) -> Environment:
-    path = folder / f"{version}.json"
-    data = read_json(path)
+def _load(registry: Versions, name: str, version: int) -> Environment:
+    data = registry.read(name, version)
     if not isinstance(data, dict):
+        path = registry.of(name).path(str(version))
         raise EnvironmentSpecError(f"{str(path)!r} is not a registered environment any more. Remove the file.")
     return Environment.from_json(data)

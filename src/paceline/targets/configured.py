@@ -8,9 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from dataclasses import replace as replace_field
@@ -20,12 +17,13 @@ from typing import Any, cast
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
+from paceline.system.registry import Documents, name_rule
 from paceline.targets.base import Target
 from paceline.targets.kinds import OWN, kind_class, make_target
 from paceline.targets.status import Status
 
 LOCAL = "local"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_NAME = name_rule("_-", 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +117,7 @@ def read(workspace_dir: Path, name: str) -> Configured:
         TargetError: there is none, or its file can't be read.
     """
     if isinstance(name, str) and _NAME.fullmatch(name):
-        path = _path(workspace_dir, name)
+        path = _registry(workspace_dir).path(name)
         if path.exists():
             return _read_file(path, name)
         if _stands_alone(name):
@@ -137,12 +135,7 @@ def read(workspace_dir: Path, name: str) -> Configured:
 
 def names(workspace_dir: Path) -> list[str]:
     """`local` first, then what the workspace has, sorted."""
-    try:
-        found = os.listdir(workspace_dir / "compute")
-    except OSError:
-        found = []
-    mine = {name[: -len(".json")] for name in found if name.endswith(".json") and name[0] != "."}
-    return [LOCAL, *sorted(name for name in mine if _NAME.fullmatch(name) and name != LOCAL)]
+    return [LOCAL, *(name for name in _registry(workspace_dir).names() if name != LOCAL)]
 
 
 def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -> Target:
@@ -166,27 +159,17 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
         configured = replace_field(configured, settings=dict(kept))
-    path = _path(workspace_dir, configured.name)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    registry = _registry(workspace_dir)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if replace:
-            write_json(path, configured.to_json(), sync=True)
-            return target
-        try:
-            # A link fails where there is such a file, so of two who add the same name one is told.
-            write_json(beside, configured.to_json(), sync=True)
-            os.link(beside, path)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                beside.unlink()
+        (registry.put if replace else registry.add)(configured.name, configured.to_json())
     except FileExistsError as error:
         raise TargetError(
             f"there is a compute target {configured.name!r} already. "
             "--replace (replace=True) changes it; runs that use it go on as they were submitted."
         ) from error
     except OSError as error:
-        raise TargetError(f"compute target {configured.name!r} can't be kept in {str(path)!r}: {error}.") from error
+        path = str(registry.path(configured.name))
+        raise TargetError(f"compute target {configured.name!r} can't be kept in {path!r}: {error}.") from error
     return target
 
 
@@ -196,13 +179,14 @@ def remove(workspace_dir: Path, name: str) -> None:
     Raises:
         TargetError: there is none of this name in the workspace.
     """
-    if not (isinstance(name, str) and _NAME.fullmatch(name)) or not _path(workspace_dir, name).exists():
+    registry = _registry(workspace_dir)
+    if not (isinstance(name, str) and _NAME.fullmatch(name)) or not registry.path(name).exists():
         if name == LOCAL:
             raise TargetError("'local' is this machine and always there; it can't be removed.")
         known = names(workspace_dir)[1:]
         there = f"There are {', '.join(known)}." if known else "It has none but 'local'."
         raise TargetError(f"there is no compute target {name!r} in the workspace. {there}")
-    _path(workspace_dir, name).unlink(missing_ok=True)
+    registry.remove(name)
 
 
 def keep_copy(run_dir: Path, configured: Configured) -> None:
@@ -226,8 +210,8 @@ def target_of_run(run_dir: Path) -> Target:
     return find_target(name if isinstance(name, str) else LOCAL, run_dir.parent.parent)
 
 
-def _path(workspace_dir: Path, name: str) -> Path:
-    return workspace_dir / "compute" / f"{name}.json"
+def _registry(workspace_dir: Path) -> Documents:
+    return Documents(workspace_dir / "compute", _NAME)
 
 
 def _read_file(path: Path, name: str) -> Configured:

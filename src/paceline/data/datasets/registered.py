@@ -10,12 +10,8 @@ A version's number is never given out twice: a run that says "digits:3" must not
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import shutil
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 from paceline.data.datasets.steps import Steps, steps_from_json
 from paceline.errors import DataError
 from paceline.job.data_reference import Source
-from paceline.system import locks
 from paceline.system.files import read_json, write_json
+from paceline.system.registry import Versions, name_rule
 
 if TYPE_CHECKING:
     from paceline.data.transfer.listing import FileInfo
 
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_. -]{0,198}[A-Za-z0-9_-])?")
-_VERSION = re.compile(r"([1-9][0-9]*)\.json")
+_NAME = name_rule("_. -", 200, last="_-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +76,6 @@ def check_dataset_name(name: Any) -> str:
     return name
 
 
-def datasets_dir(workspace_dir: Path) -> Path:
-    return workspace_dir / "datasets"
-
-
 def add(
     workspace_dir: Path, record: DatasetRecord, files: Sequence[FileInfo], *, create_new_version: bool
 ) -> DatasetRecord:
@@ -95,31 +86,31 @@ def add(
     Raises:
         DataError: there is another dataset of that name and no new version was asked for, or it can't be written.
     """
-    folder = datasets_dir(workspace_dir) / check_dataset_name(record.name)
+    registry, name = _registry(workspace_dir), check_dataset_name(record.name)
+    listed = [[info.datastore, info.path, info.size, info.version] for info in files]
+    made = replace(
+        record,
+        id=str(uuid.uuid4()),
+        created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        file_count=len(files),
+        size_bytes=sum(max(info.size, 0) for info in files),
+    )
+
+    def document(version: int) -> dict[str, Any]:
+        # The version is there once its own file is, which comes last.
+        write_json(_files_path(registry, name, version), listed, sync=True)
+        return asdict(replace(made, version=version))
+
     try:
-        with _locked(workspace_dir):
-            known = versions(workspace_dir, record.name)
+        with registry.locked():
+            known = registry.versions(name)
             if known and not create_new_version:
                 return _same_or_refuse(workspace_dir, record, known)
-            folder.mkdir(exist_ok=True)
-            last = read_json(folder / ".last")
-            version = max([last if isinstance(last, int) else 0, *known]) + 1
-            made = replace(
-                record,
-                version=version,
-                id=str(uuid.uuid4()),
-                created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                file_count=len(files),
-                size_bytes=sum(max(info.size, 0) for info in files),
-            )
-            # The version is there once its own file is, which comes last.
-            write_json(folder / ".last", version)
-            listed = [[info.datastore, info.path, info.size, info.version] for info in files]
-            write_json(folder / f"{version}.files.json", listed, sync=True)
-            _write(folder, made)
-            return made
+            return replace(made, version=registry.add(name, document))
     except OSError as error:
-        raise DataError(f"dataset {record.name!r} can't be written to {str(folder)!r}: {error.strerror}.") from error
+        raise DataError(
+            f"dataset {name!r} can't be written to {str(registry.of(name).folder)!r}: {error.strerror}."
+        ) from error
 
 
 def load(workspace_dir: Path, name: str, version: int | str = "latest") -> DatasetRecord:
@@ -128,9 +119,10 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
     Raises:
         DataError: no such name or version; those that there are are named.
     """
-    known = versions(workspace_dir, check_dataset_name(name))
+    registry = _registry(workspace_dir)
+    known = registry.versions(check_dataset_name(name))
     if not known:
-        there = ", ".join(map(repr, names(workspace_dir))) or "none at all"
+        there = ", ".join(map(repr, registry.names())) or "none at all"
         raise DataError(
             f"there is no dataset {name!r} in the workspace {str(workspace_dir)!r}. There are: {there}. "
             "Register one with dataset.register(workspace, name)."
@@ -140,11 +132,10 @@ def load(workspace_dir: Path, name: str, version: int | str = "latest") -> Datas
         raise DataError(
             f"dataset {name!r} has no version {version!r}. It has: {', '.join(map(str, known))}; or give 'latest'."
         )
-    path = datasets_dir(workspace_dir) / name / f"{number}.json"
-    data = read_json(path)
     try:
-        return DatasetRecord.from_json(data)
+        return DatasetRecord.from_json(registry.read(name, number))
     except (TypeError, KeyError) as error:
+        path = registry.of(name).path(str(number))
         raise DataError(f"{str(path)!r} can't be read as a dataset; a newer Paceline may have written it.") from error
 
 
@@ -168,7 +159,7 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
     Raises:
         DataError: the listing is gone.
     """
-    path = datasets_dir(workspace_dir) / name / f"{version}.files.json"
+    path = _files_path(_registry(workspace_dir), name, version)
     data = read_json(path)
     if not isinstance(data, list):
         raise DataError(
@@ -179,31 +170,19 @@ def files_then(workspace_dir: Path, name: str, version: int) -> dict[tuple[str |
 
 def names(workspace_dir: Path) -> list[str]:
     """The names that have a version, sorted."""
-    try:
-        found = sorted(os.listdir(datasets_dir(workspace_dir)))
-    except OSError:
-        return []
-    return [name for name in found if _NAME.fullmatch(name) and versions(workspace_dir, name)]
+    return _registry(workspace_dir).names()
 
 
 def versions(workspace_dir: Path, name: str) -> list[int]:
     """The versions of this name, ascending; empty where there is none."""
-    try:
-        found = os.listdir(datasets_dir(workspace_dir) / name)
-    except OSError:
-        return []
-    return sorted(int(match[1]) for entry in found if (match := _VERSION.fullmatch(entry)))
+    return _registry(workspace_dir).versions(name)
 
 
 def remove(workspace_dir: Path, name: str) -> None:
     """Forget all versions; the files that they name stay where they are, and the versions' numbers are not used again."""
-    folder = datasets_dir(workspace_dir) / check_dataset_name(name)
-    with _locked(workspace_dir):
-        for version in versions(workspace_dir, name):
-            (folder / f"{version}.json").unlink(missing_ok=True)
-        for entry in folder.iterdir() if folder.is_dir() else ():
-            if entry.name != ".last":
-                entry.unlink() if not entry.is_dir() else shutil.rmtree(entry)
+    registry = _registry(workspace_dir)
+    with registry.locked():
+        registry.remove(check_dataset_name(name))
 
 
 def _same_or_refuse(workspace_dir: Path, record: DatasetRecord, known: Sequence[int]) -> DatasetRecord:
@@ -218,22 +197,18 @@ def _same_or_refuse(workspace_dir: Path, record: DatasetRecord, known: Sequence[
     tags = {**latest.tags, **record.tags}
     if (description, tags) != (latest.description, latest.tags):
         latest = replace(latest, description=description, tags=tags)
-        _write(datasets_dir(workspace_dir) / record.name, latest)
+        _registry(workspace_dir).of(record.name).put(str(latest.version), asdict(latest))
     return latest
 
 
-def _write(folder: Path, record: DatasetRecord) -> None:
-    write_json(folder / f"{record.version}.json", asdict(record), sync=True)
+def _registry(workspace_dir: Path) -> Versions:
+    return Versions(workspace_dir / "datasets", _NAME)
+
+
+def _files_path(registry: Versions, name: str, version: int) -> Path:
+    return registry.of(name).folder / f"{version}.files.json"
 
 
 def _number(version: Any) -> int:
     text = str(version)
     return int(text) if text.isascii() and text.isdigit() else -1
-
-
-@contextlib.contextmanager
-def _locked(workspace_dir: Path) -> Iterator[None]:
-    folder = datasets_dir(workspace_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with locks.locked(folder / ".lock"):
-        yield

@@ -88,7 +88,7 @@ class Datastore:
         )
         check_credentials(credentials, record.title)
         check_installed(record)
-        if not overwrite and (records.stores_dir(folder) / f"{name}.json").exists():
+        if not overwrite and records.is_registered(folder, name):
             raise DataError(
                 f"datastore {name!r} is registered already. Give another name, or overwrite=True (--overwrite) to replace it."
             )

@@ -8,10 +8,7 @@ The store "default" is there without being registered: the folder `<workspace>/d
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,10 +16,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import DataError
-from paceline.system.files import read_json, write_json, write_whole
+from paceline.system.files import write_whole
+from paceline.system.registry import Documents, name_rule
 
 DEFAULT_NAME = "default"
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+_NAME = name_rule("_-", 255)
 
 #: Scheme of a URL -> kind of store.
 KINDS = {
@@ -117,18 +115,14 @@ def check_store_name(name: str) -> str:
     return name
 
 
-def stores_dir(workspace_dir: Path) -> Path:
-    return workspace_dir / "datastores"
-
-
 def read_record(workspace_dir: Path, name: str) -> StoreRecord:
     """The store that is registered under this name.
 
     Raises:
         DataError: there is none, or its file can't be read; the known ones are named.
     """
-    path = stores_dir(workspace_dir) / f"{check_store_name(name)}.json"
-    data = read_json(path)
+    registry = _registry(workspace_dir)
+    data, path = registry.read(check_store_name(name)), registry.path(name)
     if isinstance(data, dict) and isinstance(data.get("url"), str):
         return StoreRecord.from_json(name, data)
     if path.exists():
@@ -142,15 +136,19 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
     )
 
 
+def is_registered(workspace_dir: Path, name: str) -> bool:
+    """Whether there is a file for this name, readable or not."""
+    return _registry(workspace_dir).path(check_store_name(name)).exists()
+
+
 def write_record(workspace_dir: Path, record: StoreRecord) -> None:
     """Register the store, in the place of one of the same name."""
-    folder = stores_dir(workspace_dir)
+    registry = _registry(workspace_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / f"{check_store_name(str(record.name))}.json", record.to_json())
+        registry.put(check_store_name(str(record.name)), record.to_json())
     except OSError as error:
         raise DataError(
-            f"datastore {record.name!r} can't be registered in {str(folder)!r}: {error.strerror}. Mend that."
+            f"datastore {record.name!r} can't be registered in {str(registry.folder)!r}: {error.strerror}. Mend that."
         ) from error
 
 
@@ -158,25 +156,19 @@ def remove_record(workspace_dir: Path, name: str) -> None:
     """Forget the store; its files stay where they are."""
     read_record(workspace_dir, name)
     if default_name(workspace_dir) == name:
-        (stores_dir(workspace_dir) / ".default").unlink(missing_ok=True)
-    (stores_dir(workspace_dir) / f"{name}.json").unlink(missing_ok=True)
+        _default_path(workspace_dir).unlink(missing_ok=True)
+    _registry(workspace_dir).remove(name)
 
 
 def record_names(workspace_dir: Path) -> list[str]:
     """The names of all stores, sorted; "default" is always among them."""
-    found = {DEFAULT_NAME}
-    with contextlib.suppress(OSError):
-        for entry in os.listdir(stores_dir(workspace_dir)):
-            stem, dot, ending = entry.rpartition(".")
-            if dot and ending == "json" and _NAME.fullmatch(stem):
-                found.add(stem)
-    return sorted(found)
+    return sorted({DEFAULT_NAME, *_registry(workspace_dir).names()})
 
 
 def default_name(workspace_dir: Path) -> str:
     """The name of the default store."""
     try:
-        name = (stores_dir(workspace_dir) / ".default").read_text().strip()
+        name = _default_path(workspace_dir).read_text().strip()
     except OSError:
         return DEFAULT_NAME
     return name if _NAME.fullmatch(name) else DEFAULT_NAME
@@ -185,5 +177,14 @@ def default_name(workspace_dir: Path) -> str:
 def set_default(workspace_dir: Path, name: str) -> None:
     """Make this store the default one."""
     read_record(workspace_dir, name)
-    stores_dir(workspace_dir).mkdir(parents=True, exist_ok=True)
-    write_whole(stores_dir(workspace_dir) / ".default", name + "\n")
+    path = _default_path(workspace_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, name + "\n")
+
+
+def _registry(workspace_dir: Path) -> Documents:
+    return Documents(workspace_dir / "datastores", _NAME)
+
+
+def _default_path(workspace_dir: Path) -> Path:
+    return _registry(workspace_dir).folder / ".default"

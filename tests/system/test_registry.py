@@ -1,0 +1,153 @@
+"""Named JSON documents of a workspace, with and without versions, written by many at once."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paceline.system.registry import Documents, Versions, name_rule
+
+RULE = name_rule("_-", 8)
+
+ADD_MANY = """
+import sys
+from pathlib import Path
+from paceline.system.registry import Versions, name_rule
+registry = Versions(Path(sys.argv[1]), name_rule("_-", 8))
+for number in range(int(sys.argv[3])):
+    with registry.locked():
+        print(registry.add("mine", lambda version: [version, sys.argv[2]]), flush=True)
+"""
+
+
+@pytest.fixture
+def documents(tmp_path):
+    return Documents(tmp_path / "documents", RULE)
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return Versions(tmp_path / "versions", RULE)
+
+
+def add(registry, name="mine", make=lambda version: {"number": version}):
+    with registry.locked():
+        return registry.add(name, make)
+
+
+@pytest.mark.parametrize("name", ["a", "7", "a_-b", "a-", "12345678"])
+def test_names_that_the_rule_allows(name):
+    assert RULE.fullmatch(name)
+
+
+@pytest.mark.parametrize("name", ["", "_a", "-a", ".a", "a b", "a/b", "a\n", "ä", "123456789"])
+def test_names_that_the_rule_refuses(name):
+    assert not RULE.fullmatch(name)
+
+
+def test_a_rule_may_have_characters_that_no_name_ends_with():
+    rule = name_rule("_. -", 8, last="_-")
+    assert rule.fullmatch("a .b-")
+    assert not rule.fullmatch("a.")
+    assert not rule.fullmatch("a ")
+
+
+def test_documents_are_read_as_they_were_kept(documents):
+    assert (documents.names(), documents.read("a")) == ([], None)
+    documents.add("b", {"x": 1})
+    documents.add("a", [2])
+    documents.put("b", {"x": 3})
+    (documents.folder / "not a name.json").write_text("{}")
+    (documents.folder / ".default").write_text("a")
+    assert documents.names() == ["a", "b"]
+    assert (documents.read("a"), documents.read("b")) == ([2], {"x": 3})
+    documents.remove("a")
+    documents.remove("a")
+    assert documents.names() == ["b"]
+
+
+# A folder of a store that has no hard links refuses them in words of its own.
+@pytest.mark.parametrize("code", [None, errno.EPERM, errno.EOPNOTSUPP])
+def test_a_name_is_given_once(documents, monkeypatch, code):
+    if code is not None:
+        monkeypatch.setattr(os, "link", lambda *args, **options: (_ for _ in ()).throw(OSError(code, "no links")))
+    documents.add("a", 1)
+    with pytest.raises(FileExistsError):
+        documents.add("a", 2)
+    assert documents.read("a") == 1
+    assert sorted(set(os.listdir(documents.folder)) - {".lock"}) == ["a.json"]
+
+
+def test_a_link_whose_answer_is_lost_counts_as_made(documents, monkeypatch):
+    link = os.link
+
+    def twice(source, target):
+        link(source, target)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", twice)
+    documents.add("a", 1)
+    assert documents.read("a") == 1
+
+
+def test_a_link_that_fails_otherwise_is_told(documents, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *args: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full")))
+    with pytest.raises(OSError, match="full"):
+        documents.add("a", 1)
+    assert os.listdir(documents.folder) == []
+
+
+def test_versions_count_from_one_for_each_name(registry):
+    assert [add(registry), add(registry), add(registry, "other")] == [1, 2, 1]
+    assert (registry.names(), registry.versions("mine")) == (["mine", "other"], [1, 2])
+    assert registry.read("mine", 2) == {"number": 2}
+    assert registry.versions("none") == []
+
+
+def test_the_number_of_a_version_that_is_gone_is_not_given_again(registry):
+    add(registry)
+    add(registry)
+    registry.of("mine").path("2").unlink()  # by hand
+    assert add(registry) == 3
+    (registry.of("mine").folder / "3.files.json").write_text("[]")
+    with registry.locked():
+        registry.remove("mine")
+    assert (registry.names(), os.listdir(registry.of("mine").folder)) == ([], [".last"])
+    assert add(registry) == 4
+
+
+def test_a_folder_of_an_older_version_without_the_highest_number_is_gone_on_with(registry):
+    folder = registry.of("mine").folder
+    folder.mkdir(parents=True)
+    (folder / "7.json").write_text(json.dumps({"number": 7}))
+    assert add(registry) == 8
+
+
+def test_many_writers_get_versions_of_their_own_where_locks_hold_for_one_machine_alone(registry, monkeypatch):
+    # Another machine has taken the number between the look and the link.
+    def make(version):
+        if version == 1:
+            registry.of("mine").add("1", "theirs")
+        return "mine"
+
+    assert add(registry, make=make) == 2
+    assert [registry.read("mine", number) for number in (1, 2)] == ["theirs", "mine"]
+
+
+def test_many_processes_and_one_that_is_killed_leave_whole_documents(registry):
+    registry.folder.mkdir()
+    command = [sys.executable, "-c", ADD_MANY, str(registry.folder)]
+    endless = subprocess.Popen([*command, "killed", "100000"], stdout=subprocess.PIPE, text=True)
+    assert endless.stdout.readline() == "1\n"
+    others = [subprocess.Popen([*command, str(who), "5"], stdout=subprocess.PIPE, text=True) for who in range(3)]
+    endless.send_signal(signal.SIGKILL)
+    told = [int(line) for process in others for line in process.communicate(timeout=180)[0].split()]
+    endless.communicate(timeout=180)
+    assert len(set(told)) == 15
+    for version in registry.versions("mine"):
+        assert registry.read("mine", version)[0] == version
+    assert add(registry) == max(registry.versions("mine"))
