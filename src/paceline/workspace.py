@@ -357,11 +357,16 @@ def _path_in(config: Path) -> str:
         import tomli as tomllib
 
     try:
-        section = tomllib.loads(config.read_text(encoding="utf-8")).get("workspace", {})
+        tables = tomllib.loads(config.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
-    if not isinstance(section, dict) or not set(section) <= {"path"}:
-        raise WorkspaceError(f"{str(config)!r} can't be read: [workspace] has one key, path; found {section!r}.")
+    section = tables.get("workspace", {})
+    if not isinstance(section, dict):
+        raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is no table. Write [workspace], path = "folder".')
+    if unknown := sorted(set(section) - {"path"}):
+        raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
+    if "workspace" not in tables and "path" in tables:
+        raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
     path = section.get("path", DEFAULT_FOLDER)
     if not isinstance(path, str) or not path:
         raise WorkspaceError(f'{str(config)!r}: workspace.path={path!r} is not a path. Write path = "folder".')

@@ -68,12 +68,20 @@ def slurm(cluster: SlurmLab, folder: Path, monkeypatch: pytest.MonkeyPatch, *, l
         yield _place(lab, cluster.hosts, folder, environments=1)
         return
     first = cluster.hosts.names[0]
-    cluster.hosts.run(first, ["mount", "--bind", str(cluster.folder), "/etc/slurm"])
     settings |= {"login": first, "ssh_config": str(cluster.hosts.ssh_config), "python": sys.executable}
     settings |= {"folder": str(folder / "far")}
     add(lab.workspace_dir, Configured(name="there", kind="slurm", settings=settings))
-    try:
+    with logged_in(cluster):
         yield _place(lab, cluster.hosts, folder, environments=1)
+
+
+@contextlib.contextmanager
+def logged_in(cluster: SlurmLab) -> Iterator[None]:
+    """Slurm's commands know the cluster on its first host, the login host, as well."""
+    first = cluster.hosts.names[0]
+    cluster.hosts.run(first, ["mount", "--bind", str(cluster.folder), "/etc/slurm"])
+    try:
+        yield
     finally:
         cluster.hosts.run(first, ["umount", "/etc/slurm"])
 

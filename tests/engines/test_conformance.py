@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.data.stores.datastore import Datastore
 from paceline.runs import remote_status
 from paceline.runs.run import Run
 from paceline.system import locks
 from paceline.testing.bench import Bench, seen, states_of, text_of
 from paceline.testing.completing import WAYS
 from paceline.testing.losing import LosingChecks
+from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.testing.worker_environment import comparable, expected
+from paceline.workspace import Workspace
 from tests.engines import ray_lab, slurm_lab
 from tests.engines.conftest import require_engine
+from tests.engines.elsewhere import logged_in
 from tests.engines.hosts import Hosts
 from tests.engines.hosts import missing as hosts_missing
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
@@ -265,6 +270,34 @@ class TestSlurm(SameAsLocal):
         return slurm
 
 
+class SlurmBehindALoginHost(Slurm):
+    """The same nodes, behind a login host: runs have their folder there, and a copy of it here."""
+
+    has_outputs_early = False
+
+    def __init__(self, folder: Path, cluster: SlurmLab) -> None:
+        super().__init__(folder, cluster)
+        self.shared_folder = None
+        login = {"login": cluster.hosts.names[0], "ssh_config": str(cluster.hosts.ssh_config)}
+        self.settings = {**self.settings, **login, "python": sys.executable, "folder": str(folder / "far")}
+
+
+class TestSlurmBehindALoginHost(ReadingChecks):
+    """What differs from a workspace that nodes see."""
+
+    bench = TargetConformance.bench
+
+    @pytest.fixture
+    def under_test(
+        self, slurm_cluster: SlurmLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[SlurmBehindALoginHost]:
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        for name, value in slurm_cluster.environment.items():
+            monkeypatch.setenv(name, value)  # for the check of what is left, which asks Slurm on this machine
+        with logged_in(slurm_cluster):
+            yield SlurmBehindALoginHost(tmp_path, slurm_cluster)
+
+
 @pytest.fixture(scope="class")
 def ray() -> Iterator[Ray]:
     lacks = ray_missing()
@@ -281,3 +314,26 @@ class TestRay(SameAsLocal):
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
         return ray
+
+
+class RayWithADatastore(Ray):
+    """The same nodes, which see nothing of the workspace: runs travel through a datastore."""
+
+    def __init__(self, folder: Path, cluster: RayLab) -> None:
+        super().__init__(folder, cluster)
+        self.shared_folder = None
+        between = Path(tempfile.mkdtemp(prefix="between-", dir=cluster.folder))
+        Datastore.register(Workspace(folder / "ws"), "between", str(between))  # where `workspace_dir` is
+        self.settings = {**self.settings, "datastore": "between"}
+
+
+class TestRayWithADatastore(ReadingChecks):
+    """What differs from a workspace that nodes see."""
+
+    bench = TargetConformance.bench
+
+    @pytest.fixture
+    def under_test(self, ray_cluster: RayLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayWithADatastore:
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        return RayWithADatastore(tmp_path, ray_cluster)

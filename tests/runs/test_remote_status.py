@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 from pathlib import Path
@@ -7,7 +8,11 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
-from paceline.errors import TargetError
+from paceline.cli import files as files_verbs
+from paceline.cli import logs as logs_verb
+from paceline.cli import metrics as metrics_verb
+from paceline.cli import read as read_verbs
+from paceline.errors import RunStateError, TargetError
 from paceline.runs import remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
@@ -155,51 +160,168 @@ class Far(Engine):
 
     def __init__(self, there):
         super().__init__()
-        self.there, self.looks = there, 0
+        self.there, self.looks, self.later = there, 0, lambda: None
 
     def look(self, folder, record):
         self.looks += 1
         shutil.copytree(self.there, folder.path, dirs_exist_ok=True)
+        self.later()
         return super().look(folder, record)
 
 
+#: What of a run is read -> what is there to be read in the far folder. Each asks the engine by itself.
 READS = {
-    "metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
-    "one metric": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
-    "by rank": (lambda run, top: run.get_metrics(by_rank=True), {"0": {"loss": 0.5}}),
-    "with children": (lambda run, top: list(run.get_metrics(recursive=True).values()), [{"loss": 0.5}]),
-    "names": (lambda run, top: run.get_file_names(), ["logs/driver.log", "outputs/a"]),
-    "file": (lambda run, top: Path(run.download_file("outputs/a", top / "copy")).read_text(), "1"),
-    "files": (lambda run, top: run.download_files("outputs/", str(top)), ["TOP/outputs/a"]),
-    "logs": (lambda run, top: [Path(path).read_text() for path in run.get_all_logs(top)], ["line\n"]),
-    "details": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
+    "get_metrics": (lambda run, top: run.get_metrics(), {"loss": 0.5}),
+    "get_metrics of a rank": (lambda run, top: run.get_metrics("loss", rank=0), {"loss": 0.5}),
+    "get_metrics by rank": (lambda run, top: run.get_metrics(by_rank=True), {"0": {"loss": 0.5}}),
+    "get_metrics of children too": (lambda run, top: list(run.get_metrics(recursive=True).values()), [{"loss": 0.5}]),
+    "metrics": (lambda run, top: run.metrics("loss").values, (0.5,)),
+    "get_file_names": (lambda run, top: run.get_file_names(), ["logs/driver.log", "outputs/a"]),
+    "download_file": (lambda run, top: Path(run.download_file("outputs/a", top / "copy")).read_text(), "1"),
+    "download_files": (lambda run, top: run.download_files("outputs/", str(top)), ["TOP/outputs/a"]),
+    "get_all_logs": (lambda run, top: [Path(path).read_text() for path in run.get_all_logs(top)], ["line\n"]),
+    "get_details": (lambda run, top: [*run.get_details()["logFiles"]], ["logs/driver.log"]),
+    "get_details_with_logs": (lambda run, top: run.get_details_with_logs()["logFiles"], {"logs/driver.log": "line\n"}),
     "tags": (lambda run, top: run.tags, {"phase": "late"}),
-    "inputs": (lambda run, top: list(run.input_datasets), ["train"]),
+    "get_tags": (lambda run, top: run.get_tags(), {"phase": "late"}),
+    "properties": (lambda run, top: run.properties, {"seed": "3"}),
+    "get_properties": (lambda run, top: run.get_properties(), {"seed": "3"}),
+    "display_name": (lambda run, top: run.display_name, "mine"),
+    "name": (lambda run, top: run.name, "mine"),
+    "description": (lambda run, top: run.description, "of the script's"),
+    "input_datasets": (lambda run, top: list(run.input_datasets), ["train"]),
+    "output_datasets": (lambda run, top: list(run.output_datasets), ["model"]),
+    "get_environment": (lambda run, top: run.get_environment(), {"key": "0123"}),
+    # Those that must know what is there before they write.
+    "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "RunStateError"),
+    "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "RunStateError"),
+    "upload_files": (lambda run, top: refused(lambda: run.upload_files(["outputs/a"], [__file__])), "RunStateError"),
+    "upload_folder": (lambda run, top: refused(lambda: run.upload_folder("outputs", other_a(top))), "RunStateError"),
+    # The record itself, as the engine tells of it.
+    "status": (lambda run, top: run.status, states.RUNNING),
+    "get_status": (lambda run, top: run.get_status(), states.RUNNING),
+    "get_detailed_status": (lambda run, top: run.get_detailed_status()["status"], states.RUNNING),
+    "record": (lambda run, top: run.record().status, states.RUNNING),
+    "failure": (lambda run, top: run.failure, None),
+}
+#: All else that a handle has: what was settled when the run was submitted, what only writes, what makes other runs, and
+#: `wait_for_completion`, which has a test of its own.
+NO_READS = {
+    *("experiment", "folder", "id", "type", "number", "parent", "get_children", "get_portal_url", "get_snapshot_id"),
+    *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset"),
+    *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
+    *(
+        "log_row",
+        "log_table",
+        "flush",
+        "tag",
+        "set_tags",
+        "remove_tags",
+        "start",
+        "complete",
+        "fail",
+        "cancel",
+        "delete",
+    ),
+    *("child_run", "create_children", "submit_child", "exec", "wait_for_completion"),
 }
 
 
-@pytest.mark.parametrize("read", READS)
-def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there(monkeypatch, folder, tmp_path, read):
+def refused(call):
+    with pytest.raises(RunStateError) as error:
+        call()
+    return type(error.value).__name__
+
+
+def other_a(top):
+    return write_tree(top / "other", {"a": "2"})
+
+
+@pytest.fixture
+def far(monkeypatch, folder, tmp_path):
+    """A handle on a run that writes in another folder, and its engine: `engine.folder` is what there is by now."""
     run = folder()
     engine = Far(tmp_path / "there")
     monkeypatch.setattr(remote_status, "_teller", lambda folder: engine)
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
-    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
-    there = RunFolder(write_tree(tmp_path / "there", {"outputs/a": "1", "logs/driver.log": "line\n"}))
+    there = engine.folder = RunFolder(write_tree(tmp_path / "there", {"outputs/a": "1", "logs/driver.log": "line\n"}))
     there.metrics.mkdir()
     MetricLog(there.metric_log(0, 1), attempt=1).scalar("loss", 0.5, None)
     tags_and_properties.set_tags(there.notes, {"phase": "late"})
-    write_json(there.data, {"inputs": [{"name": "train", "node_rank": 0}]})
+    tags_and_properties.add_properties(there.notes, {"seed": 3})
+    tags_and_properties.set_name(there.notes, "display_name", "mine")
+    tags_and_properties.set_name(there.notes, "description", "of the script's")
+    write_json(
+        there.data,
+        {"inputs": [{"name": "train", "node_rank": 0, "sources": []}], "outputs": [{"name": "model", "sources": []}]},
+    )
+    write_json(there.environment, {"key": "0123"})
+    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    return handle, engine
 
+
+@pytest.mark.parametrize("read", READS)
+def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there(far, tmp_path, read):
+    handle, engine = far
     call, expected = READS[read]
     found = call(handle, tmp_path / "copies")
 
     assert str(found).replace(str(tmp_path / "copies"), "TOP") == str(expected)
     looks = engine.looks
     assert looks in range(1, 5), "targets keep their answers for a second or more"
-    store.change(run, store.stored(run), states.COMPLETED, exit_code=0)
-    call(handle, tmp_path / "copies2")
+    store.change(handle.folder, store.stored(handle.folder), states.COMPLETED, exit_code=0)
+    if expected != states.RUNNING:
+        call(handle, tmp_path / "copies2")
     assert engine.looks == looks, "its end comes last: all is here"
+
+
+def test_each_member_of_a_run_is_known_to_read_or_not_to():
+    """So that who adds one has to say which it is, and a read is tried above."""
+    assert {name for name in dir(pl.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
+
+
+@pytest.mark.parametrize("show_output", [False, True])
+def test_who_waits_for_a_run_that_writes_in_another_folder_sees_its_end(far, capsys, show_output):
+    handle, engine = far
+    there, record = engine.folder, store.stored(handle.folder)
+    log = there.rank_log(1, 0).relative_to(there.path).as_posix()
+    write_tree(there.path, {log: "from afar\n", "outputs/model.pt": "weights"})
+    attempt = Attempt(number=1, started_utc=utc_now(), nodes=("n1",), exit_codes={"0": 0})
+    ended = dataclasses.replace(
+        record, status=states.COMPLETED, exit_code=0, started_utc=utc_now(), ended_utc=utc_now(), attempts=(attempt,)
+    )
+    # First its files, and its end when somebody has looked again.
+    engine.later = lambda: write_json(there.record, ended.to_json())
+
+    assert handle.wait_for_completion(show_output=show_output)["status"] == states.COMPLETED
+    assert engine.looks > 1
+    assert ("from afar\n" in capsys.readouterr().out) == show_output
+    assert (handle.folder.outputs / "model.pt").read_text() == "weights"
+
+
+#: Each verb that reads a run -> what it prints of the far folder.
+VERBS = {
+    "metrics": (lambda run: metrics_verb.metrics([run]), "loss"),
+    "metrics --name": (lambda run: metrics_verb.metrics([run], ["loss"]), "0.5"),
+    "files": (files_verbs.files, "outputs/a"),
+    "download": (lambda run: files_verbs.download(run, ["outputs/a"]), "1 file"),
+    "logs --driver": (lambda run: logs_verb.logs(run, driver=True), "line"),
+    "show": (read_verbs.show, "phase=late"),
+    "show --json": (lambda run: read_verbs.show(run, as_json=True), '"outputs/a"'),
+    "status --json": (lambda run: read_verbs.status(run, as_json=True), '"phase": "late"'),
+    "list --long": (lambda run: read_verbs.list_runs(long=True), "phase=late"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_command_line_shows_what_is_new_there(far, capfd, monkeypatch, tmp_path, verb):
+    handle, engine = far
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(tmp_path / "ws"))
+    monkeypatch.chdir(tmp_path)
+    call, expected = VERBS[verb]
+    assert call(handle.id) == 0
+    assert expected in capfd.readouterr().out
+    assert engine.looks
 
 
 def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, folder, tmp_path):

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import time
+from collections.abc import Callable
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import states, store, work_dir
@@ -100,6 +102,34 @@ def refresh(folder: RunFolder) -> None:
         record = store.stored(folder)
         if not record.is_terminal:  # else all is here: the end comes last
             read(folder, record)
+
+
+class HasFolder(Protocol):
+    """A handle on a run."""
+
+    @property
+    def folder(self) -> RunFolder: ...
+
+
+_Handle = TypeVar("_Handle", bound=HasFolder)
+_Parameters = ParamSpec("_Parameters")
+_Result = TypeVar("_Result")
+
+
+def reads(
+    method: Callable[Concatenate[_Handle, _Parameters], _Result],
+) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
+    """For a handle's methods that read what a run leaves in its folder: `refresh` comes first.
+
+    Methods that read the record need none of it, for `paceline.runs.store.read` asks the engine by itself.
+    """
+
+    @functools.wraps(method)
+    def read_what_is_there_now(handle: _Handle, /, *args: _Parameters.args, **kwargs: _Parameters.kwargs) -> _Result:
+        refresh(handle.folder)
+        return method(handle, *args, **kwargs)
+
+    return read_what_is_there_now
 
 
 def is_copy(folder: RunFolder) -> bool:

@@ -17,7 +17,6 @@ from paceline.runs import (
     artifacts,
     interactive,
     metrics,
-    remote_status,
     removal,
     series,
     states,
@@ -30,6 +29,7 @@ from paceline.runs.follow import stream
 from paceline.runs.metrics import MetricLog
 from paceline.runs.offline import OfflineRun
 from paceline.runs.record import RunRecord, user_name
+from paceline.runs.remote_status import reads
 from paceline.runs.run_files import HasFiles
 from paceline.runs.run_metrics import LogsMetrics
 from paceline.runs.run_notes import HasNotes
@@ -217,8 +217,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             if reference.is_output
         }
 
+    @reads
     def _data(self, kind: str) -> builtins.list[dict[str, Any]]:
-        remote_status.refresh(self._folder)
         found: builtins.list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
         return found
 
@@ -310,6 +310,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     # --- metrics
 
+    @reads
     def get_metrics(
         self, name: str | None = None, recursive: bool = False, *, rank: int | None = None, by_rank: bool = False
     ) -> dict[str, Any]:
@@ -319,7 +320,6 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         rank: what this rank logged. by_rank: rank -> metrics.
         Where the run's folder is not shared with the machine that it runs on, what is new there is brought here first.
         """
-        remote_status.refresh(self._folder)
         if recursive:
             runs = [self, *self.get_children(recursive=True)]
             return {run.id: run.get_metrics(name, rank=rank, by_rank=by_rank) for run in runs}
@@ -327,12 +327,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             return {str(key): value for key, value in metrics.read_by_rank(self._folder.metrics, name=name).items()}
         return metrics.read(self._folder.metrics, name=name, rank=rank)
 
+    @reads
     def metrics(self, name: str | None = None, *, rank: int | None = None) -> Any:
         """The series that was logged under `name`: its steps, values and times; without a name, metric name -> series.
 
         rank: what this rank logged. See `paceline.runs.series.MetricSeries`; one of a metric that was not logged is empty.
         """
-        remote_status.refresh(self._folder)
         found = series.read(self._folder.metrics, name=name, rank=rank)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import IO
 
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import artifacts, remote_status
+from paceline.runs import artifacts
 from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import reads
 
 
 class HasFiles(ABC):
@@ -19,6 +20,7 @@ class HasFiles(ABC):
     @abstractmethod
     def folder(self) -> RunFolder: ...
 
+    @reads
     def upload_file(self, name: str, path_or_stream: str | os.PathLike[str] | IO[bytes]) -> str:
         """Copy a file, or the rest of an open binary stream, into the run under `name`; the name in its plain form.
 
@@ -41,6 +43,7 @@ class HasFiles(ABC):
             raise UserError(f"{len(names)} names but {len(paths)} paths. Give one name for each path.")
         return [self.upload_file(name, path) for name, path in zip(names, paths, strict=True)]
 
+    @reads
     def upload_folder(self, name: str, path: str | os.PathLike[str]) -> list[str]:
         """Copy all files below the folder `path` to `name/...`; their names.
 
@@ -48,6 +51,7 @@ class HasFiles(ABC):
         """
         return artifacts.put_folder(self.folder, name, path)
 
+    @reads
     def get_file_names(self) -> list[str]:
         """The names of the run's files, sorted: outputs, logs and what was uploaded.
 
@@ -55,16 +59,15 @@ class HasFiles(ABC):
         Below a link to another of the run's folders are the files of that; what a link leads to elsewhere is no file of
         the run's.
         """
-        remote_status.refresh(self.folder)
         return artifacts.names(self.folder)
 
+    @reads
     def download_file(self, name: str, output_file_path: str | os.PathLike[str] | None = None) -> str:
         """Copy a file of the run to a path (default: its own name, here) or into a folder; the path written.
 
         Raises:
             RunNotFoundError: the run has no such file; those it has are named.
         """
-        remote_status.refresh(self.folder)
         return artifacts.get(self.folder, name, output_file_path)
 
     def download_files(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from paceline.runs import remote_status, tags_and_properties
+from paceline.runs import tags_and_properties
 from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import reads
 
 
 class HasNotes(ABC):
@@ -16,8 +17,8 @@ class HasNotes(ABC):
     @abstractmethod
     def folder(self) -> RunFolder: ...
 
+    @reads
     def _notes(self) -> tags_and_properties.Notes:
-        remote_status.refresh(self.folder)
         return tags_and_properties.read(self.folder.notes)
 
     @property
@@ -60,6 +61,7 @@ class HasNotes(ABC):
         """Remove a tag, or several, by key; keys that are not there are passed over."""
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
+    @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties for good.
 

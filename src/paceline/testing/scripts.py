@@ -124,6 +124,22 @@ while True:
     time.sleep(600)
 """
 
+#: Leaves something of each kind, and runs until it is ended.
+LEAVE_AND_WAIT = """\
+import time
+
+import paceline
+
+run = paceline.Run.get_context()
+run.log("early", 0.5, step=3)
+run.tag("early", "tag")
+with open("outputs/early.txt", "w") as file:
+    file.write("early")
+run.upload_file("kept/early.txt", "outputs/early.txt")
+print("has left it", flush=True)
+time.sleep(600)
+"""
+
 #: Runs until it is ended, as plainly as can be.
 WAIT = """\
 import time

@@ -30,13 +30,14 @@ from paceline.testing.completing import CompletingChecks
 from paceline.testing.ending import EndingChecks
 from paceline.testing.failing import FailingChecks
 from paceline.testing.losing import LosingChecks
+from paceline.testing.reading import ReadingChecks
 from paceline.testing.under_test import TargetUnderTest
 
 __all__ = ["TargetConformance", "TargetUnderTest"]
 
 
 # pytest goes through the last base first: what works should be known before what goes wrong.
-class TargetConformance(LosingChecks, EndingChecks, FailingChecks, CompletingChecks):
+class TargetConformance(LosingChecks, EndingChecks, FailingChecks, ReadingChecks, CompletingChecks):
     """What every compute target has to do. Needs a fixture `under_test`, a `TargetUnderTest` that lives for all checks."""
 
     @pytest.fixture

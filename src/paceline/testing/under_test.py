@@ -30,6 +30,7 @@ class TargetUnderTest:
     never_fits: fields of a job that the target must refuse.
     has_queue: of two runs that want all nodes one has to wait. Runs of `whole` want all nodes.
     has_spare_node: there is one more node than `node_count`, so that a run may go on after a loss.
+    has_outputs_early: outputs and uploaded files can be read while the run goes on; else at its end.
     node_lost_s: how long the loss of a node may take to be noticed.
     slack_s: added to all limits of time; for machines that do much else.
     """
@@ -43,6 +44,7 @@ class TargetUnderTest:
     never_fits: Mapping[str, Any] = {"node_count": 10_000, "distributed_backend": "gloo"}
     has_queue: bool = True
     has_spare_node: bool = False
+    has_outputs_early: bool = True
     node_lost_s: float = 30.0
     slack_s: float = 0.0
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from paceline.data.datasets import registered, steps
 from paceline.data.datasets.check import ContentCheck, compare
-from paceline.data.datasets.sources import is_local, workspace_dir_of
+from paceline.data.datasets.sources import workspace_dir_of
 from paceline.data.datasets.steps import Step, Steps
 from paceline.errors import DataError
 from paceline.job.data_reference import DataReference, Source
@@ -233,6 +233,3 @@ class AnyDataset:
 
     def _where(self) -> str:
         return ", ".join(repr(f"{source.datastore or ''}:{source.path}".lstrip(":")) for source in self.sources)
-
-    def _is_local(self) -> bool:
-        return all(map(is_local, self.sources))
