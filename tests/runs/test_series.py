@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 
+import pytest
+
+from paceline.errors import UserError
 from paceline.runs import series
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
@@ -96,5 +100,81 @@ def test_a_run_gives_its_series(tmp_path):
     assert run.metrics("loss").values == (0.5,)
     assert list(run.metrics()) == ["loss"]
     assert len(run.metrics("accuracy")) == 0
-    assert len(run.metrics("loss", rank=1)) == 0
     os.close(fd)
+
+
+def restarted(folder: RunFolder) -> None:
+    """Two ranks; of rank 0 the second attempt takes up at step 1."""
+    log(folder).scalar("loss", 3.0, 0)
+    log(folder).scalar("loss", 2.0, 1)
+    log(folder, rank=1).scalar("loss", 30.0, 0)
+    log(folder, attempt=2).scalar("loss", 2.5, 1)
+    log(folder).scalar("once", 7)
+
+
+def test_each_value_says_who_logged_it_and_in_which_attempt(tmp_path):
+    folder = RunFolder(tmp_path)
+    restarted(folder)
+    found = series.read(folder.metrics)
+
+    loss = found["loss"]
+    assert sorted(zip(loss.steps, loss.values, loss.ranks, loss.attempts, strict=True)) == [
+        (0, 3.0, 0, 1),
+        (0, 30.0, 1, 1),
+        (1, 2.5, 0, 2),
+    ]
+    assert (found["once"].ranks, found["once"].attempts) == ((0,), (1,))
+    assert series.read(folder.metrics, rank=[1])["loss"].values == (30.0,)
+    assert sorted(series.read(folder.metrics, rank=(0, 1), name="loss")["loss"].values) == [2.5, 3.0, 30.0]
+    assert series.read(folder.metrics, attempt=1, rank=0)["loss"].values == (3.0, 2.0), "nothing is left out"
+    later = series.read(folder.metrics, attempt=2)["loss"]
+    assert (later.values, later.attempts) == ((2.5,), (2,))
+    assert series.read(folder.metrics, attempt=[1, 2], rank=0)["loss"].values == (3.0, 2.5)
+
+
+def test_a_series_is_a_frame(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    folder = RunFolder(tmp_path)
+    restarted(folder)
+    found = series.read(folder.metrics, rank=0)
+
+    frame = found["loss"].to_pandas()
+    assert frame[["step", "value", "rank", "attempt"]].to_dict("list") == {
+        "step": [0, 1],
+        "value": [3.0, 2.5],
+        "rank": [0, 0],
+        "attempt": [1, 2],
+    }
+    assert [time.timestamp() for time in frame["time"]] == pytest.approx(found["loss"].times)
+    assert str(frame["time"].dt.tz) == "UTC"
+    assert frame["value"].dtype == "float64"
+    once = found["once"].to_pandas()
+    assert (once["value"].tolist(), once["step"].isna().tolist(), str(once["step"].dtype)) == ([7], [True], "Int64")
+    empty = series.MetricSeries(name="none").to_pandas()
+    assert (list(empty.columns), len(empty)) == (["step", "value", "time", "rank", "attempt"], 0)
+    assert len(pandas.concat([frame, once, empty])) == 3
+
+
+def test_without_pandas_a_frame_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match=r"pip install 'paceline\[tabular\]'"):
+        series.MetricSeries(name="loss").to_pandas()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rank": 1}, "rank=1: run .* has rank 0 alone"),
+        ({"rank": [0, -1]}, r"rank=\[0, -1\]"),
+        ({"rank": "0"}, "rank='0'"),
+        ({"rank": True}, "rank=True"),
+        ({"attempt": 0}, "attempt=0: run .* has attempt 1 alone"),
+        ({"attempt": 2}, "attempt=2"),
+    ],
+)
+def test_a_rank_or_attempt_that_the_run_does_not_have_is_refused(tmp_path, given, said):
+    folder, fd = make_run(tmp_path / "ws/runs")
+    os.close(fd)
+    run = Run(Experiment(Workspace(tmp_path / "ws"), "digits"), folder.run_id)
+    with pytest.raises(UserError, match=said):
+        run.metrics("loss", **given)

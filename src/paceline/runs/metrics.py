@@ -15,7 +15,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -139,6 +139,32 @@ def entries_by_name(
         if rank in (None, number)
     }
     return _by_name(ranks)
+
+
+def placed_entries_by_name(
+    directory: Path,
+    *,
+    name: str | None = None,
+    ranks: Collection[int] | None = None,
+    attempts: Collection[int] | None = None,
+) -> dict[str, list[dict[str, Any]]]:
+    """As `entries_by_name`, with the `rank` and `attempt` of each line. ranks, attempts: what these logged; None for all."""
+    found: dict[int, dict[str, list[dict[str, Any]]]] = {}
+    for rank, paths in metric_logs(directory).items():
+        if ranks is not None and rank not in ranks:
+            continue
+        mine = {
+            number: entries
+            for number, entries in _entries(paths, name).items()
+            if attempts is None or number in attempts
+        }
+        found[rank] = _in_sequence(mine)
+        alone = next(iter(mine), 1)
+        for entries in found[rank].values():
+            for entry in entries:
+                entry["rank"] = rank
+                entry.setdefault("attempt", alone)  # of several attempts each line has its own already
+    return _by_name(found)
 
 
 def read_by_rank(directory: Path, *, name: str | None = None) -> dict[int, dict[str, Any]]:

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -328,12 +328,27 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return metrics.read(self._folder.metrics, name=name, rank=rank)
 
     @reads
-    def metrics(self, name: str | None = None, *, rank: int | None = None) -> Any:
-        """The series that was logged under `name`: its steps, values and times; without a name, metric name -> series.
+    def metrics(
+        self,
+        name: str | None = None,
+        *,
+        rank: int | Collection[int] | None = None,
+        attempt: int | Collection[int] | None = None,
+    ) -> Any:
+        """The series that was logged under `name`, however often: its `steps`, `values` and `times`, and `to_pandas()`; one
+        that was not logged is empty. Without a name, metric name -> series. See `paceline.runs.series.MetricSeries`.
 
-        rank: what this rank logged. See `paceline.runs.series.MetricSeries`; one of a metric that was not logged is empty.
+        rank: what this rank logged, or these: `rank=[0, 1]`. attempt: what this attempt logged, whole; of several, and
+        of all by default, the series of a run that was never interrupted.
+
+        Raises:
+            UserError: a rank that the run does not have, or an attempt that it has not had.
         """
-        found = series.read(self._folder.metrics, name=name, rank=rank)
+        if rank is not None or attempt is not None:
+            record = store.stored(self._folder)
+            _check_numbers("rank", rank, range(record.job.world_size if record.job else 1), self.id)
+            _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
+        found = series.read(self._folder.metrics, name=name, rank=rank, attempt=attempt)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 
     def flush(self, timeout_seconds: float = 300) -> None:
@@ -533,6 +548,16 @@ def _wait(folder: RunFolder) -> RunRecord:
         time.sleep(pause)
         pause = min(pause * 1.2, 0.25)
     return record
+
+
+def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
+    """Refuse numbers of ranks or attempts that the run does not have."""
+    if given is None:
+        return
+    for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
+        if type(number) is not int or number not in there:
+            has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
+            raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")
 
 
 def _of_all_nodes(found: builtins.list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,26 +7,30 @@ same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.runs.metrics import entries_by_name
+from paceline.errors import UserError
+from paceline.runs.metrics import placed_entries_by_name
 
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """What was logged under one name, in order of time over all ranks; three tuples of one length.
+    """What was logged under one name, in order of time over all ranks; five tuples of one length.
 
     steps: the step given with a value, None where there was none. values: as logged; a list's items one by one; of a row or
     a table its dict; of an image its file's name. times: seconds since 1970, by the clock of the worker's machine.
+    ranks, attempts: which worker logged a value, and in which attempt of the run, from 1.
     """
 
     name: str
     steps: tuple[int | None, ...] = ()
     values: tuple[Any, ...] = ()
     times: tuple[float, ...] = ()
+    ranks: tuple[int, ...] = ()
+    attempts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.values)
@@ -34,6 +38,27 @@ class MetricSeries:
     def __iter__(self) -> Iterator[tuple[int | None, Any, float]]:
         """(step, value, time) of each value."""
         return iter(zip(self.steps, self.values, self.times, strict=True))
+
+    def to_pandas(self) -> Any:
+        """The same as a pandas frame, one row a value: `step` (Int64, missing where none was given), `value`, `time`
+        (datetime64[ns, UTC]), `rank`, `attempt`.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError("to_pandas() needs pandas: pip install 'paceline[tabular]'.") from error
+        return pandas.DataFrame(
+            {
+                "step": pandas.array(list(self.steps), dtype="Int64"),
+                "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
+                "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True),
+                "rank": pandas.Series(self.ranks, dtype="int64"),
+                "attempt": pandas.Series(self.attempts, dtype="int64"),
+            }
+        )
 
     @property
     def last(self) -> Any:
@@ -59,13 +84,20 @@ class MetricSeries:
         return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
 
 
-def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, MetricSeries]:
+def read(
+    directory: Path,
+    *,
+    name: str | None = None,
+    rank: int | Collection[int] | None = None,
+    attempt: int | Collection[int] | None = None,
+) -> dict[str, MetricSeries]:
     """Metric name -> series, of the metric logs in `directory`, in order of first appearance.
 
-    name: this metric alone. rank: what this rank logged. Where one name was logged in different ways, the last way counts,
-    as in `paceline.runs.metrics.read`.
+    name: this metric alone. rank: what this rank logged, or these. attempt: what this attempt logged, whole; of several
+    attempts, and of all by default, the series that one would have logged that was never interrupted. Where one name was
+    logged in different ways, the last way counts, as in `paceline.runs.metrics.read`.
     """
-    found = entries_by_name(directory, name=name, rank=rank)
+    found = placed_entries_by_name(directory, name=name, ranks=_several(rank), attempts=_several(attempt))
     return {metric: _series(metric, entries) for metric, entries in found.items()}
 
 
@@ -74,11 +106,24 @@ def _series(name: str, entries: list[dict[str, Any]]) -> MetricSeries:
     if not kinds <= {None, "list"}:
         kind = entries[-1].get("kind")
         entries = [entry for entry in entries if entry.get("kind") == kind]
-    steps, values, times = [], [], []
+    steps, values, times, ranks, attempts = [], [], [], [], []
     for entry in entries:
         items = entry.get("value")
         for item in items if entry.get("kind") == "list" and isinstance(items, list) else [items]:
             steps.append(entry.get("step"))
             values.append(item)
             times.append(entry.get("time", math.nan))
-    return MetricSeries(name=name, steps=tuple(steps), values=tuple(values), times=tuple(times))
+            ranks.append(entry["rank"])
+            attempts.append(entry["attempt"])
+    return MetricSeries(
+        name=name,
+        steps=tuple(steps),
+        values=tuple(values),
+        times=tuple(times),
+        ranks=tuple(ranks),
+        attempts=tuple(attempts),
+    )
+
+
+def _several(numbers: int | Collection[int] | None) -> Collection[int] | None:
+    return (numbers,) if isinstance(numbers, int) else numbers
