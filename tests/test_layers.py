@@ -74,7 +74,8 @@ THIRD_PARTY = {
     "matplotlib": "parallel",
     "tensorflow": "data compat",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
-    **dict.fromkeys(("pandas", "pyarrow"), "data"),
+    "pandas": "data runs",
+    "pyarrow": "data",
 }
 
 
