@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.job.job import Job
-from paceline.job.plan import places, port_count
+from paceline.job.plan import places, port_count, preview_ports
 from tests.helpers import make_job
 
 
@@ -81,3 +81,4 @@ def test_every_place_follows_from_its_rank(job):
 )
 def test_tensorflow_needs_a_port_for_each_worker_and_two_for_all(values, count):
     assert port_count(make_job(**values)) == count
+    assert preview_ports(make_job(**values)) == tuple(range(29500, 29500 + count))

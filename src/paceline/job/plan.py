@@ -199,3 +199,8 @@ def node_sizes(job: Job) -> list[int]:
 def port_count(job: Job) -> int:
     """How many ports an attempt of `job` needs on its first node."""
     return 2 + (job.world_size if job.uses_tf_config else 0)
+
+
+def preview_ports(job: Job) -> tuple[int, ...]:
+    """Ports as a preview of a run shows them, from torch's own default on; those of a run are found on its first node."""
+    return tuple(range(29500, 29500 + port_count(job)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paceline.errors import TargetError
 from paceline.job.job import Job
-from paceline.job.plan import Node, node_sizes, port_count
+from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.remote.agent.gpus import devices
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
@@ -43,8 +43,7 @@ class LocalTarget:
 
     def preview(self, job: Job) -> Preview:
         gpus = devices()[: job.world_size] if job.use_gpu else ()
-        ports = tuple(range(29500, 29500 + port_count(job)))
-        return Preview(nodes=self._nodes(job, gpus), ports=ports)
+        return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         self._queue(job).enqueue(run_dir, self._demand(job))

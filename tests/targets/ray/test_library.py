@@ -15,7 +15,7 @@ def test_the_library_is_packed_for_the_first_run_alone(
     cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed: list[Any] = []
-    monkeypatch.setattr(library, "packed", lambda folder: packed.append(folder) or b"zip")
+    monkeypatch.setattr(library, "packed_library", lambda folder: packed.append(folder) or b"zip")
     folder = library_dir(tmp_path)
     uri = library.send_library(client(cluster), folder)
     assert library.send_library(client(cluster), folder) == uri

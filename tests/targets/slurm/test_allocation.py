@@ -106,21 +106,19 @@ def test_nodes_are_reached_where_their_names_lead(monkeypatch: pytest.MonkeyPatc
         hello("n1", docker0="172.17.0.1", eth0="10.0.0.1", ib0="10.1.0.1"),
         hello("n2", eth0="10.0.0.2", ib0="10.1.0.2"),
     ]
-    assert common_addresses(["n1", "n2"], hellos, None) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
-    assert common_addresses(["n1", "n2"], hellos, "ib0") == [("ib0", "10.1.0.1"), ("ib0", "10.1.0.2")]
+    assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
+    assert common_addresses(["n1", "n2"], hellos, "ib0") == [("10.1.0.1", "ib0"), ("10.1.0.2", "ib0")]
     # One whose name leads nowhere is taken at its first address that is not for containers.
     known.clear()
-    assert common_addresses(["n1", "n2"], hellos, None) == [("eth0", "10.0.0.1"), ("eth0", "10.0.0.2")]
+    assert common_addresses(["n1", "n2"], hellos, None) == [("10.0.0.1", "eth0"), ("10.0.0.2", "eth0")]
 
 
 def test_one_node_talks_to_itself():
-    assert common_addresses(["n1"], [hello("n1", eth0="10.0.0.1")], None) == [("lo", "127.0.0.1")]
+    assert common_addresses(["n1"], [hello("n1", eth0="10.0.0.1")], None) == [("127.0.0.1", "lo")]
 
 
 def test_an_interface_that_a_node_lacks_is_named_with_those_it_has():
-    with pytest.raises(
-        TargetError, match="node n2 has no network interface 'ib0' with an IPv4 address; it has eth0, lo"
-    ):
+    with pytest.raises(TargetError, match="'n2' has no network interface 'ib0' with an IPv4 address; it has eth0, lo"):
         common_addresses(["n1", "n2"], [hello("n1", ib0="10.1.0.1"), hello("n2", eth0="10.0.0.2")], "ib0")
 
 
@@ -129,3 +127,22 @@ def test_a_node_that_does_not_answer_is_not_said_to_be_starting_for_ever():
     assert allocations._starts_on([], 1) == "starts"
     assert allocations._starts_on(["n1", "n2"], 1) == "starts on n1, n2"
     assert allocations._starts_on(["n1"], 11).startswith("waits for n1 to answer: down, or cut off?")
+
+
+def test_nodes_that_names_lead_to_in_different_networks_use_one_that_all_are_in(monkeypatch: pytest.MonkeyPatch):
+    known = {"n1": "10.0.1.1", "n2": "10.0.2.1"}
+
+    def getaddrinfo(host: str, *_: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        return [(2, 1, 6, "", (known[host], 0))]
+
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    hellos = [hello("n1", eth0="10.0.1.1", ib0="10.9.0.1"), hello("n2", eth0="10.0.2.1", ib0="10.9.0.2")]
+    assert common_addresses(["n1", "n2"], hellos, None) == [("10.9.0.1", "ib0"), ("10.9.0.2", "ib0")]
+    routed = [hello("n1", eth0="10.0.1.1"), hello("n2", eth0="10.0.2.1")]
+    assert common_addresses(["n1", "n2"], routed, None) == [("10.0.1.1", "eth0"), ("10.0.2.1", "eth0")]
+
+
+def test_a_node_without_an_address_for_others_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [(2, 1, 6, "", ("127.0.1.1", 0))])
+    with pytest.raises(TargetError, match=r"node n1 has no IPv4 address .*; it has lo 127\.0\.0\.1\.$"):
+        common_addresses(["n1", "n2"], [hello("n1"), hello("n2")], None)

@@ -101,15 +101,13 @@ def check_owner(folder: str) -> None:
 def unpack(data: bytes, folder: str, wanted: str) -> None:
     """Put the library into `folder`, whole or not at all."""
     import shutil
-    import tarfile
+    import zipfile
 
     beside = os.path.join(os.path.dirname(folder), f".new-{os.getpid()}-{int(time.time() * 1e6)}")
     os.mkdir(beside)
     try:
-        # Python 3.12 and 3.13 warn where no filter is named, older ones know none.
-        options: "Dict[str, Any]" = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}  # noqa: UP006, UP037
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
-            archive.extractall(beside, **options)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(beside)
         package = os.path.join(folder, "paceline")
         if os.path.isdir(folder) and digest(package) != wanted:
             # Somebody has cleaned up in it: /tmp on many machines loses its older files.

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import os
 import secrets
 import select
 import struct
 import subprocess
-import tarfile
-import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paceline.remote.agent import boot
+from paceline.remote.library import library_digest, packed_library
 from paceline.remote.link.link_error import LinkError
 
-_hashing = threading.Lock()
 #: What is kept of what a node's shell and the program that reaches it say.
 _SAID_BYTES = 1 << 14
 
@@ -67,9 +63,8 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
         LinkError: no Python there, too old a one, no room, or nobody answers.
     """
     nonce = f"PACELINE-{secrets.token_hex(8)}"
-    package = library_dir / "paceline"
     talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)
-    digest = library_digest(package)
+    digest = library_digest(library_dir)
     given = json.dumps({**settings, "nonce": nonce, "digest": digest})
     program = Path(boot.__file__).read_bytes() + f"\n\nboot(json.loads({given!r}))\n".encode()
     # Nothing that lies in the folder where the node's shell starts is to be imported.
@@ -77,7 +72,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     talk.write(line.encode() + b"\n" + program)
     answer = talk.answer()
     if answer.get("wanted"):
-        data = packed(package, digest)
+        data = packed_library(library_dir)
         talk.write(struct.pack(">Q", len(data)) + data)
         answer = talk.answer()
     if error := answer.get("error"):
@@ -90,31 +85,6 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
             text = f"the library can't be put into {answer['folder']!r}: {error}. Mend that, or name another folder."
         raise LinkError(f"{name}: {text}", ends.stderr(), ends.exit_code())
     return talk.heard
-
-
-def library_digest(package: Path) -> str:
-    """The hash of the library as it was when this process first asked: all nodes of a run have the same, though another
-    version may be installed here while it runs."""
-    with _hashing:  # the nodes' threads ask at the same time
-        return _library_digest(package)
-
-
-@functools.cache
-def _library_digest(package: Path) -> str:
-    found = boot.digest(str(package))
-    assert found, f"no library in {package}"
-    return found
-
-
-@functools.lru_cache(maxsize=1)
-def packed(package: Path, digest: str) -> bytes:
-    """The library as a tar.gz. digest: its hash."""
-    buffer, top = io.BytesIO(), os.path.realpath(package)
-    with tarfile.open(fileobj=buffer, mode="w:gz", compresslevel=6, dereference=True) as archive:
-        for path in sorted(Path(top).rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                archive.add(path, os.path.join("paceline", path.relative_to(top)))
-    return buffer.getvalue()
 
 
 class _Talk:

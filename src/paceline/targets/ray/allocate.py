@@ -109,15 +109,13 @@ def _nodes(asked: Asked, holding: Holding, taken: Mapping[int, Taken], links: li
     nodes = []
     for rank, link in enumerate(links):
         told = taken[rank].told
-        address = str(told["address"])
         nodes.append(
             Node(
                 node_rank=rank,
                 name=link.name,
-                address=address,
+                address=str(told["address"]),
                 cores=max(1, int(asked.demand.bundles[rank]["CPU"])),
                 gpus=tuple(told["gpus"]),
-                interface=_interface(link, address),
             )
         )
     on_close: Callable[[], None] = holding.close
@@ -125,10 +123,3 @@ def _nodes(asked: Asked, holding: Holding, taken: Mapping[int, Taken], links: li
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)
     found.holding = holding
     return found
-
-
-def _interface(link: Link, address: str) -> str | None:
-    for name, (own, _) in link.hello.interfaces.items():
-        if own == address:
-            return name
-    return None

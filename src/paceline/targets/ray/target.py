@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import TargetError
 from paceline.job.job import Job
-from paceline.job.plan import Node, port_count
+from paceline.job.plan import Node, port_count, preview_ports
 from paceline.runs import remote_status, states
 from paceline.runs.failure import CAUSES
 from paceline.runs.folder import RunFolder
@@ -80,7 +80,7 @@ class RayTarget:
             name = alive[rank].name if rank < len(alive) else f"ray-{rank}"
             gpus = tuple(str(number) for number in range(int(bundle.get("GPU", 0))))
             nodes.append(Node(node_rank=rank, name=name, address=name, cores=_cores(bundle), gpus=gpus))
-        return Preview(nodes=tuple(nodes), ports=tuple(range(29500, 29500 + port_count(job))))
+        return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Nothing: its place in Ray's queue is that of its placement group."""

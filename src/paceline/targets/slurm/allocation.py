@@ -10,6 +10,7 @@ each worker for a world of its own.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import socket
@@ -23,6 +24,7 @@ from pathlib import Path
 from paceline.errors import PacelineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, port_count
+from paceline.remote.addresses import Machine, choose
 from paceline.remote.link import AgentNodes, Hello, Link, LinkError
 from paceline.targets.base import Waiting
 from paceline.targets.slurm.mpi import starter
@@ -272,52 +274,47 @@ def _nodes(
             gpus=hello.gpus if job.use_gpu else (),
             interface=interface,
         )
-        for rank, (name, hello, (interface, address)) in enumerate(zip(names, hellos, places, strict=True))
+        for rank, (name, hello, (address, interface)) in enumerate(zip(names, hellos, places, strict=True))
     )
 
 
 def common_addresses(
     names: Sequence[str], hellos: Sequence[Hello], interface: str | None
-) -> list[tuple[str | None, str]]:
-    """(interface, address) of each node, by which the others reach it.
+) -> list[tuple[str, str | None]]:
+    """(address, interface) of each node, by which the others reach it.
 
     That of the interface which is set; else that to which the node's name leads, as Slurm's own daemons take it.
 
     Raises:
-        TargetError: a node has no such interface.
+        TargetError: a node has no such interface, or none at all.
     """
-    if interface is not None:
-        for name, hello in zip(names, hellos, strict=True):
-            if interface not in hello.interfaces:
-                there = ", ".join(sorted(hello.interfaces)) or "none"
-                raise TargetError(
-                    f"node {name} has no network interface {interface!r} with an IPv4 address; it has {there}. "
-                    "Change the setting interface, or leave it out."
-                )
-        return [(interface, hello.interfaces[interface][0]) for hello in hellos]
-    if len(names) == 1:
-        return [("lo", "127.0.0.1")]
-    return [_place(name, hello) for name, hello in zip(names, hellos, strict=True)]
+    if interface is None and len(names) == 1:
+        return [("127.0.0.1", "lo")]
+    machines = [
+        Machine(name=name, interfaces=hello.interfaces, arrived_at=_named_address(name, hello))
+        for name, hello in zip(names, hellos, strict=True)
+    ]
+    found = choose(machines, interface)
+    for machine, (_, its_interface) in zip(machines, found, strict=True):
+        if its_interface is None:
+            there = ", ".join(f"{name} {address}" for name, (address, _) in machine.interfaces.items()) or "none"
+            raise TargetError(
+                f"node {machine.name} has no IPv4 address by which other nodes could reach it; it has {there}."
+            )
+    return found
 
 
-def _place(name: str, hello: Hello) -> tuple[str | None, str]:
-    addresses = {address: interface for interface, (address, _) in hello.interfaces.items()}
+def _named_address(name: str, hello: Hello) -> str:
+    """The node's own address to which its name leads, in Slurm or on the node; empty where there is none."""
+    own = {address for address, _ in hello.interfaces.values()}
     for host in (name, hello.host):
-        try:
-            found = [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
-        except OSError:
-            continue
-        for address in found:
-            # Debian has a machine's own name at 127.0.1.1.
-            if address in addresses and not address.startswith("127."):
-                return addresses[address], address
-    for interface, (address, _) in hello.interfaces.items():
-        if not address.startswith("127.") and not interface.startswith(("docker", "virbr", "cni", "podman", "lo")):
-            return interface, address
-    raise TargetError(
-        f"node {name} has no IPv4 address by which other nodes could reach it; it has "
-        f"{', '.join(f'{interface} {address}' for interface, (address, _) in hello.interfaces.items()) or 'none'}."
-    )
+        with contextlib.suppress(OSError):
+            for info in socket.getaddrinfo(host, None, socket.AF_INET):
+                address = str(info[4][0])
+                # Debian has a machine's own name at 127.0.1.1.
+                if address in own and not address.startswith("127."):
+                    return address
+    return ""
 
 
 def _user() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import hashlib
 import json
 import os
 import secrets
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import TargetError
+from paceline.remote.library import library_digest, library_files
 from paceline.remote.staging.manifest import FOLDER
 from paceline.remote.staging.packing import Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
@@ -74,8 +74,7 @@ class Login:
         taken = pack_run(folder)
         expect(folder, taken.manifest.home if taken else ())
         snapshot = folder.snapshot.resolve()
-        package = (library_dir / "paceline").resolve()
-        library = _digest(package)
+        library = library_digest(library_dir)
         names = [f"snapshots/{snapshot.name}", f"lib/{library}"]
         names += [f"{FOLDER}/{tree}" for tree in (taken.files if taken else ())]
         answer = self._ask({"op": "have", "folder": self._settings.folder, "names": names})
@@ -92,7 +91,8 @@ class Login:
                 tarfile.open(fileobj=packed, mode="w|") as archive,
             ):
                 if f"lib/{library}" in answer["missing"]:
-                    archive.add(package, f"lib/{library}/paceline", filter=_plain)
+                    for name, path in library_files(library_dir).items():
+                        archive.add(path, f"lib/{library}/{name}")
                 if f"snapshots/{snapshot.name}" in answer["missing"]:
                     archive.add(snapshot, f"snapshots/{snapshot.name}")
                 for tree, files in (taken.files if taken else {}).items():
@@ -318,19 +318,6 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
-
-
-def _plain(item: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    return None if "__pycache__" in item.name else item
-
-
-def _digest(package: Path) -> str:
-    """What tells this library from another one."""
-    found = hashlib.sha256()
-    for path in sorted(package.rglob("*")):
-        if path.is_file() and "__pycache__" not in path.parts:
-            found.update(str(path.relative_to(package)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.errors import TargetError
 from paceline.job.job import Job
-from paceline.job.plan import Node, port_count
+from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -79,7 +79,7 @@ class SlurmTarget:
         )
         return Preview(
             nodes=nodes,
-            ports=tuple(range(29500, 29500 + port_count(job))),
+            ports=preview_ports(job),
             starter=starter(job, self.settings, "JOB_ID", [node.name for node in nodes]),
         )
 

@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 
 from paceline.errors import TargetError
 from paceline.job.job import Job
-from paceline.job.plan import Node, node_sizes, port_count
+from paceline.job.plan import Node, node_sizes, port_count, preview_ports
+from paceline.remote.addresses import Machine, choose
 from paceline.system.files import read_json
 from paceline.system.library import library_dir
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
-from paceline.targets.ssh.addresses import Machine, choose
 from paceline.targets.ssh.failures import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import Host
 from paceline.targets.ssh.probe import Look, look_at
@@ -100,7 +100,7 @@ class SshTarget:
                     gpus=given,
                 )
             )
-        return Preview(nodes=tuple(nodes), ports=tuple(range(29500, 29500 + port_count(job))))
+        return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """For a submitting program, before `check`: a supervisor is loaded while the hosts are looked at. It is begun by

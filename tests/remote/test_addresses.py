@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.ssh.addresses import Machine, choose
+from paceline.remote.addresses import Machine, choose
 
 LOOPBACK = {"lo": ("127.0.0.1", 8)}
 
@@ -53,5 +53,5 @@ def test_hosts_without_a_common_network_keep_the_addresses_by_which_ssh_came() -
 
 def test_an_interface_that_a_host_lacks_is_refused_with_those_that_it_has() -> None:
     machine = Machine(name="a", interfaces=LOOPBACK | {"eth0": ("10.0.0.1", 24)})
-    with pytest.raises(TargetError, match=r"host 'a' has no network interface 'ib0'.*it has eth0, lo"):
+    with pytest.raises(TargetError, match=r"'a' has no network interface 'ib0'.*it has eth0, lo"):
         choose([machine], "ib0")

@@ -30,7 +30,8 @@ _OWN_PREFIXES = (
 class Machine:
     """What is known of one. interfaces: name -> (IPv4 address, length of the network's prefix).
 
-    arrived_at: the address at which ssh found it, as the machine itself sees it; empty where that is not known.
+    arrived_at: the address at which the engine reaches it, as the machine itself sees it: ssh's connection, or what a
+        node's name in Slurm stands for; empty where that is not known.
     """
 
     name: str
@@ -41,8 +42,9 @@ class Machine:
 def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tuple[str, str | None]]:
     """(address, interface) of each machine: what all others of them reach it by.
 
-    interface: the one to use, on each machine. Otherwise that by which ssh arrived, where it is in one network with
-    the others' or there is no network that all are in; otherwise the first network that all are in.
+    interface: the one to use, on each machine. Otherwise that at which the engine reaches it, where it is in one network
+    with the others' or there is no network that all are in; otherwise the first network that all are in. The interface of
+    an address that the machine does not know is None.
 
     Raises:
         TargetError: a machine has no such interface; those that it has are named.
@@ -67,14 +69,14 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
 def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
     if interface not in machine.interfaces:
         raise TargetError(
-            f"host {machine.name!r} has no network interface {interface!r} with an IPv4 address; it has "
-            f"{', '.join(sorted(machine.interfaces)) or 'none'}. Set `interface` to one that all hosts have."
+            f"{machine.name!r} has no network interface {interface!r} with an IPv4 address; it has "
+            f"{', '.join(sorted(machine.interfaces)) or 'none'}. Set `interface` to one that all nodes have."
         )
     return machine.interfaces[interface][0], interface
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
-    """The address at which ssh found it, and its interface; None where that is no other machine's to use."""
+    """The address at which the engine reaches it, and its interface; None where that is no other machine's to use."""
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
             return address, name
