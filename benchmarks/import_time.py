@@ -1,4 +1,5 @@
-"""`import paceline` against `import json`, each in a fresh interpreter, and that it loads no third-party module."""
+"""`import paceline` against `import json`, each in a fresh interpreter, and that it loads no third-party module; and
+`paceline --version` against a Python that does nothing."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ import subprocess
 import sys
 import time
 
-from common import in_turn, median, report
+from common import in_turn, median, program, report
 
 ROUNDS = 30
 
 
 def start(code: str) -> float:
+    return timed([sys.executable, "-c", code])
+
+
+def timed(command: list[str]) -> float:
+    """Milliseconds from the start of `command` to its end."""
     before = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return (time.perf_counter() - before) * 1000
 
 
@@ -39,6 +45,18 @@ def main() -> None:
         json_ms=median(theirs),
         more_ms=more,
         third_party_modules=foreign,
+    )
+    version = [program("paceline"), "--version"]
+    ours, theirs = in_turn(ROUNDS, lambda: timed(version), lambda: start("pass"))
+    more = median(ours) - median(theirs)
+    report(
+        "version_time",
+        "paceline --version over python -c pass",
+        "at most 80 ms more",
+        more <= 80,
+        ours_ms=median(ours),
+        python_ms=median(theirs),
+        more_ms=more,
     )
 
 

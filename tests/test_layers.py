@@ -157,7 +157,7 @@ def test_every_import_follows_an_arrow(path):
         ("worker.script", "from ..system import files", "worker.script imports paceline.system.files"),
         ("worker.report", "import torch.distributed", "worker.report imports torch"),
         ("runs.metrics", "try:\n    import numpy\nexcept ImportError:\n    pass", "runs.metrics imports numpy"),
-        ("submit", "from paceline.cli.main import app", "submit imports paceline.cli.main.app"),
+        ("submit", "from paceline.cli.main import main", "submit imports paceline.cli.main.main"),
         (
             "job.job",
             "if TYPE_CHECKING:\n    pass\nelse:\n    import paceline.runs.run",

@@ -27,6 +27,7 @@ def test_ids_of_runs_are_offered_newest_first(gallery: Gallery, verb: str) -> No
 def test_verbs_and_options_are_offered(gallery: Gallery) -> None:
     assert completed(gallery, "paceline s", 1) == ["submit", "status", "show"]
     assert "--backend" in completed(gallery, "paceline run --b", 2)
+    assert completed(gallery, "paceline compute d", 2) == ["doctor"]
 
 
 def test_completion_makes_no_workspace_and_no_noise(cli: Cli) -> None:
@@ -81,7 +82,7 @@ def test_values_of_options_are_offered(gallery: Gallery) -> None:
 
 def test_completion_loads_no_library_beyond_the_command_lines(cli: Cli) -> None:
     code = """if True:
-        import sys, paceline.cli.main
+        import sys, paceline.cli.run
         before = set(sys.modules)
         from paceline.cli import completing as c
         for offer in (c.run_ids, c.experiments, c.targets, c.backends, c.tags, c.environments, c.datastores, c.run_states):

@@ -1,79 +1,57 @@
-"""The entry point: the verbs put together, and errors turned into one message and an exit code."""
+"""The entry point: a verb is called, and an error becomes one message and an exit code."""
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import signal
 import sys
-from typing import Annotated, Any
-
-import typer
 
 from paceline import __version__
-from paceline.cli import cancel, compute, data, env, execute, files, logs, metrics, read, remove, run
 from paceline.cli.output import end_with_the_reader
-from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
-from paceline.runs.visible import visible
+
+# Not typing's, as in `paceline`: whoever asks for the version waits for nothing else.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
 
 EXIT_WRONG_CALL = 2
 EXIT_INTERNAL = 70  # EX_SOFTWARE
-
-app = typer.Typer(
-    name="paceline",
-    help="Run training scripts, on one process or many, on machines you already have.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-run.add_to(app)
-read.add_to(app)
-logs.add_to(app)
-metrics.add_to(app)
-files.add_to(app)
-remove.add_to(app)
-cancel.add_to(app)
-execute.add_to(app)
-env.add_to(app)
-data.add_to(app)
-compute.add_to(app)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"paceline {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
-    ] = False,
-) -> None:
-    pass
 
 
 def main() -> None:
     """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
     # When whoever reads our output has gone; click would exit with 1.
     end_with_the_reader()
-    logs_to = logging.StreamHandler()
-    logs_to.setFormatter(_VisibleFormatter("paceline: %(levelname)s: %(message)s"))
-    logging.basicConfig(handlers=[logs_to])
-    logging.addLevelName(logging.WARNING, "warning")
+    if sys.argv[1:] == ["--version"]:
+        # The parser, which says the same, takes five times as long to import as Python takes to start.
+        print(f"paceline {__version__}")
+        sys.exit(0)
     sys.exit(_exit_code())
 
 
-class _VisibleFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record), lines=True)
+def _log_to_standard_error() -> None:
+    import logging
+
+    from paceline.runs.visible import visible
+
+    class Visible(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return visible(super().format(record), lines=True)
+
+    logs_to = logging.StreamHandler()
+    logs_to.setFormatter(Visible("paceline: %(levelname)s: %(message)s"))
+    logging.basicConfig(handlers=[logs_to])
+    logging.addLevelName(logging.WARNING, "warning")
 
 
 def _exit_code() -> int:
+    from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
+
     try:
+        _log_to_standard_error()
+        from paceline.cli.verb_group import app
+
         result = app(standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
@@ -112,6 +90,8 @@ def _usage_error(error: Exception) -> int | None:
 
 def _explained(error: Exception, text: str, context: Any, command: str) -> str:
     """The parser's words, and for those who come from another launcher what to write instead."""
+    import re
+
     from paceline.cli.hints import option_message, verb_hint
 
     if type(error).__name__ == "NoSuchOption" and command.endswith((" run", " submit", " logs")):
@@ -126,4 +106,6 @@ def _explained(error: Exception, text: str, context: Any, command: str) -> str:
 
 
 def _say(text: str) -> None:
+    from paceline.runs.visible import visible
+
     print(f"paceline: error: {visible(text, lines=True)}", file=sys.stderr)

@@ -6,6 +6,7 @@ do not bind: a worker may use what threads it likes, and finds a sensible number
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import time
@@ -24,6 +25,8 @@ from paceline.targets.local_nodes import LocalNodes
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 0.5
+#: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
+_LOADED = (__name__, "paceline.launchers")
 
 
 class LocalTarget:
@@ -31,6 +34,7 @@ class LocalTarget:
 
     def __init__(self) -> None:
         self._cores = core_count()
+        self._early: supervisors.Early | None = None
 
     def check(self, job: Job) -> None:
         if job.use_gpu and job.world_size > len(devices()):
@@ -44,6 +48,11 @@ class LocalTarget:
     def preview(self, job: Job) -> Preview:
         gpus = devices()[: job.world_size] if job.use_gpu else ()
         return Preview(nodes=self._nodes(job, gpus), ports=preview_ports(job))
+
+    def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """Let a supervisor load its modules while the source is copied: a submission then waits for the longer of the two."""
+        with contextlib.suppress(OSError):
+            self._early = supervisors.Early(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         self._queue(job).enqueue(run_dir, self._demand(job))
@@ -67,9 +76,14 @@ class LocalTarget:
             pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
+        early, self._early = self._early, None
+        if early is not None and (pid := early.begin(lock_fd)) is not None:
+            return pid
         return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     def release(self, run_dir: Path) -> None:
+        if self._early is not None:
+            self._early.drop()
         Queue(leases_dir(), self._cores, ()).release(run_dir)
 
     def _queue(self, job: Job) -> Queue:

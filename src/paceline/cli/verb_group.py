@@ -1,0 +1,68 @@
+"""The parser of the command line. It knows each verb's name and imports the verb's module when the verb is called: one
+process that runs `paceline status` has no use for what `paceline compute add` imports."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+import typer.core
+import typer.main
+
+from paceline.cli.verbs import VERBS
+
+
+class VerbGroup(typer.core.TyperGroup):
+    """The verbs of `VERBS`.
+
+    `commands` holds a stand-in for each, which has its name and its help: enough to list verbs and to complete their names.
+    The verb itself takes the stand-in's place when it is called, or when its own words are completed.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, (_, text) in VERBS.items():
+            self.add_command(typer.core.TyperCommand(name, help=text, rich_markup_mode=None))
+
+    def load(self, name: str) -> Any:
+        """The verb of this name with its options, its module imported."""
+        part = typer.Typer(rich_markup_mode=None)
+        import_module(f"paceline.cli.{VERBS[name][0]}").add_to(part)
+        # A callback, which does nothing, makes it a group also where the module has one verb alone.
+        part.callback()(lambda: None)
+        self.commands[name] = typer.main.get_group(part).commands[name]
+        return self.commands[name]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, self.load(name) if command is not None and name in VERBS else command, rest
+
+
+app = typer.Typer(
+    name="paceline",
+    help="Run training scripts, on one process or many, on machines you already have.",
+    cls=VerbGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def print_version(wanted: bool) -> None:
+    """Print the program's name and version if that is `wanted`, and end with exit code 0."""
+    if wanted:
+        from paceline import __version__
+
+        print(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass

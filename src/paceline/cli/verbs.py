@@ -1,0 +1,50 @@
+"""The verbs of the command line: where each lives, and its line in `paceline --help`.
+
+A verb's module is imported when the verb is called (`paceline.cli.verb_group`), so what `--help` says of it stands here:
+the first paragraph of the verb's own help. A test compares the two.
+"""
+
+from __future__ import annotations
+
+#: Verb -> the module in `paceline.cli` that adds it, and its help. In the order in which `--help` lists them.
+VERBS: dict[str, tuple[str, str]] = {
+    "run": ("run", "Submit a script and follow it to its end. Exits as the script did."),
+    "submit": ("run", "Submit a script and return at once with the run's id."),
+    "rerun": (
+        "run",
+        "Submit a run's job again, with the source and the exact versions of the packages as they were then.",
+    ),
+    "status": ("read", "How a run stands."),
+    "list": ("read", "The runs of the workspace, newest first."),
+    "show": ("read", "All that is known of a run: its job, attempts, metrics, files, and why it failed."),
+    "logs": (
+        "logs",
+        "What a run's workers print, from the start, in the order it was written; of several workers with the rank in front.",
+    ),
+    "metrics": (
+        "metrics",
+        "The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side.",
+    ),
+    "files": ("files", "The files of a run, with their sizes: its outputs and logs, and what was uploaded."),
+    "download": ("files", "Copy files of a run to a folder, under their names. A file is there whole, or not at all."),
+    "rm": (
+        "remove",
+        "Remove runs that have ended, for good: their records, logs, metrics and outputs. What they stored elsewhere stays.",
+    ),
+    "prune": (
+        "remove",
+        "Remove what is needed no longer: old runs, snapshots and environments that no run uses, cached data. "
+        "Never what a living run uses, nor a run with the tag `keep`.",
+    ),
+    "cancel": (
+        "cancel",
+        "End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is.",
+    ),
+    "exec": (
+        "execute",
+        "Run a command on a worker's node, in its working folder and container, with its environment variables.",
+    ),
+    "env": ("env", "Environments: list, show, build and prune them."),
+    "data": ("data", "Datastores: list, add and remove them, move files; the cache."),
+    "compute": ("compute", "Compute targets: add, list, show, remove and examine them."),
+}

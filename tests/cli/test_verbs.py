@@ -1,0 +1,77 @@
+"""The verbs are listed from a table, and each is loaded when it is called."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer.main
+
+from paceline.cli.verb_group import VerbGroup, app
+from paceline.cli.verbs import VERBS
+from tests.cli.conftest import Cli
+
+
+def modules_after(cli: Cli, *words: str) -> set[str]:
+    """The modules that `paceline WORDS` has loaded when it ends."""
+    code = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; from paceline.cli import main; main()", *words],
+        cwd=cli.folder,
+        env=cli.environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def of_verbs(modules: set[str]) -> set[str]:
+    return {f"paceline.cli.{module}" for module, _ in VERBS.values()} & modules
+
+
+@pytest.fixture(scope="module")
+def group() -> VerbGroup:
+    found: Any = typer.main.get_command(app)
+    assert isinstance(found, VerbGroup)
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_table_says_what_the_verb_says_of_itself(group: VerbGroup, verb: str) -> None:
+    own = inspect.cleandoc(group.load(verb).help).split("\n\n")[0]
+    assert VERBS[verb][1] == " ".join(own.split())
+
+
+def test_the_table_has_every_verb_that_a_module_adds() -> None:
+    from importlib import import_module
+
+    added: set[str | None] = set()
+    for module in {module for module, _ in VERBS.values()}:
+        part = typer.Typer()
+        import_module(f"paceline.cli.{module}").add_to(part)
+        added |= {command.name for command in part.registered_commands}
+        added |= {one.name for one in part.registered_groups}
+    assert added == set(VERBS)
+
+
+def test_the_version_needs_no_parser(cli: Cli) -> None:
+    modules = modules_after(cli, "--version")
+    assert not modules & {"typer", "click", "rich", "logging", "typing", "re", "importlib.metadata"}
+    assert of_verbs(modules) == set()
+    # Beside something else the parser says the same.
+    assert cli("--version", "status").stdout == cli("--version").stdout
+
+
+def test_help_and_a_verb_load_no_other_verb(cli: Cli) -> None:
+    assert of_verbs(modules_after(cli, "--help")) == set()
+    modules = modules_after(cli, "list")
+    assert of_verbs(modules) == {"paceline.cli.read"}
+    modules = modules_after(cli, "run", "--help")
+    assert of_verbs(modules) == {"paceline.cli.run"}
+    # What takes long to import, and which only other verbs use.
+    assert not modules & {"rich", "yaml", "asyncio", "importlib.metadata", "paceline.environments.store"}
