@@ -13,6 +13,7 @@ BEGIN, END = "<!-- table.py: begin -->\n", "<!-- table.py: end -->\n"
 #: In the order of the table.
 NAMES = [
     "import_time",
+    "version_time",
     "first_line_one",
     "first_line_gloo",
     "first_line_mpi",

@@ -6,7 +6,9 @@ import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING
+
+# Not typing's: `paceline --version` loads this module and little else.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
