@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.data.datasets.dataset import Dataset
+from paceline.data.stores.datastore import Datastore
 from paceline.errors import EnvironmentSpecError, JobError
-from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, arguments, interpreter, with_overrides
+from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, argument_words, interpreter, with_overrides
 from paceline.job.data_reference import DataReference, Source
 from paceline.job.environment import Environment
 from paceline.workspace import Workspace
@@ -17,7 +19,7 @@ from tests.helpers import write_program, write_tree
 
 MNIST = DataReference(name="mnist", sources=(Source(datastore="lab", path="mnist"),))
 
-# The Azure SDK's names and defaults (facts/azureml.md, 1.1), of what is taken over.
+# The Azure SDK's names and defaults, of what is taken over.
 OF_ALL = {
     "compute_target": None,
     "entry_script": None,
@@ -193,7 +195,7 @@ def test_worker_count_without_ps_is_refused(backend):
     ],
 )
 def test_script_params_are_the_arguments_in_order(params, words):
-    assert arguments(params) == words
+    assert argument_words(params) == words
     assert Estimator(entry_script="train.py", script_params=params).job().arguments == words
 
 
@@ -210,6 +212,49 @@ def test_script_params_are_the_arguments_in_order(params, words):
 def test_script_params_that_are_no_arguments_are_refused(params, said):
     with pytest.raises(JobError, match=said):
         Estimator(entry_script="train.py", script_params=params)
+
+
+@pytest.mark.parametrize("kind", [Estimator, PyTorch, TensorFlow, SKLearn])
+def test_arguments_are_the_words_as_they_stand_after_script_params(kind):
+    given = ["fit", "--set", "a=1", "--set", "b=2", "--sizes", 64, 1.5, "", Path("a b/c"), "-", "--"]
+    words = ("fit", "--set", "a=1", "--set", "b=2", "--sizes", "64", "1.5", "", "a b/c", "-", "--")
+    assert kind(entry_script="train.py", arguments=given).job().arguments == words
+    assert kind(entry_script="train.py", arguments=tuple(given)).job().arguments == words
+    both = kind(entry_script="train.py", arguments=given, script_params={"--lr": 0.1, "--amp": ""})
+    assert both.job().arguments == ("--lr", "0.1", "--amp", *words)
+    assert kind(entry_script="train.py", arguments=[]).job().arguments == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--lr 2", r"arguments='--lr 2' is not a list. Write it as \['--lr', '2'\]"),
+        ({"--lr": 2}, "is not a list.*a dict is script_params"),
+        (b"ab", "arguments=b'ab' is not a list"),
+        (5, "arguments=5 is not a list"),
+        (["a", None], r"arguments\[1\]=None is not a string.*Leave it out"),
+        (["--sizes", [1, 2]], r"arguments\[1\]=\[1, 2\] is not.*\*sizes"),
+        ([b"x"], r"arguments\[0\]=b'x'"),
+    ],
+)
+def test_arguments_that_are_none_are_refused(given, said):
+    with pytest.raises(JobError, match=said):
+        Estimator(entry_script="train.py", arguments=given)
+
+
+def test_a_datastore_or_a_dataset_itself_means_its_content_as_a_folder(tmp_path):
+    workspace = Workspace(tmp_path / "ws")
+    (tmp_path / "store/train").mkdir(parents=True)
+    (tmp_path / "store/train/a.txt").write_text("a")
+    store = Datastore.register(workspace, "lab", tmp_path / "store")
+    train = Dataset.File.from_files((store, "train"))
+
+    job = Estimator(entry_script="train.py", script_params={"--data_dir": store}, arguments=[train, store]).job()
+    mounted = (store.as_mount(), train.as_mount())
+    assert job.inputs == mounted
+    assert [one.mode for one in job.inputs] == ["mount", "mount"]
+    assert job.arguments == ("--data_dir", str(mounted[0]), str(mounted[1]), str(mounted[0]))
+    assert Estimator(entry_script="train.py", inputs=[store, train]).job().inputs == mounted
 
 
 def test_data_in_the_params_is_an_input_and_its_name_an_argument():
@@ -343,14 +388,14 @@ def test_the_interpreter_of_an_image_is_not_looked_for_here():
 
 def test_script_params_and_inputs_may_be_overridden_at_submission():
     estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, environment_variables={"A": "1"})
-    other = with_overrides(estimator, {"script_params": {"--lr": 2}, "inputs": [MNIST]})
-    assert (other.job().arguments, other.job().inputs) == (("--lr", "2"), (MNIST,))
+    other = with_overrides(estimator, {"script_params": {"--lr": 2}, "arguments": ["a"], "inputs": [MNIST]})
+    assert (other.job().arguments, other.job().inputs) == (("--lr", "2", "a"), (MNIST,))
     assert (type(other), other.job().environment_variables) == (PyTorch, {"A": "1"})
     assert estimator.job().arguments == ("--lr", "1")
 
 
 def test_nothing_else_may_be_overridden():
-    with pytest.raises(JobError, match="can't override node_count; it can override inputs, script_params"):
+    with pytest.raises(JobError, match="can't override node_count; it can override arguments, inputs, script_params"):
         with_overrides(PyTorch(entry_script="train.py"), {"node_count": 2})
 
 

@@ -37,6 +37,8 @@ class _Script:
         program on the nodes' PATH.
     entry_module: a module to run instead, as `python -m` does in source_directory.
     script_params: argument -> value, in order; an empty string as value makes the argument a bare flag.
+    arguments: words as the script gets them, after those of script_params: strings, numbers, paths and data. For
+        positionals, flags that are repeated and flags with several values.
     compute_target: name of a target, or one of `Workspace.compute_targets`; None picks "local".
     use_gpu: one GPU for each worker. gpu_visibility: "worker", each sees its own alone, as `cuda:0`; "node", each sees
         all of its node's, for scripts that call `torch.cuda.set_device(LOCAL_RANK)`.
@@ -50,7 +52,8 @@ class _Script:
     custom_docker_image: the workers run in a container of it. shm_size: of its /dev/shm, such as "2g"; None shares the host's.
     environment_variables: set for every worker, above everything else. `secret("NAME")` as a value is read at submission and
         recorded nowhere.
-    inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params count too.
+    inputs: data references and datasets; `run.input_datasets[name]` is the folder. Those in script_params and arguments count
+        too.
     max_run_duration_seconds: the run is ended as Failed after so long; None for no limit. Seconds, a timedelta, or a text
         such as "1h30m" or Slurm's "1-12:00:00"; so too grace_period_seconds.
     python: interpreter that runs the script, or that its environment is made from; None for the one that submits.
@@ -68,6 +71,7 @@ class _Script:
     entry_script: str | None = None
     entry_module: str | None = None
     script_params: Mapping[str, Any] | None = None
+    arguments: Sequence[Any] | None = None
     compute_target: str | Configured | None = None
     use_gpu: bool = False
     gpu_visibility: str = "worker"
@@ -130,14 +134,14 @@ class _Script:
         values: dict[str, Any] = {
             "entry_script": self.entry_script or "",
             "entry_module": self.entry_module,
-            "arguments": arguments(self.script_params),
+            "arguments": argument_words(self.script_params, self.arguments),
             "framework": self.framework,
             "compute_target": _name_of(self.compute_target),
             "use_gpu": self.use_gpu,
             "gpu_visibility": self.gpu_visibility,
             "environment": environment,
             "environment_variables": variables,
-            "inputs": references(self.inputs, self.script_params),
+            "inputs": references(self.inputs, self.script_params, self.arguments),
             "max_run_duration_seconds": _seconds("max_run_duration_seconds", self.max_run_duration_seconds),
             "grace_period_seconds": _seconds("grace_period_seconds", self.grace_period_seconds),
             "max_restarts": self.max_restarts,
@@ -233,27 +237,65 @@ class SKLearn(_Script):
     framework: ClassVar[str | None] = "sklearn"
 
 
-def arguments(script_params: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """The script's arguments: names and values in the dict's order; the value of a bare flag, "", is left out.
+def argument_words(script_params: Mapping[str, Any] | None, arguments: Sequence[Any] | None = None) -> tuple[str, ...]:
+    """The script's arguments: names and values in the dict's order, where the value of a bare flag, "", is left out; then
+    those of the list, each one word, an empty one too.
 
     Raises:
-        JobError: not a dict, a name that is no string, or a value that is no string, number or bool.
+        JobError: not a dict or not a list; a name that is no string; a value that is no string, number, path or data.
     """
+    return (*_words_of_params(script_params), *_words_of_list(arguments))
+
+
+def _words_of_params(script_params: object) -> list[str]:
     if script_params is None:
-        return ()
+        return []
     if not isinstance(script_params, Mapping):
         raise JobError(f"script_params={script_params!r} is not a dict. Write it as {{'--epochs': 5}}.")
     words: list[str] = []
     for name, given in script_params.items():
         if not isinstance(name, str):
             raise JobError(f"script_params has the name {name!r}, which is not a string.")
-        value = str(given) if isinstance(given, DataReference) else given
-        if not isinstance(value, (str, Number, os.PathLike)):
-            hint = ' For a bare flag write "".' if value is None else " Give each value its own name, or one string."
-            raise JobError(f"script_params[{name!r}]={value!r} is not a string, a number or a path.{hint}")
-        text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
+        text = _word(given)
+        if text is None:
+            hint = f" For several values write arguments=[{name!r}, ...], with each of them."
+            if given is None:
+                hint = ' For a bare flag write "".'
+            raise JobError(f"script_params[{name!r}]={given!r} is not a string, a number, a path or data.{hint}")
         words += [word for word in (name, text) if word]
-    return tuple(words)
+    return words
+
+
+def _words_of_list(arguments: object) -> list[str]:
+    if arguments is None:
+        return []
+    if isinstance(arguments, str):
+        raise JobError(f"arguments={arguments!r} is not a list. Write it as {arguments.split()!r}.")
+    if isinstance(arguments, bytes) or not isinstance(arguments, Sequence):
+        raise JobError(f"arguments={arguments!r} is not a list. Write it as ['--epochs', 5]; a dict is script_params.")
+    words: list[str] = []
+    for number, given in enumerate(arguments):
+        text = _word(given)
+        if text is None:
+            hint = "Leave it out."
+            if given is not None:
+                hint = "Write each word by itself, as in arguments=['--sizes', *sizes]."
+            raise JobError(f"arguments[{number}]={given!r} is not a string, a number, a path or data. {hint}")
+        words.append(text)
+    return words
+
+
+def _word(given: object) -> str | None:
+    """What the script gets for a value; None for one that no script could get."""
+    value = _as_reference(given)
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    return str(value) if isinstance(value, (str, Number, DataReference)) else None
+
+
+def _as_reference(value: Any) -> Any:
+    """A datastore or a dataset as a reference to its content as a folder; all else as it is."""
+    return value.as_reference() if hasattr(value, "as_reference") else value
 
 
 def log_limit(given: object) -> Any:
@@ -290,19 +332,19 @@ def interpreter(python: str | None) -> str | None:
 
 
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
-    """The estimator with what `submit` may override: script_params and inputs.
+    """The estimator with what `submit` may override: script_params, arguments and inputs.
 
     Raises:
         JobError: anything else.
     """
-    allowed = {"script_params", "inputs"}
+    allowed = {"script_params", "arguments", "inputs"}
     if unknown := sorted(set(overrides) - allowed):
         raise JobError(f"submit can't override {', '.join(unknown)}; it can override {', '.join(sorted(allowed))}.")
     return replace(estimator, **overrides) if overrides else estimator
 
 
-def references(inputs: object, script_params: object) -> tuple[DataReference, ...]:
-    """The data that a run takes or leaves: what `inputs` lists, and what stands as a value in `script_params`.
+def references(inputs: object, script_params: object, arguments: object = None) -> tuple[DataReference, ...]:
+    """The data that a run takes or leaves: what `inputs` lists, and what stands in `script_params` and `arguments`.
 
     Raises:
         JobError: `inputs` is no list, or has something else in it.
@@ -311,10 +353,13 @@ def references(inputs: object, script_params: object) -> tuple[DataReference, ..
         inputs = ()
     if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
-    found = [value.as_reference() if hasattr(value, "as_reference") else value for value in inputs]
-    if isinstance(script_params, Mapping):
-        # The same reference may stand in both places.
-        found += [value for value in script_params.values() if isinstance(value, DataReference) and value not in found]
+    found = [_as_reference(value) for value in inputs]
+    params = script_params.values() if isinstance(script_params, Mapping) else ()
+    listed = arguments if isinstance(arguments, Sequence) else ()
+    for value in map(_as_reference, (*params, *listed)):
+        # The same reference may stand in several places.
+        if isinstance(value, DataReference) and value not in found:
+            found.append(value)
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
 
 

@@ -250,7 +250,7 @@ class Experiment:
     ) -> Run:
         """Submit an estimator, or a `Job` with its source_directory; returns at once with a run that goes on by itself.
 
-        tags: set on the run. overrides: an estimator's script_params or inputs, for this run alone.
+        tags: set on the run. overrides: an estimator's script_params, arguments or inputs, for this run alone.
         progress: called with (bytes done, bytes in all) while the source is hashed. display_name: a name of the run's own
             beside its id, for people.
 

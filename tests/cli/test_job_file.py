@@ -113,6 +113,7 @@ def test_paths_in_a_file_start_from_its_folder_and_values_are_taken_as_they_stan
         entry_script: train.py
         source_directory: code
         script_params: {--version: 3.10, --flag: , --on: yes}
+        arguments: [--on, no, last]
         environment_variables:
           V: 010
           N: no
@@ -120,7 +121,10 @@ def test_paths_in_a_file_start_from_its_folder_and_values_are_taken_as_they_stan
         tags: {bare: }
     """
     cli.script(text, "a/job.yml")
-    assert cli("run", "-q", "a/job.yml").stdout == "['--version', '3.10', '--flag', '--on', 'yes'] 010 no\n"
+    assert (
+        cli("run", "-q", "a/job.yml").stdout
+        == "['--version', '3.10', '--flag', '--on', 'yes', '--on', 'no', 'last'] 010 no\n"
+    )
     (run_id,) = cli.run_ids()
     assert cli.json("show", run_id)["job"]["max_run_duration_seconds"] == 3600.0
 
@@ -139,7 +143,6 @@ def wrong() -> Iterator[tuple[str, str]]:
     yield "experiment: a\nexperiment: b", "line 2: experiment is there twice."
     yield "entry_script: a.py\nsecrets: {A: hunter2}", "a secret is named by its place"
     yield "entry_script: a.py\nentry_module: a", "only one can run"
-    yield "arguments: [a]\nscript_params: {b: c}", "has arguments and script_params"
 
 
 @pytest.mark.parametrize(("text", "message"), [*wrong()], ids=[text for text, _ in wrong()])

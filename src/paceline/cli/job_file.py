@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.cli.data_options import absolute_word
 from paceline.errors import JobError
-from paceline.estimator import arguments
+from paceline.estimator import argument_words
 from paceline.system import durations
 
 if TYPE_CHECKING:
@@ -115,10 +115,8 @@ def read(path: Path) -> dict[str, Any]:
     found = _Reader(path).job(node)
     found.setdefault("source_directory", str(path.parent))
     if "script_params" in found:
-        if "arguments" in found:
-            raise JobError(f"{str(path)!r} has arguments and script_params. Write one of them.")
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
-        found["arguments"] = list(arguments(params))
+        found["arguments"] = [*argument_words(params, found.get("arguments"))]
     return found
 
 

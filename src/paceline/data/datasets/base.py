@@ -149,6 +149,10 @@ class AnyDataset:
             taken["fingerprint"] = self.origin[1] if self._reference_sources() == self.sources else None
         return DataReference(**taken)
 
+    def as_reference(self) -> DataReference:
+        """What the dataset itself means as an argument or an input: its files in a folder, `as_mount`."""
+        return self.as_mount()
+
     def as_mount(self) -> DataReference:
         """The files in a folder: the place itself where that is one of this machine, else a download."""
         return self.as_named_input(self._input_name()).as_mount()

@@ -182,6 +182,10 @@ class Datastore:
         name = data_reference_name or _reference_name(self.name, inside)
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
+    def as_reference(self) -> DataReference:
+        """What the store itself means as an argument or an input: its content as a folder, `as_mount`."""
+        return self.as_mount()
+
     def as_mount(self) -> DataReference:
         """A reference to the whole store, as `DataReference.as_mount`."""
         return self.path().as_mount()
