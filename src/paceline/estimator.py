@@ -258,9 +258,9 @@ def _words_of_params(script_params: object) -> list[str]:
             raise JobError(f"script_params has the name {name!r}, which is not a string.")
         text = _word(given)
         if text is None:
-            hint = f" For several values write arguments=[{name!r}, ...], with each of them."
-            if given is None:
-                hint = ' For a bare flag write "".'
+            hint = ' For a bare flag write "".' if given is None else ""
+            if isinstance(given, Sequence):
+                hint = f" For several values write arguments=[{name!r}, ...], with each of them."
             raise JobError(f"script_params[{name!r}]={given!r} is not a string, a number, a path or data.{hint}")
         words += [word for word in (name, text) if word]
     return words

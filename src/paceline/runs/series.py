@@ -54,7 +54,9 @@ class MetricSeries:
             {
                 "step": pandas.array(list(self.steps), dtype="Int64"),
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
-                "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True),
+                "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True).dt.round(
+                    "us"
+                ),
                 "rank": pandas.Series(self.ranks, dtype="int64"),
                 "attempt": pandas.Series(self.attempts, dtype="int64"),
             }
