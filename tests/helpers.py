@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.job.job import Job
-from paceline.job.plan import Launch, Node, Prepared, port_count
+from paceline.job.plan import Launch, Node, NodeSetup, port_count
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
@@ -70,7 +70,7 @@ def make_launch(job: Job, *, node_count: int | None = None, gpus: int = 0, cores
         "scratch_dir": Path("/dev/shm/paceline-0"),
         "library_dir": Path("/shared/team/.paceline/lib/0"),
         "nodes": nodes,
-        "prepared": (Prepared(python="/env/bin/python"),) * len(nodes),
+        "prepared": (NodeSetup(python="/env/bin/python"),) * len(nodes),
         "ports": tuple(range(20000, 20000 + port_count(job))),
         "secret": "5e" * 32,
     }

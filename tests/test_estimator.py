@@ -10,10 +10,10 @@ import pytest
 
 from paceline.data.datasets.dataset import Dataset
 from paceline.data.stores.datastore import Datastore
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError, JobError
 from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, argument_words, interpreter, with_overrides
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
 from paceline.workspace import Workspace
 from tests.helpers import write_program, write_tree
 

@@ -30,14 +30,14 @@ MAY_IMPORT = {
     # horovodrun starts processes as a run's launcher does, and blames the first that failed as its report does.
     "compat": "errors system torch_private collectives torch_mpi launchers supervisor.diagnosis worker",
     # The frozen data, and what is made of it.
-    "job": "errors system environments",
+    "job": "errors system",
     "containers": "errors system job",
     "runs": "errors system job containers",
     "snapshot": "errors system",
     "environments": "errors system job",
     "data": "errors system job",
     # Another machine: a process on it, the link to it, and what of a run's files travels there and back.
-    "remote": "errors system job runs environments data targets",
+    "remote": "errors system job runs environments data",
     "launchers": "errors system job runs",
     "targets": "errors system job runs data remote",
     "doctor": "errors system job remote targets",

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
-from paceline.job.environment import Environment
 from paceline.submit import Source, check, submit
 from tests.helpers import make_job, write_program, write_tree
 

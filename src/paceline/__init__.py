@@ -13,6 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from paceline.data.datasets.dataset import Dataset
     from paceline.data.stores.datastore import Datastore
+    from paceline.environments.environment import Environment
     from paceline.errors import (
         DataError,
         EnvironmentBuildError,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     )
     from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
     from paceline.job.data_reference import DataReference
-    from paceline.job.environment import Environment
     from paceline.job.job import Job
     from paceline.job.secret_values import secret
     from paceline.parallel.api import parallelize
@@ -48,7 +48,7 @@ _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),
     "paceline.data.stores.datastore": ("Datastore",),
     "paceline.job.data_reference": ("DataReference",),
-    "paceline.job.environment": ("Environment",),
+    "paceline.environments.environment": ("Environment",),
     "paceline.errors": (
         "DataError",
         "EnvironmentBuildError",

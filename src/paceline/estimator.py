@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import DEFAULT_GRACE_S, Job
 from paceline.job.secret_values import Secret
 from paceline.system import durations
@@ -82,7 +82,7 @@ class _Script:
     pip_requirements_file: str | None = None
     layered: bool | None = None
     user_managed: bool = False
-    environment_definition: Environment | None = None
+    environment_definition: EnvironmentSpec | None = None
     custom_docker_image: str | None = None
     shm_size: str | None = None
     environment_variables: Mapping[str, str | Secret] | None = None

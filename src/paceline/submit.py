@@ -19,7 +19,7 @@ from paceline import snapshot
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
 from paceline.job.data_reference import DataReference
 from paceline.job.entry import entry_file
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.job.secret_values import looks_secret
 from paceline.launchers import get_launcher
@@ -223,7 +223,7 @@ def _snapshot(
     return taken
 
 
-def _check_conda(environment: Environment) -> None:
+def _check_conda(environment: EnvironmentSpec) -> None:
     if environment.uses_conda and importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
             f"conda_packages {list(environment.conda_packages)} need the conda extra, which is not installed here. "

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
-from paceline.job.environment import Environment
 from paceline.job.job import Job
 from paceline.runs import interactive, store, tags_and_properties
 from paceline.runs.folder import check_experiment_name

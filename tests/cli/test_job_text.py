@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.cli.job_text import data_texts, environment_text
-from paceline.job.environment import Environment
+from paceline.environments.environment import Environment
 from tests.helpers import make_job
 
 BUILT = {"key": "0123456789abcdef", "is_layered": True, "pip": ["a==1"], "conda": []}

@@ -10,7 +10,7 @@ import pytest
 from paceline.containers import Engine, Mount, wrap
 from paceline.containers.command import INSIDE, distinct
 from paceline.errors import LauncherError
-from paceline.job.plan import Prepared
+from paceline.job.plan import NodeSetup
 from paceline.launchers import environment, get_launcher
 from tests.helpers import make_job, make_launch
 
@@ -34,7 +34,7 @@ def wrapped(engine=PODMAN, *, gpus=0, prepared=None, image="img", shell=None, op
     launch = make_launch(
         make_job(**values),
         gpus=gpus,
-        prepared=(prepared or Prepared(python="python3", is_isolated=True),) * values.get("node_count", 1),
+        prepared=(prepared or NodeSetup(python="python3", is_isolated=True),) * values.get("node_count", 1),
     )
     command = get_launcher(launch.job.launcher).commands(launch)[0]
     command = environment.with_paths(command, launch, shell or {})
@@ -106,7 +106,7 @@ def test_the_shell_stays_outside_but_for_what_it_says_of_our_defaults():
 
 
 def test_an_environments_programs_come_before_the_images():
-    argv = wrapped(prepared=Prepared(python="/env/bin/python", bin_dir="/env/bin", is_isolated=True)).argv
+    argv = wrapped(prepared=NodeSetup(python="/env/bin/python", bin_dir="/env/bin", is_isolated=True)).argv
     assert "--entrypoint=/env/bin/python" in argv
     assert argv[argv.index("--path") + 1] == "/env/bin"
 
@@ -144,7 +144,7 @@ def test_apptainers_command_line_is_this_one():
 
 
 def test_mpirun_and_all_its_workers_are_in_one_container():
-    prepared = Prepared(
+    prepared = NodeSetup(
         python="python3",
         is_isolated=True,
         container={"engine": PODMAN.to_json(), "image": "img", "mounts": []},

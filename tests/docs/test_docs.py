@@ -20,7 +20,7 @@ from paceline.cli.summary import details, summary
 from paceline.cli.verb_group import app
 from paceline.cli.verbs import VERBS
 from paceline.job.job import RANK_VARIABLES, Job
-from paceline.job.plan import Command, Launch, Node, Prepared
+from paceline.job.plan import Command, Launch, Node, NodeSetup
 from paceline.launchers import environment, get_launcher, mpi
 from paceline.launchers.base import Launcher
 from paceline.runs import states
@@ -226,7 +226,7 @@ LAUNCHES = {
     "its own environment, and data": make_launch(
         make_job(),
         prepared=(
-            Prepared(
+            NodeSetup(
                 python="/env/bin/python",
                 variables={"VIRTUAL_ENV": "/env", "CONDA_PREFIX": "/env"},
                 bin_dir="/env/bin",

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.containers import Mount
-from paceline.job.plan import Command, Launch, Node, Prepared, port_count
+from paceline.job.plan import Command, Launch, Node, NodeSetup, port_count
 from paceline.launchers import environment, get_launcher
 from paceline.system import processes
 from paceline.system.library import library_dir
@@ -279,7 +279,7 @@ def make_launch(
         scratch_dir=scratch,
         library_dir=library_dir(folder / "ws"),
         nodes=(Node(node_rank=0, name="local", address="127.0.0.1", cores=2),),
-        prepared=(Prepared(python=python, bin_dir=bin_dir, is_isolated=True),),
+        prepared=(NodeSetup(python=python, bin_dir=bin_dir, is_isolated=True),),
         ports=free_ports(port_count(job)),
     )
 

@@ -24,11 +24,10 @@ from paceline import containers
 from paceline.cli.run import _with_locked_environment
 from paceline.containers import Engine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
-from paceline.job.plan import Launch
+from paceline.job.plan import Launch, StartedCommand
 from paceline.runs import states
 from paceline.runs.execute import Beside
 from paceline.system import processes
-from paceline.targets import Started
 from paceline.targets.local_nodes import LocalNodes
 from tests.engines.beside import STOP
 from tests.engines.beside import WAITS as WAITS_BESIDE
@@ -124,7 +123,7 @@ class Runs:
         self._launches.append(launch)
         return launch
 
-    def start(self, launch: Launch, image: str = IMAGE, **options: Any) -> list[Started]:
+    def start(self, launch: Launch, image: str = IMAGE, **options: Any) -> list[StartedCommand]:
         found = containers.check_image(self.engine, image, print)
         assert found
         shell = options.setdefault("shell", dict(os.environ))
@@ -147,7 +146,7 @@ class Runs:
         assert self.machine.containers() == []
 
 
-def wait(started: Started) -> int:
+def wait(started: StartedCommand) -> int:
     _, status = os.waitpid(started.pid, 0)
     return processes.shell_exit_code(status)
 

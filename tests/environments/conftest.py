@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from paceline.environments.built import Built
+from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
-from paceline.job.environment import Environment
 from tests.environments.channel import Channel, make_channel
 from tests.environments.wheels import make_wheel, unpack
 

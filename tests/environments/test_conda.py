@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import pytest
 
 from paceline.environments import conda
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.engines.conftest import require_engine
 from tests.environments.channel import PLACEHOLDER, make_channel
 from tests.environments.conftest import versions

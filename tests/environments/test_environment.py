@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
-from tests.helpers import run_python
+from paceline.estimator import Estimator
+from paceline.job.environment import EnvironmentSpec
+from paceline.job.job import Job
+from tests.helpers import make_job, run_python
 
 EVERYTHING = Environment(
     name="all-1.0",
@@ -31,6 +36,15 @@ EVERYTHING = Environment(
 
 def test_json_keeps_it_all():
     assert Environment.from_json(json.loads(json.dumps(EVERYTHING.to_json()))) == EVERYTHING
+
+
+def test_a_record_s_environment_equals_the_one_that_the_job_was_made_with():
+    job = make_job(environment=EVERYTHING)
+    read = Job.from_json(json.loads(json.dumps(job.to_json()))).environment
+    assert (type(read), read, EVERYTHING) == (EnvironmentSpec, EVERYTHING, read)
+    assert read != dataclasses.replace(EVERYTHING, version=4)
+    assert Estimator(entry_script="train.py", environment_definition=read).environment_definition == EVERYTHING
+    assert pickle.loads(pickle.dumps(EVERYTHING)) == EVERYTHING
 
 
 def test_lists_become_tuples_and_the_caller_s_dict_is_copied():
@@ -160,7 +174,8 @@ def test_only_what_has_something_to_install_needs_a_build(values, needs):
 
 def test_workers_can_read_it_with_the_standard_library_alone():
     loaded = run_python(
-        "import sys; from paceline.job.environment import Environment; Environment(pip_packages=['a', './b']);"
+        "import sys; from paceline.job.environment import EnvironmentSpec; EnvironmentSpec(pip_packages=['a', './b']);"
+        "assert 'paceline.environments' not in sys.modules;"
         "print(*sorted({n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)))"
     ).split()
     assert set(loaded) <= {"paceline", "__main__", "_distutils_hack", "_virtualenv", "sitecustomize", "usercustomize"}

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.environments.base import Base
+from paceline.environments.environment import Environment
 from paceline.environments.key import key
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.helpers import write_tree
 
 BASE = Base(

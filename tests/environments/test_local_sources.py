@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paceline.environments.environment import Environment
 from paceline.environments.local_sources import moved, paths_of
-from paceline.job.environment import Environment
 
 MADE = Environment(
     pip_packages=("/w/a-1.0-py3-none-any.whl", "-e /src/b[x]", "einops>=0.8", "c @ file:///w/c.zip"),

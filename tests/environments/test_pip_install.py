@@ -13,8 +13,8 @@ import threading
 import pytest
 
 from paceline.environments import venv
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.environments.conftest import versions
 from tests.environments.wheels import make_wheel, unpack
 from tests.helpers import write_tree

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.helpers import start_python
 
 MINE = Environment(name="mine", pip_packages=["einops"])
@@ -66,7 +66,7 @@ def test_many_processes_at_once_get_versions_of_their_own(workspace):
     code = """
 import sys
 from types import SimpleNamespace
-from paceline.job.environment import Environment
+from paceline.environments.environment import Environment
 for number in range(5):
     made = Environment(name="mine", pip_packages=[f"p{sys.argv[2]}-{number}"]).register(SimpleNamespace(path=sys.argv[1]))
     print(made.version)

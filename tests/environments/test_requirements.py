@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paceline.environments import requirements
+from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.helpers import write_tree
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from paceline.environments import build as building
 from paceline.environments.built import RECORD, Built
+from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 from paceline.environments.venv import site_packages
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
 from tests.environments.conftest import versions
 from tests.helpers import fill_disk, start_python, wait_until
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("index")
 BUILD = """
 import json, sys
 from pathlib import Path
-from paceline.job.environment import Environment
+from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 store = EnvironmentStore(Path(sys.argv[1]))
 say = lambda line: print(line, flush=True)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
 from paceline.job.job import BACKENDS, JOB_VERSION, RANK_VARIABLES, Job
 from tests.helpers import make_job
 

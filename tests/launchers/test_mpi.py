@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import LauncherError
-from paceline.job.environment import Environment
 from paceline.launchers import mpi
 from paceline.launchers.mpi import MPIRUN_VARIABLE, MpiLauncher, OpenMpi, find_open_mpi
 from paceline.launchers.mpi_library import MpiLibrary

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from paceline.errors import LauncherError
-from paceline.job.plan import Prepared
+from paceline.job.plan import NodeSetup
 from paceline.launchers.mpi import MpiLauncher
 from tests.helpers import make_job, make_launch
 from tests.launchers.two_nodes import two_nodes
@@ -17,7 +17,7 @@ def launch(open_mpi=MPI, **values):
     """Two hosts of two workers, and a remote shell."""
     given = {
         "nodes": two_nodes("h"),
-        "prepared": (Prepared(python="/env/bin/python", open_mpi=open_mpi),) * 2,
+        "prepared": (NodeSetup(python="/env/bin/python", open_mpi=open_mpi),) * 2,
         "remote_shell": ("/env/bin/python", "/lib/a b/rsh.py"),
     }
     job = make_job(
@@ -73,8 +73,8 @@ def test_what_workers_need_of_the_environment_is_passed_on():
 
 def test_nodes_with_different_open_mpis_are_refused_by_name():
     prepared = (
-        Prepared(python="/env/bin/python", open_mpi=MPI),
-        Prepared(python="/env/bin/python", open_mpi=("/usr/bin/mpirun", (4, 1))),
+        NodeSetup(python="/env/bin/python", open_mpi=MPI),
+        NodeSetup(python="/env/bin/python", open_mpi=("/usr/bin/mpirun", (4, 1))),
     )
     with pytest.raises(LauncherError, match=r"h0 has /env/bin/mpirun \(5\.0\).*h1 has /usr/bin/mpirun \(4\.1\)"):
         MpiLauncher().commands(launch(prepared=prepared))
@@ -83,7 +83,7 @@ def test_nodes_with_different_open_mpis_are_refused_by_name():
 def in_images(*images, version=(5, 0)):
     """The arguments of a launch in containers of these images."""
     prepared = tuple(
-        Prepared(python="/usr/bin/python3", open_mpi=("/usr/bin/mpirun", version), container={"image": image})
+        NodeSetup(python="/usr/bin/python3", open_mpi=("/usr/bin/mpirun", version), container={"image": image})
         for image in images
     )
     return {"prepared": prepared}

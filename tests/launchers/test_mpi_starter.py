@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from paceline.errors import LauncherError
-from paceline.job.plan import Prepared, Starter
+from paceline.job.plan import NodeSetup, Starter
 from paceline.launchers.mpi import MpiLauncher
 from tests.helpers import make_job, make_launch
 from tests.launchers.two_nodes import two_nodes
@@ -16,7 +16,7 @@ SRUN = Starter(argv=("/usr/bin/srun", "--mpi=pmix"), environment={"SLURM_CONF": 
 def command(open_mpi=("/env/bin/mpirun", (5, 0)), gpus=(), container=None, **values):
     """The command of two nodes of two workers under srun."""
     job = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2, use_gpu=bool(gpus), **values)
-    prepared = (Prepared(python="/env/bin/python", open_mpi=open_mpi, container=container),) * 2
+    prepared = (NodeSetup(python="/env/bin/python", open_mpi=open_mpi, container=container),) * 2
     launch = make_launch(job, nodes=two_nodes("n", gpus), prepared=prepared, remote_shell=("rsh",), starter=SRUN)
     (made,) = MpiLauncher().commands(launch)
     return made

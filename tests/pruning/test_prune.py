@@ -9,9 +9,9 @@ import pytest
 
 from paceline.containers import kept_layers
 from paceline.data.transfer.cache import DataCache
+from paceline.environments.environment import Environment
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import DataError, UserError, WorkspaceError
-from paceline.job.environment import Environment
 from paceline.pruning import Pruned, Wish, environments, prune
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder

@@ -6,14 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.job.plan import REMOTE_SHELL_PYTHON, Prepared
+from paceline.job.plan import REMOTE_SHELL_PYTHON, NodeSetup
 from paceline.launchers import get_launcher
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.in_containers import left_its_container, wrapped
 from tests.helpers import make_job, make_launch, write_tree
 
 
-def prepared(number: int) -> Prepared:
+def prepared(number: int) -> NodeSetup:
     """What node `number` has found: podman there, and a layer of packages whose folder no other node has."""
     container: dict[str, Any] = {
         "engine": {"kind": "podman", "path": f"/bin{number}/podman", "version": "4", "is_rootless": False},
@@ -26,7 +26,7 @@ def prepared(number: int) -> Prepared:
             "names": {"USER": f"user{number}"},
         },
     }
-    return Prepared(python=f"/layer{number}/bin/python", is_isolated=True, container=container)
+    return NodeSetup(python=f"/layer{number}/bin/python", is_isolated=True, container=container)
 
 
 def test_each_node_s_container_is_of_its_own_engine_image_and_user() -> None:

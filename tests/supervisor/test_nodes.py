@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.job.plan import ProcessExit, RemotePaths, StartedCommand
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.nodes import on_nodes
 from paceline.system.files import write_json
-from paceline.targets import Seen
-from paceline.targets.base import Ended, Started
 from tests.helpers import make_job, make_launch, make_run
 
 TOLD = {"cause": "environment", "message": "the environment could not be built. All is in '/tmp/x/environments/1.log'."}
@@ -29,8 +28,8 @@ class Failing:
         self._folder.prepared(0).parent.mkdir(exist_ok=True)
         write_json(self._folder.prepared(command.node_rank), {"failure": TOLD} if command.node_rank else {})
         code = command.node_rank
-        self._ends.append(Ended(pid=7 + code, node_rank=code, exit_code=code, time=time.time()))
-        return Started(command=command, pid=7 + code)
+        self._ends.append(ProcessExit(pid=7 + code, node_rank=code, exit_code=code, time=time.time()))
+        return StartedCommand(command=command, pid=7 + code)
 
     def ended(self):
         ends, self._ends = self._ends, []
@@ -60,7 +59,7 @@ def prepare(tmp_path):
         folder, fd = make_run(tmp_path / "runs")
         with open(fd, "rb"):
             path = Path("/node/run")
-            seen = Seen(
+            seen = RemotePaths(
                 run_dir=folder.path if is_shared else path,
                 **dict.fromkeys(("work_dir", "scratch_dir", "library_dir"), path),
                 python="python3",

@@ -6,9 +6,8 @@ import sys
 
 import pytest
 
-from paceline.job.plan import Command, Node
+from paceline.job.plan import Command, Node, ProcessExit
 from paceline.runs.folder import RunFolder
-from paceline.targets.base import Ended
 from paceline.targets.local_nodes import LocalNodes
 from tests.helpers import wait_until
 
@@ -24,8 +23,8 @@ def nodes(given_back):
     return LocalNodes((node,), (1, 2), lambda: given_back.append("nodes"))
 
 
-def wait_for_end(nodes, pid) -> Ended:
-    found: list[Ended] = []
+def wait_for_end(nodes, pid) -> ProcessExit:
+    found: list[ProcessExit] = []
     wait_until(lambda: found.extend(nodes.ended()) or found, "the end")
     assert [(ended.pid, ended.node_rank) for ended in found] == [(pid, 0)]
     return found[0]

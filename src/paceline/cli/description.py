@@ -18,10 +18,11 @@ from typing import Any
 
 from paceline.cli.data_options import data_words
 from paceline.cli.env_file import read_env_files
+from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
 from paceline.estimator import interpreter, log_limit
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.workspace import Workspace
 
@@ -149,7 +150,7 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
     return {"node_count": nodes, "process_count_per_node": processes}
 
 
-def _environment(said: Mapping[str, Any], directory: Path) -> Environment:
+def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
     packages = ("pip_packages", "pip_requirements_file", "conda_packages", "conda_dependencies_file")
     if said.get("layered") is False and not any(said.get(name) for name in packages):
         raise JobError("--isolated without packages: there would be no environment to isolate. Name some with --pip.")

@@ -15,7 +15,7 @@ from paceline.cli.common import print_json
 from paceline.cli.description import Asked, whole
 from paceline.job.entry import entry_file
 from paceline.job.job import Job
-from paceline.job.plan import Launch, Prepared
+from paceline.job.plan import Launch, NodeSetup
 from paceline.job.secret_values import HIDDEN, shown
 from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
@@ -110,13 +110,13 @@ def _script(target: Target, job: Job) -> str | None:
     return make(job)
 
 
-def _prepared(job: Job) -> tuple[Prepared, ...]:
+def _prepared(job: Job) -> tuple[NodeSetup, ...]:
     """What each node would have ready."""
     environment = job.environment
-    one = Prepared(python=environment.python or ("python3" if environment.docker_image else sys.executable))
+    one = NodeSetup(python=environment.python or ("python3" if environment.docker_image else sys.executable))
     if environment.needs_build:
         folder = "<environment>"
-        one = Prepared(
+        one = NodeSetup(
             python=f"{folder}/bin/python",
             variables={"CONDA_PREFIX" if environment.uses_conda else "VIRTUAL_ENV": folder},
             bin_dir=f"{folder}/bin",

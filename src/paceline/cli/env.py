@@ -15,12 +15,14 @@ from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
 from paceline.cli.run_options import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
 from paceline.containers import KeptLayer, all_layers, prune_layers
+from paceline.environments import registry
 from paceline.environments.built import Built
+from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import EnvironmentSpecError
 from paceline.estimator import interpreter
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.pruning.environments import free_keys
 from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
@@ -136,7 +138,7 @@ def build(
             raise EnvironmentSpecError(
                 f"{registered!r} says what it is made of. Leave the options out, or leave the name out and give --name."
             )
-        environment = Environment.get(workspace, registered)
+        environment: EnvironmentSpec = Environment.get(workspace, registered)
     else:
         environment = described(
             definition=None,
@@ -162,7 +164,7 @@ def build(
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
-        environment = environment.register(workspace)
+        environment = registry.register(environment, workspace)
         _say(f"registered as {name!r}, version {environment.version}")
     if as_json:
         print_json(
@@ -222,11 +224,11 @@ def _image_row(kept: KeptLayer) -> tuple[str, ...]:
     return kept.key[:_KEY_SHOWN], "pip, on an image", "", age(used), _some(kept.layer.packages)
 
 
-def _base(environment: Environment) -> str:
+def _base(environment: EnvironmentSpec) -> str:
     return environment.python or sys.executable
 
 
-def _find(store: EnvironmentStore, environment: Environment) -> Built | None:
+def _find(store: EnvironmentStore, environment: EnvironmentSpec) -> Built | None:
     return store.find(environment, _base(environment)) if environment.needs_build else None
 
 
@@ -253,7 +255,7 @@ def _installed(built: Built) -> str:
     return _some([*built.conda, *built.pip]) or "nothing beside the base's"
 
 
-def _wanted(environment: Environment) -> str:
+def _wanted(environment: EnvironmentSpec) -> str:
     lines = [line for line in (environment.pip_requirements or "").splitlines() if line.strip()]
     text = _some([*environment.conda_packages, *environment.pip_packages, *lines])
     return text or (f"the interpreter {environment.python}" if environment.python else "the submitting interpreter")

@@ -53,8 +53,8 @@ from paceline.cli.run_options import (
 )
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
+from paceline.environments.environment import Environment
 from paceline.errors import JobError, RunStateError
-from paceline.job.environment import Environment
 from paceline.job.job import Job
 from paceline.runs import store
 from paceline.runs.folder import RunFolder

@@ -14,10 +14,10 @@ from paceline.environments.built import Built
 from paceline.environments.pip_install import Installer
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 
 
-def check(environment: Environment, base: Base) -> None:
+def check(environment: EnvironmentSpec, base: Base) -> None:
     """Refuse what can't be built with this base, before anything is done.
 
     Raises:
@@ -35,7 +35,7 @@ def check(environment: Environment, base: Base) -> None:
         )
 
 
-def build(key: str, environment: Environment, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
+def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say: Say, lock_fd: int) -> Built:
     """The environment, made at `prefix`, where nothing is yet.
 
     lock_fd: held by the programs of the build too.
@@ -93,7 +93,7 @@ def build(key: str, environment: Environment, base: Base, prefix: Path, say: Say
     )
 
 
-def _variables(environment: Environment, prefix: Path) -> dict[str, str]:
+def _variables(environment: EnvironmentSpec, prefix: Path) -> dict[str, str]:
     if not environment.uses_conda:
         return {"VIRTUAL_ENV": str(prefix)}
     # A conda Python, unlike that of a venv, would look into the user's own site-packages.

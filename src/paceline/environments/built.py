@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 
 #: Written last into the environment's folder: without it, the folder is what a build left that did not end.
 RECORD = "paceline-environment.json"
@@ -32,8 +32,8 @@ class Built:
     variables: Mapping[str, str]
     base_python: str
     is_layered: bool
-    environment: Environment
-    locked: Environment
+    environment: EnvironmentSpec
+    locked: EnvironmentSpec
     pip: tuple[str, ...]
     conda: tuple[str, ...]
     created_utc: str
@@ -62,11 +62,11 @@ class Built:
         return cls(
             **values
             | {name: Path(values[name]) for name in ("prefix", "python", "bin_dir")}
-            | {name: Environment.from_json(values[name]) for name in ("environment", "locked")}
+            | {name: EnvironmentSpec.from_json(values[name]) for name in ("environment", "locked")}
             | {name: tuple(values[name]) for name in ("pip", "conda")}
         )
 
-    def asked_as(self, environment: Environment) -> Built:
+    def asked_as(self, environment: EnvironmentSpec) -> Built:
         """The same, for an environment of equal content: its name and variables are its own."""
         locked = replace(environment, locked_pip=self.locked.locked_pip, locked_conda=self.locked.locked_conda)
         return replace(self, environment=environment, locked=locked)

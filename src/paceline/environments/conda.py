@@ -20,13 +20,13 @@ from typing import Any
 from paceline.environments import program
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 
 DEFAULT_CHANNELS = ("conda-forge",)
 _ANSWER = "conda-answer.json"
 
 
-def check(environment: Environment) -> None:
+def check(environment: EnvironmentSpec) -> None:
     """Refuse what can't be solved, before anything is built.
 
     Raises:
@@ -56,7 +56,7 @@ def check(environment: Environment) -> None:
 
 
 def install(
-    environment: Environment, prefix: Path, variables: Mapping[str, str], say: Say, lock_fd: int
+    environment: EnvironmentSpec, prefix: Path, variables: Mapping[str, str], say: Say, lock_fd: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """("name=version=build" of each package, "URL#sha256" of each), installed at `prefix`.
 

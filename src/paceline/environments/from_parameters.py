@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from paceline.environments.environment import Environment
 from paceline.errors import JobError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 
 
 def described(
     *,
-    definition: Environment | None,
+    definition: EnvironmentSpec | None,
     source_directory: str | os.PathLike[str],
     python: str | None,
     layered: bool,
@@ -26,7 +27,7 @@ def described(
     conda_dependencies_file: str | None,
     docker_image: str | None,
     shm_size: str | None,
-) -> Environment:
+) -> EnvironmentSpec:
     """One environment out of all that was given. Files are looked for in source_directory, then in the working directory.
 
     Raises:
@@ -47,7 +48,7 @@ def described(
     _check_types(source_directory, given, layered)
     named = [name for name, value in given.items() if value]
     if definition is not None:
-        if not isinstance(definition, Environment):
+        if not isinstance(definition, EnvironmentSpec):
             raise JobError(
                 f"environment_definition={definition!r} is no Environment. Make one, or get a registered one."
             )
@@ -129,7 +130,7 @@ def _check_sense(given: Mapping[str, object], layered: bool) -> None:
         )
 
 
-def _checked(environment: Environment) -> Environment:
+def _checked(environment: EnvironmentSpec) -> EnvironmentSpec:
     """The environment, if pip could parse every requirement in it."""
     from paceline.environments import requirements
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments.base import Base
-from paceline.environments.local_paths import LocalPath
 from paceline.environments.requirements import Line, constraints_of, lines_of
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
+from paceline.job.local_paths import LocalPath
 
 #: Changes when environments are made in another way.
 _MAKING = 1
@@ -26,7 +26,7 @@ _PASSED_OVER = frozenset(
 _METADATA = ("pyproject.toml", "setup.cfg", "setup.py")
 
 
-def key(environment: Environment, base: Base) -> str:
+def key(environment: EnvironmentSpec, base: Base) -> str:
     """20 hex digits. Name, version, variables and image of the environment are no part of it.
 
     Raises:

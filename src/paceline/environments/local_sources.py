@@ -11,16 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
-from paceline.environments.local_paths import is_editable, local_path
 from paceline.environments.requirements import logical_lines
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
+from paceline.job.local_paths import is_editable, local_path
 
 #: One place after another, and what stands for it.
 Where = Callable[[Path], Path]
 _FIND_LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(/.*)")
 
 
-def paths_of(environment: Environment) -> list[Path]:
+def paths_of(environment: EnvironmentSpec) -> list[Path]:
     """All of them, in the order in which they are named; they need not be there."""
     found: list[Path] = []
 
@@ -32,7 +32,7 @@ def paths_of(environment: Environment) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def moved(environment: Environment, where: Where) -> Environment:
+def moved(environment: EnvironmentSpec, where: Where) -> EnvironmentSpec:
     """The environment made from what `where` names in their places."""
     text = environment.pip_requirements
     return replace(

@@ -24,7 +24,7 @@ from paceline.environments.program import Say
 from paceline.environments.requirements import Line, constraints_of, lines_of, parse
 from paceline.environments.venv import build_environment, site_packages
 from paceline.errors import EnvironmentBuildError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -54,7 +54,7 @@ class Installer:
     _wanted: list[Line] = field(default_factory=list)
     _settings: Settings | None = None
 
-    def install(self, environment: Environment) -> None:
+    def install(self, environment: EnvironmentSpec) -> None:
         """Install what the environment asks for, or what its lock says.
 
         Raises:

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.environments.check import NAME, check_name
 from paceline.errors import EnvironmentSpecError
-from paceline.job.environment import Environment
+from paceline.job.environment import Spec
+from paceline.job.environment_rules import NAME, check_name
 from paceline.system.registry import Versions
 
 
-def register(environment: Environment, workspace: Any) -> Environment:
+def register(environment: Spec, workspace: Any) -> Spec:
     """The environment with the version under which it now is registered; the latest one's where that is the same.
 
     Raises:
@@ -27,7 +27,7 @@ def register(environment: Environment, workspace: Any) -> Environment:
     try:
         with registry.locked():
             if known := registry.versions(name):
-                latest = _load(registry, name, known[-1])
+                latest = _load(type(environment), registry, name, known[-1])
                 if replace(latest, version=None) == replace(environment, version=None):
                     return latest
             version = registry.add(name, lambda version: replace(environment, version=version).to_json())
@@ -38,8 +38,8 @@ def register(environment: Environment, workspace: Any) -> Environment:
     return replace(environment, version=version)
 
 
-def get(workspace: Any, name: str, version: int | None = None) -> Environment:
-    """The registered environment; the latest version where none is given.
+def get(kind: type[Spec], workspace: Any, name: str, version: int | None = None) -> Spec:
+    """The registered environment, as a `kind`; the latest version where none is given.
 
     Raises:
         EnvironmentSpecError: there is none; those that there are, are named.
@@ -55,12 +55,12 @@ def get(workspace: Any, name: str, version: int | None = None) -> Environment:
     if version is not None and version not in versions:
         known = ", ".join(map(str, versions))
         raise EnvironmentSpecError(f"environment {name!r} has no version {version!r}; there are: {known}.")
-    return _load(registry, name, versions[-1] if version is None else version)
+    return _load(kind, registry, name, versions[-1] if version is None else version)
 
 
-def all_latest(workspace: Any) -> dict[str, Environment]:
+def all_latest(kind: type[Spec], workspace: Any) -> dict[str, Spec]:
     """Name -> latest version, in order of name."""
-    return {name: get(workspace, name) for name in _registry(workspace).names()}
+    return {name: get(kind, workspace, name) for name in _registry(workspace).names()}
 
 
 def existing(python: str | os.PathLike[str]) -> str:
@@ -90,9 +90,9 @@ def _registry(workspace: Any) -> Versions:
     return Versions(Path(workspace.path) / "environments" / "registered", NAME)
 
 
-def _load(registry: Versions, name: str, version: int) -> Environment:
+def _load(kind: type[Spec], registry: Versions, name: str, version: int) -> Spec:
     data = registry.read(name, version)
     if not isinstance(data, dict):
         path = registry.of(name).path(str(version))
         raise EnvironmentSpecError(f"{str(path)!r} is not a registered environment any more. Remove the file.")
-    return Environment.from_json(data)
+    return kind.from_json(data)

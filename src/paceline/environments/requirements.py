@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paceline.environments.local_paths import LocalPath, local_path
 from paceline.errors import EnvironmentSpecError
+from paceline.job.local_paths import LocalPath, local_path
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from paceline.job.environment import Environment
+    from paceline.job.environment import EnvironmentSpec
 
 #: Options of a requirements file that take a value, short names included.
 _WITH_VALUE = {
@@ -77,7 +77,7 @@ def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
-def lines_of(environment: Environment) -> list[Line]:
+def lines_of(environment: EnvironmentSpec) -> list[Line]:
     """The lines of `pip_requirements`, then `pip_packages`.
 
     Raises:
@@ -100,7 +100,7 @@ def lines_of(environment: Environment) -> list[Line]:
     return found
 
 
-def constraints_of(environment: Environment) -> list[Line]:
+def constraints_of(environment: EnvironmentSpec) -> list[Line]:
     """The lines of `pip_constraints`.
 
     Raises:

@@ -24,7 +24,7 @@ from paceline.environments.built import RECORD, Built
 from paceline.environments.key import key as key_of
 from paceline.environments.program import Say
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.system import locks
 from paceline.system.files import read_json, remove_tree, write_json, write_whole
 
@@ -35,7 +35,7 @@ class EnvironmentStore:
     def __init__(self, folder: Path) -> None:
         self._folder = Path(os.path.abspath(folder))
 
-    def find(self, environment: Environment, base_python: str) -> Built | None:
+    def find(self, environment: EnvironmentSpec, base_python: str) -> Built | None:
         """The environment if it is built, for this interpreter as base; else None.
 
         Raises:
@@ -44,7 +44,7 @@ class EnvironmentStore:
         found = self._found(key_of(environment, self._base(base_python)))
         return None if found is None else found.asked_as(environment)
 
-    def ensure(self, environment: Environment, base_python: str, say: Say) -> Built:
+    def ensure(self, environment: EnvironmentSpec, base_python: str, say: Say) -> Built:
         """The environment, built if it is not there yet; blocks. Where another process builds it, it is waited for.
 
         base_python: the interpreter to make it from. say: called with each line of what the build prints.
@@ -163,7 +163,7 @@ class EnvironmentStore:
             return None
         return replace(built, last_used_utc=_utc(self._used(key)))
 
-    def _build(self, key: str, environment: Environment, base: Base, say: Say, fd: int) -> Built:
+    def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
         remove_tree(prefix)
         log = self.log_path(key)

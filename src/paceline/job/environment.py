@@ -1,19 +1,20 @@
-"""What a run's interpreter must have, as frozen data that goes to JSON and back. What builds it is beside this file."""
+"""What a run's interpreter must have, as frozen data that goes to JSON and back. `paceline.environments` builds it."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
-from paceline.environments.check import check, normalise
 from paceline.errors import EnvironmentSpecError
+from paceline.job.environment_rules import check, normalise
+
+Spec = TypeVar("Spec", bound="EnvironmentSpec")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment:
-    """The environment of a run's script.
+class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
+    """The environment of a run's script, as data. `paceline.Environment` adds to it what makes and registers one.
 
     name, version: under which it is registered; None for one that is not.
     python: interpreter that it is made from, or, with nothing to install, the one that runs the script; an absolute
@@ -23,8 +24,8 @@ class Environment:
         what is named here, with what that requires.
     user_managed: the interpreter is used as it is; nothing may be named for installation.
     pip_packages: requirements as pip takes them; local paths are made absolute. pip_requirements: the text of a
-        requirements file, nothing included from others (see `from_pip_requirements`). pip_constraints: versions that hold
-        if the package is needed at all, as `pip install -c` takes them.
+        requirements file, nothing included from others (`Environment.from_pip_requirements`). pip_constraints: versions that
+        hold if the package is needed at all, as `pip install -c` takes them.
     conda_packages: match specs. conda_channels: names or URLs, `file://` too; first has priority.
     environment_variables: for every worker; a job's own are laid over them.
     docker_image: the workers run in a container of this image. shm_size: of its /dev/shm, such as "2g".
@@ -56,6 +57,12 @@ class Environment:
         normalise(self)
         check(self)
 
+    def __eq__(self, other: object) -> bool:
+        """Whether all values are equal: one that was read from a record equals the `paceline.Environment` it was made of."""
+        if not isinstance(other, EnvironmentSpec):
+            return NotImplemented
+        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(EnvironmentSpec))
+
     @property
     def uses_conda(self) -> bool:
         """Whether conda packages make the interpreter."""
@@ -72,7 +79,7 @@ class Environment:
         return {f.name: values[f.name] for f in fields(self) if values[f.name] not in (None, (), {}, False)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Environment:
+    def from_json(cls: type[Spec], data: Mapping[str, Any]) -> Spec:
         """The environment that `to_json` wrote.
 
         Raises:
@@ -83,69 +90,3 @@ class Environment:
             raise EnvironmentSpecError(f"unknown fields of an environment {unknown}; known are {sorted(known)}.")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in data.items()}
         return cls(**values)
-
-    @classmethod
-    def from_pip_requirements(
-        cls, name: str | None, file_path: str | os.PathLike[str], *, python: str | None = None, layered: bool = False
-    ) -> Environment:
-        """What a requirements file names; files that it includes (`-r`, `-c`) are read too, relative to it.
-
-        Raises:
-            EnvironmentSpecError: a file is missing or not UTF-8, or a line is one that pip could not parse.
-        """
-        from paceline.environments import requirements
-
-        text, constraints = requirements.read(file_path)
-        return cls(name=name, python=python, layered=layered, pip_requirements=text, pip_constraints=constraints)
-
-    @classmethod
-    def from_conda_specification(cls, name: str | None, file_path: str | os.PathLike[str]) -> Environment:
-        """What a conda environment file (environment.yml) names: channels, dependencies and those under `pip:`.
-
-        Raises:
-            EnvironmentSpecError: the file is missing or not YAML, or has something else in it.
-        """
-        from paceline.environments import conda_file
-
-        return cls(name=name, **conda_file.read(file_path))
-
-    @classmethod
-    def from_existing(cls, name: str | None, python: str | os.PathLike[str]) -> Environment:
-        """An interpreter that is there, used as it is. python: its path, or that of a venv or conda environment.
-
-        Raises:
-            EnvironmentSpecError: there is no such interpreter.
-        """
-        from paceline.environments import registry
-
-        return cls(name=name, python=registry.existing(python), user_managed=True)
-
-    def register(self, workspace: Any) -> Environment:
-        """This environment under its name in the workspace, with its version there.
-
-        The latest version comes back if it is the same; else the next is made.
-
-        Raises:
-            EnvironmentSpecError: it has no name.
-        """
-        from paceline.environments import registry
-
-        return registry.register(self, workspace)
-
-    @classmethod
-    def get(cls, workspace: Any, name: str, version: int | None = None) -> Environment:
-        """The environment registered under this name; version None for the latest.
-
-        Raises:
-            EnvironmentSpecError: there is none.
-        """
-        from paceline.environments import registry
-
-        return registry.get(workspace, name, version)
-
-    @classmethod
-    def list(cls, workspace: Any) -> dict[str, Environment]:
-        """Name -> latest version, for all that are registered in the workspace."""
-        from paceline.environments import registry
-
-        return registry.all_latest(workspace)

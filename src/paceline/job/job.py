@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline.errors import JobError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.secret_values import Secret, check_place, shown
 from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 
@@ -101,7 +101,7 @@ class Job:
     distributed_backend: str | None = None
     use_gpu: bool = False
     gpu_visibility: str = "worker"
-    environment: Environment = field(default_factory=Environment)
+    environment: EnvironmentSpec = field(default_factory=EnvironmentSpec)
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[DataReference, ...] = ()
@@ -138,7 +138,7 @@ class Job:
             raise JobError(
                 f"compute_target={self.compute_target!r} is not the name of a compute target, such as 'local'."
             )
-        if not isinstance(self.environment, Environment):
+        if not isinstance(self.environment, EnvironmentSpec):
             raise JobError(
                 f"environment={self.environment!r} is no Environment. Make one with paceline.Environment(...)."
             )
@@ -218,7 +218,7 @@ class Job:
         if isinstance(values.get("arguments"), list):
             values["arguments"] = tuple(values["arguments"])
         if isinstance(values.get("environment"), dict):
-            values["environment"] = Environment.from_json(values["environment"])
+            values["environment"] = EnvironmentSpec.from_json(values["environment"])
         values["inputs"] = tuple(DataReference.from_json(reference) for reference in values.get("inputs") or ())
         return cls(**values)
 

@@ -1,7 +1,7 @@
 """What targets and launchers pass to each other: nodes, places, commands.
 
-A target gives `Node`s; what runs once on each node before the workers leaves one `Prepared`; a job and its nodes give
-one `Place` per worker; a launcher turns places into `Command`s; the target starts those. Targets and launchers never
+A target gives `Node`s; what runs once on each node before the workers leaves one `NodeSetup`; a job and its nodes give
+one `RankSlot` per worker; a launcher turns places into `Command`s; the target starts those. Targets and launchers never
 import each other: this is all they share.
 """
 
@@ -38,7 +38,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class NodeSetup:
     """What a node has ready for its workers.
 
     python: the interpreter that runs the script. variables: that its environment needs (`VIRTUAL_ENV`).
@@ -63,7 +63,7 @@ class Prepared:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Prepared:
+    def from_json(cls, data: Mapping[str, Any]) -> NodeSetup:
         values = {**data, "inputs_by_rank": tuple(data.get("inputs_by_rank") or ())}
         if found := data.get("open_mpi"):
             values["open_mpi"] = (found[0], (found[1][0], found[1][1]))
@@ -75,7 +75,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankSlot:
     """Where one worker runs. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
 
     rank: int
@@ -127,7 +127,7 @@ class Launch:
     scratch_dir: Path
     library_dir: Path
     nodes: tuple[Node, ...]
-    prepared: tuple[Prepared, ...]
+    prepared: tuple[NodeSetup, ...]
     ports: tuple[int, ...]
     attempt: int = 1
     remote_shell: tuple[str, ...] = ()
@@ -135,7 +135,7 @@ class Launch:
     secret: str = field(default="", repr=False)
 
     @property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[RankSlot, ...]:
         """One place per worker, in order of rank."""
         return places(self.job)
 
@@ -162,21 +162,21 @@ class Command:
     shells: tuple[Command, ...] = ()
 
 
-def places(job: Job) -> tuple[Place, ...]:
+def places(job: Job) -> tuple[RankSlot, ...]:
     """One place per worker of `job`, in order of rank: consecutive ranks share a node, node sizes differ by one at most.
 
     Parameter servers take the last ranks.
     """
     per_node, left = divmod(job.world_size, job.node_count)
     workers = job.world_size - job.parameter_server_count
-    result: list[Place] = []
+    result: list[RankSlot] = []
     for node_rank in range(job.node_count):
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
             is_worker = rank < workers
             result.append(
-                Place(
+                RankSlot(
                     rank=rank,
                     node_rank=node_rank,
                     local_rank=local_rank,
@@ -204,3 +204,41 @@ def port_count(job: Job) -> int:
 def preview_ports(job: Job) -> tuple[int, ...]:
     """Ports as a preview of a run shows them, from torch's own default on; those of a run are found on its first node."""
     return tuple(range(29500, 29500 + port_count(job)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedCommand:
+    """A command that runs. pid: on its node."""
+
+    command: Command
+    pid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessExit:
+    """A command that has ended. exit_code: as a shell gives it, 128+n for signal n; time: seconds since the epoch."""
+
+    pid: int
+    node_rank: int
+    exit_code: int
+    time: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotePaths:
+    """A run's folders as its nodes see them, the same paths on each.
+
+    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
+        made there; otherwise each node makes its own from the snapshot that was sent.
+    python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
+        another node of the run; empty where there is no such thing. starter: what starts MPI's workers in mpirun's place.
+    """
+
+    run_dir: Path
+    work_dir: Path
+    scratch_dir: Path
+    library_dir: Path
+    python: str
+    is_shared: bool = True
+    remote_shell: tuple[str, ...] = ()
+    starter: Starter | None = None

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.job.data_reference import PATH_VARIABLES
 from paceline.job.job import RANK_VARIABLES
-from paceline.job.plan import Command, Launch, Place
+from paceline.job.plan import Command, Launch, RankSlot
 
 #: Given to the submitting process by a launcher above it: a Slurm step, an mpirun, a torchrun, Paceline.
 _FOREIGN_PREFIXES = (
@@ -90,7 +90,7 @@ def of_run(launch: Launch) -> dict[str, str]:
     }
 
 
-def of_place(launch: Launch, place: Place) -> dict[str, str]:
+def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
     """What follows from a worker's node and its place there."""
     values = {
         "LOCAL_RANK": str(place.local_rank),
@@ -111,7 +111,7 @@ def of_place(launch: Launch, place: Place) -> dict[str, str]:
     return values
 
 
-def of_rank(launch: Launch, place: Place) -> dict[str, str]:
+def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
     """What names the one worker. Under Open MPI the worker itself derives these from the rank that mpirun gave it."""
     config = tf_config(launch, place) if launch.job.uses_tf_config else None
     return {
@@ -122,7 +122,7 @@ def of_rank(launch: Launch, place: Place) -> dict[str, str]:
     } | ({"TF_CONFIG": config} if config else {})
 
 
-def defaults(launch: Launch, place: Place) -> dict[str, str]:
+def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
     """What holds unless the shell says otherwise."""
     cores = launch.nodes[place.node_rank].cores
     values = {
@@ -160,7 +160,7 @@ def with_paths(command: Command, launch: Launch, shell: Mapping[str, str]) -> Co
     return replace(command, environment=command.environment | values)
 
 
-def tf_config(launch: Launch, place: Place) -> str:
+def tf_config(launch: Launch, place: RankSlot) -> str:
     """TensorFlow's `TF_CONFIG` for one worker or parameter server: the cluster's addresses, and which of them it is."""
     cluster: dict[str, list[str]] = {}
     for other in launch.places:

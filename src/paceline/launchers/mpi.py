@@ -19,7 +19,7 @@ from pathlib import Path
 
 from paceline.errors import LauncherError
 from paceline.job.job import Job
-from paceline.job.plan import Command, Launch, Place
+from paceline.job.plan import Command, Launch, RankSlot
 from paceline.launchers import environment
 from paceline.launchers.mpi_hosts import context_options, host_options, set_words, values_of_place
 from paceline.launchers.mpi_library import mpi4py_library
@@ -217,12 +217,12 @@ def _differ_by_rank(launch: Launch) -> bool:
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 
 
-def _worker(launch: Launch, place: Place, options: list[str]) -> list[str]:
+def _worker(launch: Launch, place: RankSlot, options: list[str]) -> list[str]:
     """A worker's command line, with `=` before each word behind the worker's file: mpirun looks for its own options,
     and for the `:` between contexts, among the words of its program too."""
     python, main, *words = environment.worker_argv(launch, place.node_rank, "--mpi", *options)
     return [python, main, *(f"={word}" for word in words)]
 
 
-def _set_options(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> list[str]:
+def _set_options(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> list[str]:
     return set_words(values_of_place(launch, place, skip))

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 
 from paceline.errors import LauncherError
-from paceline.job.plan import Launch, Place, Prepared, node_sizes
+from paceline.job.plan import Launch, NodeSetup, RankSlot, node_sizes
 from paceline.launchers import environment
 
 #: Seconds until the first probe, between probes, and how many in vain make a link a lost one.
@@ -57,7 +57,7 @@ def networks_of(launch: Launch) -> str:
     return "" if "" in networks else ",".join(networks)
 
 
-def values_of_place(launch: Launch, place: Place, skip: tuple[str, ...] = ()) -> dict[str, str]:
+def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
     """What a worker has to be told of its place, but for what the user has set and what is to be skipped."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
@@ -72,7 +72,7 @@ def set_words(values: Mapping[str, str]) -> list[str]:
     return [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
 
 
-def context_options(launch: Launch, place: Place) -> list[str]:
+def context_options(launch: Launch, place: RankSlot) -> list[str]:
     """The options of a worker's context: its host, and the variables whose values mpirun passes on. On another host its
     workers have nothing of its environment; and what stands before the first context counts for that one alone."""
     host = ["--host", f"{launch.nodes[place.node_rank].address}:{place.local_world_size}"]
@@ -116,7 +116,7 @@ def check_same_mpi(launch: Launch) -> None:
             )
 
 
-def _image(prepared: Prepared) -> str | None:
+def _image(prepared: NodeSetup) -> str | None:
     """By which the engines know it, as short as they show it; docker says of which kind it is."""
     if prepared.container is None:
         return None

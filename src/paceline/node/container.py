@@ -10,7 +10,7 @@ from typing import Any
 import paceline
 from paceline.containers import Host, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
 from paceline.errors import EnvironmentBuildError, LauncherError
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.node.output import say
 from paceline.remote.staging.stage_in import Arrived
 from paceline.runs.folder import RunFolder
@@ -18,9 +18,9 @@ from paceline.system.files import write_json
 
 
 def prepare_container(
-    environment: Environment, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
+    environment: EnvironmentSpec, folder: RunFolder, mounts: Iterable[Mount], came: Arrived
 ) -> dict[str, Any]:
-    """The part of `Prepared` that says how to start a container.
+    """The part of `NodeSetup` that says how to start a container.
 
     mounts: what the workers need beside the run's folder. came: what came to this machine with the run.
 
@@ -87,7 +87,7 @@ def prepare_container(
     }
 
 
-def _kept(environment: Environment, layer: Layer) -> dict[str, Any]:
+def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, Any]:
     """What is kept with the run, in the form of other environments' records."""
     return {
         "key": key_of(layer),
@@ -101,7 +101,7 @@ def _kept(environment: Environment, layer: Layer) -> dict[str, Any]:
     }
 
 
-def _lines(environment: Environment) -> Sequence[str]:
+def _lines(environment: EnvironmentSpec) -> Sequence[str]:
     if environment.locked_pip:
         return environment.locked_pip
     return (*environment.pip_packages, *(environment.pip_requirements or "").splitlines())

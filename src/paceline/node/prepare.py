@@ -11,9 +11,9 @@ from typing import Any
 
 from paceline.containers.command import Mount
 from paceline.job.data_reference import DataReference
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
-from paceline.job.plan import Prepared, places
+from paceline.job.plan import NodeSetup, places
 from paceline.launchers.mpi import find_open_mpi
 from paceline.node.container import prepare_container
 from paceline.node.output import Bar, say
@@ -26,7 +26,7 @@ from paceline.system.files import write_json
 
 
 def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False) -> dict[str, Any]:
-    """Everything that the node's workers need, as `Prepared` in JSON. apart: the workers' folder too."""
+    """Everything that the node's workers need, as `NodeSetup` in JSON. apart: the workers' folder too."""
     came = as_here(folder)
     if apart and not folder.work.exists():
         work_dir.make(folder)
@@ -47,7 +47,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
         # The supervisor may be on another machine, with another Open MPI or none.
         mpi = find_open_mpi(built["python"])
         built["open_mpi"] = (mpi.mpirun, mpi.version)
-    prepared = Prepared(
+    prepared = NodeSetup(
         **built,
         inputs=inputs,
         inputs_by_rank=tuple(reference.name for reference in job.inputs if reference.partition == "rank"),
@@ -81,7 +81,7 @@ def _mounts(
     return mounts
 
 
-def _environment(environment: Environment, folder: RunFolder, node_rank: int, came: Arrived) -> dict[str, Any]:
+def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int, came: Arrived) -> dict[str, Any]:
     """The interpreter and what goes with it."""
     base = environment.python or sys.executable
     if not environment.needs_build:

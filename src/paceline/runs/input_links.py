@@ -8,11 +8,11 @@ from pathlib import Path
 
 from paceline.errors import DataError
 from paceline.job.job import Job
-from paceline.job.plan import Prepared
+from paceline.job.plan import NodeSetup
 from paceline.runs.folder import RunFolder
 
 
-def link_inputs(job: Job, prepared: Prepared, work_dir: Path) -> None:
+def link_inputs(job: Job, prepared: NodeSetup, work_dir: Path) -> None:
     """Let inputs appear at their `path_on_compute` in the working directory as well.
 
     Raises:

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.job.plan import Command, Launch
+from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.beside_workers import BesideWorkers
@@ -33,7 +33,7 @@ from paceline.supervisor.in_containers import left_its_container
 from paceline.supervisor.signals import Wake
 from paceline.system.files import read_json
 from paceline.system.gaps import Keeper
-from paceline.targets import Ended, Nodes, Started
+from paceline.targets import Nodes
 
 _TICK_S = 0.1
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -86,7 +86,7 @@ class AttemptWatch:
         self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
         self._shells, self._stop, self._on_running = shells, stop, on_running
         self._places = {place.rank: place for place in launch.places}
-        self._started: list[Started] = []
+        self._started: list[StartedCommand] = []
         self._pids: dict[int, int] = {}
         self._exit_codes: dict[int, int] = {}
         self._ended_at: dict[int, float] = {}
@@ -225,7 +225,7 @@ class AttemptWatch:
         if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
             self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: ProcessExit) -> None:
         for started in self._started:
             if (started.pid, started.command.node_rank) == (ended.pid, ended.node_rank):
                 if started.command.is_launcher:

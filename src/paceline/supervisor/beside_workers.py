@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.job.plan import Command, Launch
+from paceline.job.plan import Command, Launch, ProcessExit
 from paceline.launchers import environment
 from paceline.launchers.processes import ProcessesLauncher
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.in_containers import wrapped_beside
 from paceline.system.files import read_json, write_json
-from paceline.targets import Ended, Nodes
+from paceline.targets import Nodes
 
 #: How long the asking program may be silent. It says every second that it is there.
 _SILENCE_S = 15.0
@@ -82,7 +82,7 @@ class BesideWorkers:
         for one in list(self._running.values()):
             self._look_after(one)
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: ProcessExit) -> None:
         """A command of the nodes' has ended: perhaps one of these."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):

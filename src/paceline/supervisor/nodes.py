@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paceline.job.plan import Command
+from paceline.job.plan import Command, RemotePaths
 from paceline.runs.failure import FailureReport, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
 from paceline.supervisor.signals import Wake
 from paceline.system import processes
 from paceline.system.files import read_json
-from paceline.targets import Nodes, Seen
+from paceline.targets import Nodes
 
 _TICK_S = 0.05
 #: How long a node's process may take to end when it is told to.
@@ -38,7 +38,7 @@ def on_nodes(
     *,
     folder: RunFolder,
     nodes: Nodes,
-    seen: Seen,
+    seen: RemotePaths,
     wake: Wake,
     stop: Callable[[], str | None],
 ) -> Done:
@@ -99,12 +99,12 @@ def how_lost(how: str, name: str) -> str:
     return how.removeprefix(f"{name}: ").rstrip(".")
 
 
-def options(seen: Seen) -> tuple[str, ...]:
+def options(seen: RemotePaths) -> tuple[str, ...]:
     """What tells a node that it has to make the workers' folder itself, of the snapshot that was sent."""
     return () if seen.is_shared else ("--apart",)
 
 
-def _environment(folder: RunFolder, seen: Seen, shell: Mapping[str, str] | None) -> dict[str, str]:
+def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
     """The node's, or the supervisor's own, but marked as the run's: by this, what a killed supervisor has left is found."""
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}

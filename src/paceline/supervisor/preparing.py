@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, TargetError, TransferError, UserError
-from paceline.job.plan import Prepared
+from paceline.job.plan import NodeSetup, RemotePaths
 from paceline.runs import states, work_dir
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.input_links import link_inputs, unlink_inputs
@@ -18,7 +18,7 @@ from paceline.supervisor.storing import from_here
 from paceline.supervisor.supervision import Supervision
 from paceline.system.files import write_json
 from paceline.system.library import library_dir
-from paceline.targets import Nodes, Seen
+from paceline.targets import Nodes
 
 
 def hold_nodes(run: Supervision) -> Outcome | None:
@@ -88,7 +88,7 @@ def give_nodes_back(run: Supervision) -> None:
         nodes.close()
 
 
-def _prepare(run: Supervision, nodes: Nodes, seen: Seen) -> tuple[Done, tuple[Prepared, ...]]:
+def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[Done, tuple[NodeSetup, ...]]:
     """Environment and data, on each node; nothing is started where the job needs neither.
 
     On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
@@ -96,7 +96,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: Seen) -> tuple[Done, tuple[Pr
     job, is_here = run.job, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
-        return Done(), (Prepared(python=job.environment.python or seen.python),) * job.node_count
+        return Done(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
     try:
         # From here on the views of the run's data are somebody's.
         run.held.enter_context(views(job, run.folder.run_id))
@@ -122,7 +122,7 @@ def _prepare(run: Supervision, nodes: Nodes, seen: Seen) -> tuple[Done, tuple[Pr
             "outputs": [reference.to_json() for reference in job.inputs if reference.is_output],
         }
         write_json(run.folder.data, told)
-    return done, tuple(Prepared.from_json(one["prepared"]) for one in done.results)
+    return done, tuple(NodeSetup.from_json(one["prepared"]) for one in done.results)
 
 
 def _report(record: RunRecord, error: OSError) -> FailureReport:

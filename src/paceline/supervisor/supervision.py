@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.job.job import Job
-from paceline.job.plan import Launch, Prepared
+from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.runs import remote_status, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
@@ -18,7 +18,7 @@ from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.signals import Wake
 from paceline.system.files import read_json
-from paceline.targets import Nodes, Seen, Target
+from paceline.targets import Nodes, Target
 
 
 class Supervision:
@@ -39,8 +39,8 @@ class Supervision:
         self.secrets: Mapping[str, str] = read_json(folder.secrets) or {} if self.job.secrets else {}
         self.target: Target | None = None
         self.nodes: Nodes | None = None
-        self.seen: Seen | None = None
-        self.prepared: tuple[Prepared, ...] = ()
+        self.seen: RemotePaths | None = None
+        self.prepared: tuple[NodeSetup, ...] = ()
         self.held = contextlib.ExitStack()
         self.left_out: list[dict[str, str]] = []
         self._deadline: float | None = None

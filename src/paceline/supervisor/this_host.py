@@ -9,9 +9,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.job.plan import Command
+from paceline.job.plan import Command, ProcessExit, StartedCommand
 from paceline.system import processes
-from paceline.targets import Ended, Started
 from paceline.targets.local_nodes import LocalNodes
 
 
@@ -22,12 +21,12 @@ class Beside(LocalNodes):
         super().__init__((), (), lambda: None)
         self._pids: set[int] = set()
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         started = super().start(command, work_dir, shell)
         self._pids.add(started.pid)
         return started
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ProcessExit]:
         return [ended for pid in list(self._pids) for ended in self._wait(pid, os.WNOHANG)]
 
     def kill_all(self) -> None:
@@ -36,12 +35,12 @@ class Beside(LocalNodes):
                 processes.send(child, signal.SIGKILL)
             self._wait(pid, 0)
 
-    def _wait(self, pid: int, options: int) -> list[Ended]:
+    def _wait(self, pid: int, options: int) -> list[ProcessExit]:
         with contextlib.suppress(ChildProcessError):
             found, status = os.waitpid(pid, options)
             if not found:
                 return []
             self._pids.discard(pid)
-            return [Ended(pid=pid, node_rank=0, exit_code=processes.shell_exit_code(status), time=time.time())]
+            return [ProcessExit(pid=pid, node_rank=0, exit_code=processes.shell_exit_code(status), time=time.time())]
         self._pids.discard(pid)
         return []

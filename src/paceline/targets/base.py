@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from paceline.job.job import Job
-from paceline.job.plan import Command, Node, Starter
+from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
 from paceline.runs.folder import RunFolder
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
@@ -41,48 +41,10 @@ Waiting: TypeAlias = "Callable[[str], bool]"
 
 @dataclass(frozen=True, kw_only=True)
 class Preview:
-    """Nodes as a job would get them, for showing. ports: made up. starter: as in `Seen`."""
+    """Nodes as a job would get them, for showing. ports: made up. starter: as in `RemotePaths`."""
 
     nodes: tuple[Node, ...]
     ports: tuple[int, ...]
-    starter: Starter | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """A command that runs. pid: on its node."""
-
-    command: Command
-    pid: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ended:
-    """A command that has ended. exit_code: as a shell gives it, 128+n for signal n; time: seconds since the epoch."""
-
-    pid: int
-    node_rank: int
-    exit_code: int
-    time: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Seen:
-    """A run's folders as its nodes see them, the same paths on each.
-
-    work_dir: the workers' working directory. is_shared: these are the supervisor's own folders, so `work_dir` can be
-        made there; otherwise each node makes its own from the snapshot that was sent.
-    python: the interpreter of nodes whose job names none. remote_shell: takes `HOST COMMAND...` as ssh does and runs it on
-        another node of the run; empty where there is no such thing. starter: what starts MPI's workers in mpirun's place.
-    """
-
-    run_dir: Path
-    work_dir: Path
-    scratch_dir: Path
-    library_dir: Path
-    python: str
-    is_shared: bool = True
-    remote_shell: tuple[str, ...] = ()
     starter: Starter | None = None
 
 
@@ -93,7 +55,7 @@ class Nodes(Protocol):
     #: Free on the first node.
     ports: tuple[int, ...]
 
-    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+    def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
         """Give all nodes the run's folder, or what they need of it.
 
         Raises:
@@ -106,7 +68,7 @@ class Nodes(Protocol):
     def begin(self, attempt: int) -> None:
         """Let the nodes have the folder of an attempt, whose files come back from now on."""
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         """Start a command on its node. shell: the environment under what the command sets.
 
         Raises:
@@ -119,7 +81,7 @@ class Nodes(Protocol):
     def is_alive(self, pid: int, node_rank: int) -> bool:
         """Whether there is such a process; on a lost node there is none."""
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ProcessExit]:
         """Commands that have ended since the last call. What they wrote in the run's folder is in the supervisor's by then."""
 
     def renew_ports(self) -> None:

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.job.plan import Command, Node
+from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand
+from paceline.remote.agent.disks import disks_here
 from paceline.remote.agent.oom import oom_kills
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
 from paceline.system.files import make_own
-from paceline.targets.base import Ended, Seen, Started
-from paceline.targets.disks import disks_here
 
 #: More than a worker's report of its exception takes.
 _REPORT_BYTES = 1 << 14
@@ -37,10 +36,10 @@ class LocalNodes:
         self._node_ranks: dict[int, int] = {}
         self._folder: RunFolder | None = None
 
-    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+    def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
         self._folder = folder
         make_own(folder.scratch)
-        return Seen(
+        return RemotePaths(
             run_dir=folder.path,
             work_dir=folder.work,
             scratch_dir=folder.scratch,
@@ -58,7 +57,7 @@ class LocalNodes:
         if self._new_ports is not None:
             self.ports = self._new_ports()
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         environment = {**command.defaults, **shell, **command.environment}
         log = os.open(command.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         try:
@@ -76,7 +75,7 @@ class LocalNodes:
         # All children are reaped together, orphans of theirs too.
         process.returncode = 0
         self._node_ranks[process.pid] = command.node_rank
-        return Started(command=command, pid=process.pid)
+        return StartedCommand(command=command, pid=process.pid)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         return processes.send(pid, number)
@@ -84,10 +83,12 @@ class LocalNodes:
     def is_alive(self, pid: int, node_rank: int) -> bool:
         return processes.is_alive(pid)
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ProcessExit]:
         now = time.time()
         return [
-            Ended(pid=pid, node_rank=self._node_ranks.pop(pid), exit_code=processes.shell_exit_code(status), time=now)
+            ProcessExit(
+                pid=pid, node_rank=self._node_ranks.pop(pid), exit_code=processes.shell_exit_code(status), time=now
+            )
             for pid, status in processes.reap()
             if pid in self._node_ranks
         ]

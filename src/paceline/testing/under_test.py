@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.job.environment import Environment
+from paceline.environments.environment import Environment
 from paceline.runs.run import Run
 from paceline.system import processes
 from paceline.targets import configured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from paceline.job.plan import Launch, Node, Prepared
+from paceline.job.plan import Launch, Node, NodeSetup
 from paceline.launchers import environment
 from paceline.runs.run import Run
 
@@ -36,7 +36,7 @@ def expected(run: Run, rank: int, found: Mapping[str, str]) -> dict[str, str]:
             Node(node_rank=number, name=name, address=found["MASTER_ADDR"], cores=cores)
             for number, name in enumerate(attempt.nodes)
         ),
-        prepared=(Prepared(python="python"),) * len(attempt.nodes),
+        prepared=(NodeSetup(python="python"),) * len(attempt.nodes),
         ports=(int(found["MASTER_PORT"]), int(found["JAX_COORDINATOR_ADDRESS"].rpartition(":")[2])),
         attempt=attempt.number,
         # Whether the nodes are one machine is the target's to know.

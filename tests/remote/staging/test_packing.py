@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.environments.environment import Environment
 from paceline.errors import DataError, EnvironmentSpecError
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
 from paceline.remote.staging.manifest import Manifest
 from paceline.remote.staging.packing import Packed, pack, pack_run
 from paceline.runs.folder import RunFolder

@@ -11,8 +11,8 @@ import pytest
 import paceline as pl
 from paceline.data.stores.record import read_record
 from paceline.data.transfer.fetch import list_files
+from paceline.environments.environment import Environment
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
 from paceline.remote.staging.manifest import Manifest
 from paceline.remote.staging.packing import pack
 from paceline.remote.staging.stage_in import Arrived, arrived, as_here

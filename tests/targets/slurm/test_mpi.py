@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.environments.environment import Environment
 from paceline.errors import TargetError
-from paceline.job.environment import Environment
 from paceline.targets.slurm import SlurmTarget
 from paceline.targets.slurm.mpi import plugins_in, starter
 from paceline.targets.slurm.scheduler import Done

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable
 
 
 def disk_of(path: str) -> tuple[int, int, int]:
@@ -13,6 +15,15 @@ def disk_of(path: str) -> tuple[int, int, int]:
     """
     found = os.statvfs(path)
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize, os.stat(path).st_dev
+
+
+def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+    """Path -> (bytes free for the user, bytes in all, number of the file system); paths that are not there are left out."""
+    found = {}
+    for path in paths:
+        with contextlib.suppress(OSError):
+            found[path] = disk_of(path)
+    return found
 
 
 def is_low(free: int, total: int) -> bool:

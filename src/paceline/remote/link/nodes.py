@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from paceline.errors import TargetError
-from paceline.job.plan import Command, Node, Starter
+from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
+from paceline.remote.agent.disks import disks_here
 from paceline.remote.link.copies import Copies
 from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 from paceline.remote.link.sending import all_or_error, on_each, see_same
 from paceline.runs.folder import RunFolder
-from paceline.targets.base import Ended, Seen, Started
-from paceline.targets.disks import disks_here
 
 #: More than a worker's report of its exception takes.
 _REPORT_BYTES = 1 << 14
@@ -78,7 +77,7 @@ class AgentNodes:
         """Take other ports on the first node: somebody else has taken one of these."""
         self.ports = tuple(self._links[0].free_ports(len(self.ports)))
 
-    def send(self, folder: RunFolder, library_dir: Path) -> Seen:
+    def send(self, folder: RunFolder, library_dir: Path) -> RemotePaths:
         links, self._folder = self._links, folder
         if self._is_shared is None:
             self._is_shared = see_same(links, folder.path)
@@ -101,7 +100,7 @@ class AgentNodes:
                 f"the nodes have Paceline's library in different places ({places}). Name one folder for all."
             )
         python = self._python or links[0].hello.python[0]
-        return Seen(
+        return RemotePaths(
             run_dir=Path(self._run_dir),
             work_dir=Path(self._run_dir) / "work",
             scratch_dir=Path(scratch),
@@ -122,7 +121,7 @@ class AgentNodes:
         if self._copies is not None:
             self._copies.follow(attempt)
 
-    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> Started:
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
         link = self._links[command.node_rank]
         if command.shells:
             assert self._calls is not None, "send comes first"
@@ -142,7 +141,7 @@ class AgentNodes:
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
             self._copies.note_start(command.node_rank)
-        return Started(command=command, pid=pid)
+        return StartedCommand(command=command, pid=pid)
 
     def signal(self, pid: int, node_rank: int, number: int) -> bool:
         link = self._links[node_rank]
@@ -170,13 +169,13 @@ class AgentNodes:
             self._looked[node_rank, pid] = (time.monotonic(), alive)
         return alive
 
-    def ended(self) -> list[Ended]:
+    def ended(self) -> list[ProcessExit]:
         found = []
         for rank, link in enumerate(self._links):
             for pid, code, when in link.ends():
                 self._over.add((rank, pid))
                 self._started.discard((rank, pid))
-                found.append(Ended(pid=pid, node_rank=rank, exit_code=code, time=when))
+                found.append(ProcessExit(pid=pid, node_rank=rank, exit_code=code, time=when))
         return found
 
     def lost(self) -> dict[int, str]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.data.stores.record import StoreRecord
 from paceline.errors import EnvironmentSpecError
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.job.job import Job
 from paceline.remote.staging.manifest import Manifest, place_in, tree_files
 from paceline.runs.folder import RunFolder
@@ -84,7 +84,7 @@ def add_json(archive: tarfile.TarFile, name: str, value: Any) -> None:
     archive.addfile(item, io.BytesIO(data))
 
 
-def local_places(environment: Environment) -> Iterator[Path]:
+def local_places(environment: EnvironmentSpec) -> Iterator[Path]:
     """The archives, folders and channels of this machine that an environment is made from.
 
     Raises:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from paceline.data.stores.record import StoreRecord, write_record
 from paceline.job.data_reference import DataReference, Source
-from paceline.job.environment import Environment
+from paceline.job.environment import EnvironmentSpec
 from paceline.remote.staging.manifest import FOLDER, Manifest, place_in
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
@@ -52,7 +52,7 @@ class Arrived:
         """Whether it is an output that is stored on the submitting machine, once it is there."""
         return reference.is_output and reference.name in self.manifest.home
 
-    def environment(self, environment: Environment) -> Environment:
+    def environment(self, environment: EnvironmentSpec) -> EnvironmentSpec:
         """The same, made from packages as they lie here; those in a datastore are fetched.
 
         Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.job.plan import Launch, Place
+from paceline.job.plan import Launch, RankSlot
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
@@ -68,7 +68,7 @@ class Findings:
         except OSError:
             return ()
 
-    def _end_of(self, place: Place) -> WorkerEnd:
+    def _end_of(self, place: RankSlot) -> WorkerEnd:
         rank, error = place.rank, self.errors.get(place.rank)
         exit_code = self.exit_codes.get(rank)
         stopped = rank in self.asked

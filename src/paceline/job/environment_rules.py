@@ -1,18 +1,18 @@
-"""The rules for the values of an `Environment`, by the standard library alone: workers read environments too."""
+"""The rules for the values of an `EnvironmentSpec`, by the standard library alone: workers read environments too.
+
+The functions take the specification as `Any`, for its own file imports this one.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from paceline.environments.local_paths import absolute
 from paceline.errors import EnvironmentSpecError
+from paceline.job.local_paths import absolute
 from paceline.system.registry import name_rule
-
-if TYPE_CHECKING:
-    from paceline.job.environment import Environment
 
 NAME = name_rule("_.-", 128)
 
@@ -35,7 +35,7 @@ _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
 
 
-def normalise(environment: Environment) -> None:
+def normalise(environment: Any) -> None:
     """Put tuples and a copied dict in place of what was given, and make local paths absolute.
 
     Raises:
@@ -62,7 +62,7 @@ def normalise(environment: Environment) -> None:
     object.__setattr__(environment, "environment_variables", dict(variables))
 
 
-def check(environment: Environment) -> None:
+def check(environment: Any) -> None:
     """Refuse values that are wrong in themselves, or contradict each other.
 
     Raises:
@@ -116,7 +116,7 @@ def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
     return tuple(value.strip() for value in found)
 
 
-def _check_scalars(environment: Environment) -> None:
+def _check_scalars(environment: Any) -> None:
     if environment.name is not None:
         check_name(environment.name)
     version = environment.version
@@ -160,7 +160,7 @@ def _check_channel(field: str, value: str) -> None:
         )
 
 
-def _check_contradictions(environment: Environment) -> None:
+def _check_contradictions(environment: Any) -> None:
     installs = [
         field
         for field in ("pip_packages", "pip_requirements", "conda_packages", "locked_pip", "locked_conda")

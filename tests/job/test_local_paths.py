@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.environments.local_paths import is_editable, local_path
+from paceline.job.local_paths import is_editable, local_path
 
 
 @pytest.mark.parametrize(
