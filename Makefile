@@ -7,21 +7,26 @@ BIN := .venv/bin
 # With PACELINE_REQUIRE_ENGINES=1 the engines that tests use are installed, and a test skipped for want of one fails.
 export PACELINE_REQUIRE_ENGINES
 
-.PHONY: demo test lint chaos bench compat engines clean
+.PHONY: demo test proof lint chaos bench compat engines clean
 
 demo: .venv/.ready
 	$(BIN)/python examples/digits/demo.py
 
-# Two processes: much of a test's time is waiting, for an engine or for a time-out.
+# More processes than two cores: much of a test's time is waiting, for an engine or for a time-out.
 test: .venv/.ready engines
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
+
+# The full numbers of what `make test` does less often: kills, steps without growth, plans of collective operations.
+proof: .venv/.ready engines chaos
+	PACELINE_ENDURANCE_STEPS=10000 PACELINE_PLANS=5000 \
+	    $(BIN)/python -m pytest tests/collectives/test_endurance.py tests/collectives/test_properties.py --timeout 14400
 
 lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# 500 kills of random processes in random states; `make test` does 50.
+# 500 kills of random processes in random states; `make test` does 20.
 chaos: .venv/.ready
 	PACELINE_CHAOS_KILLS=500 $(BIN)/python -m pytest tests/chaos --timeout 7200
 

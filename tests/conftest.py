@@ -48,17 +48,58 @@ _NAMES = frozenset(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    from tests.side_by_side import FIRST, folder_of
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--keep-durations",
+        action="store_true",
+        help="write what each unit of tests took to tests/durations.json, by which the longest is handed out first",
+    )
 
-    items.sort(key=lambda item: folder_of(item.nodeid) != FIRST)
+
+def pytest_configure(config: pytest.Config) -> None:
+    # With several processes, the first alone hears of all tests.
+    if config.getoption("--keep-durations") and not hasattr(config, "workerinput"):
+        if not all(Path(arg).is_dir() for arg in config.args) or config.getoption("keyword"):
+            raise pytest.UsageError(
+                "--keep-durations measures whole units: name folders, not files or tests, and no -k"
+            )
+        config.pluginmanager.register(Durations(config))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.side_by_side import kept_durations, longest_first
+
+    items[:] = longest_first(items, kept_durations())
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.side_by_side import ByFolder
+    from tests.side_by_side import ByUnit
 
-    return ByFolder(config, log)
+    return ByUnit(config, log)
+
+
+class Durations:
+    """Adds up what the tests of each unit take, with what they set up and tear down, and writes it in the end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        # Without a selection, every unit is run.
+        self._is_whole = list(config.args) == list(config.getini("testpaths"))
+        self._measured: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        from tests.side_by_side import unit_of
+
+        unit = unit_of(report.nodeid)
+        self._measured[unit] = self._measured.get(unit, 0.0) + report.duration
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        from tests.side_by_side import DURATIONS, keep_durations
+
+        # One that was interrupted has measured parts of units.
+        if exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            keep_durations(DURATIONS, self._measured, is_whole=self._is_whole)
 
 
 @pytest.fixture(autouse=True)

@@ -1,22 +1,33 @@
-"""Which tests may run at the same time, where pytest runs with several processes (`-n 2`): whole folders, never two of one.
+"""Which tests may run at the same time, where pytest runs with several processes (`-n 4`): units, the longest first.
 
-Tests of a folder share what is slow to start: engines, worlds of ranks, environments.
+A unit is a folder: its tests share what is slow to start, such as engines, worlds of ranks and environments. Of
+`tests/engines/everywhere`, a test belongs to the unit of the target that its parameter names. So each engine is started
+once, by the process that has its unit. Two units never need a port, a network, a store of containers or a folder of the
+same name: each lab takes free ones.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import NodeManager
 
-#: The longest, most of which is waiting: the other processes have the rest meanwhile.
-FIRST = "tests/engines"
+#: Unit -> seconds that its tests took in the last run that was asked to keep them.
+DURATIONS = Path(__file__).with_name("durations.json")
+_ENGINES = "tests/engines"
+_EVERYWHERE = f"{_ENGINES}/everywhere"
+#: The first word of a parameter's id that is a target's name, such as `[ray, shared folder]` or `[ssh]`.
+_TARGET = re.compile(r"\[(local|ssh|slurm|ray)\b")
 
 
-class ByFolder(LoadScopeScheduling):
-    """Hands folders to processes, one after the other, in the order in which they were collected."""
+class ByUnit(LoadScopeScheduling):
+    """Hands units to processes, one after the other, in the order in which they were collected."""
 
     def __init__(self, config: pytest.Config, log: Any) -> None:
         super().__init__(config, log)
@@ -25,9 +36,41 @@ class ByFolder(LoadScopeScheduling):
         NodeManager.EXIT_TIMEOUT = 20
 
     def _split_scope(self, nodeid: str) -> str:
-        return folder_of(nodeid)
+        return unit_of(nodeid)
 
 
-def folder_of(nodeid: str) -> str:
-    """ "tests/cli" of "tests/cli/test_run.py::test_it"."""
-    return nodeid.partition("::")[0].rpartition("/")[0]
+def unit_of(nodeid: str) -> str:
+    """ "tests/cli" of "tests/cli/test_run.py::test_it"; of a test everywhere, the folder of the target it is about."""
+    folder = nodeid.partition("::")[0].rpartition("/")[0]
+    if folder != _EVERYWHERE:
+        return folder
+    # Those without a parameter are about hosts over SSH.
+    target = _TARGET.search(nodeid)
+    return f"{_ENGINES}/{target[1] if target else 'ssh'}"
+
+
+def longest_first(items: Iterable[pytest.Item], durations: Mapping[str, float]) -> list[pytest.Item]:
+    """The tests unit by unit, in a unit as they were. A unit that nobody has measured comes first: it may be long."""
+    items = list(items)
+    first: dict[str, int] = {}
+    for number, item in enumerate(items):
+        first.setdefault(unit_of(item.nodeid), number)
+
+    def key(item: pytest.Item) -> tuple[float, int]:
+        unit = unit_of(item.nodeid)
+        return -durations.get(unit, float("inf")), first[unit]
+
+    return sorted(items, key=key)
+
+
+def kept_durations() -> dict[str, float]:
+    """What `DURATIONS` holds."""
+    return dict(json.loads(DURATIONS.read_text())) if DURATIONS.exists() else {}
+
+
+def keep_durations(path: Path, measured: Mapping[str, float], *, is_whole: bool) -> None:
+    """Write the seconds of units. is_whole: all were run, so that others in the file are units no more."""
+    kept = {} if is_whole or not path.exists() else json.loads(path.read_text())
+    kept.update({unit: round(seconds, 1) for unit, seconds in measured.items()})
+    ordered = dict(sorted(kept.items(), key=lambda pair: (-pair[1], pair[0])))
+    path.write_text(json.dumps(ordered, indent=2) + "\n")

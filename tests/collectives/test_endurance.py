@@ -1,17 +1,21 @@
-"""10,000 steps, and a hundred lives of the engine, without growth."""
+"""Thousands of steps, and a hundred lives of the engine, without growth.
+
+2,000 steps; PACELINE_ENDURANCE_STEPS=10000, as `make proof` sets it, takes so many.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.torch_mpi.test_world import mpirun, need_mpi
 
-STEPS = 10_000
-#: Of the second half of the steps. A leak of one request, or one name, in each step would be ten times as much.
-MOST_TRACED_BYTES = 100_000
+STEPS = int(os.environ.get("PACELINE_ENDURANCE_STEPS", "2000"))
+#: Of the second half of the steps. A leak of one request, or one name, in each step is 200 bytes or more of each.
+MOST_TRACED_BYTES = 100 * (STEPS // 2)
 MOST_RESIDENT_BYTES = 2 << 20
 PROGRAM = Path(__file__).with_name("endurance_ranks.py")
 
@@ -41,7 +45,7 @@ assert (seen[-1][2] - seen[20][2]) * os.sysconf("SC_PAGE_SIZE") < 4 << 20, seen
 
 
 @pytest.mark.timeout(900)
-def test_ten_thousand_steps_take_no_more_memory_than_five_thousand(tmp_path, monkeypatch):
+def test_the_second_half_of_the_steps_takes_no_memory(tmp_path, monkeypatch):
     need_mpi()
     monkeypatch.setenv("HOROVOD_CACHE_CAPACITY", "8")
     growth = _growth(tmp_path, STEPS)

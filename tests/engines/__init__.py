@@ -1,0 +1,6 @@
+"""Real runs, a folder for each engine; what several targets do alike is in `everywhere`."""
+
+import pytest
+
+# Modules of checks, whose failures are told as those of tests are.
+pytest.register_assert_rewrite("tests.engines.beside", "tests.engines.conformance")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import hosts, ray_lab, slurm_lab
+from tests.engines.conformance import Local
 from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
@@ -78,6 +79,12 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     is_wheel = name == "mpi-wheel" or (name == "mpi" and find_mpirun(WHEEL))
     use_mpirun(WHEEL if is_wheel else SYSTEM, monkeypatch)
     return {"process_count_per_node": 2, "distributed_backend": "mpi"}
+
+
+@pytest.fixture(scope="session")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
+    """This machine as a compute target, which others are compared with."""
+    return Local(tmp_path_factory.mktemp("local"))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ import paceline as pl
 from tests.engines.conftest import require_engine
 from tests.engines.lab import Lab, log_text, wait_for_end
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "tensorflow_multiworker"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "tensorflow_multiworker"
 LEGACY = {"TF_USE_LEGACY_KERAS": "1"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": "1"}
 

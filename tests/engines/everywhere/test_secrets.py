@@ -15,8 +15,8 @@ import pytest
 import paceline as pl
 from paceline.runs.remote_status import engine
 from tests.engines.conftest import use_mpirun
-from tests.engines.elsewhere import TWO, WAYS, Place, place
 from tests.engines.lab import WHEEL, log_text, wait_for_end
+from tests.engines.places import TWO, WAYS, Place, place
 from tests.helpers import wait_until
 
 pytestmark = pytest.mark.timeout(240)

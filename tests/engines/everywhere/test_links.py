@@ -12,8 +12,8 @@ import paceline as pl
 from paceline.runs import states
 from paceline.runs import store as store_of
 from paceline.system.files import read_json
-from tests.engines.elsewhere import WAYS, Place, place
 from tests.engines.lab import Lab, wait_for_end
+from tests.engines.places import WAYS, Place, place
 from tests.helpers import wait_until
 
 #: Leaves links of each kind, in its output and in the run's own folders; then logs, and waits to be read.

@@ -14,10 +14,10 @@ import pytest
 import paceline as pl
 from tests.engines.conftest import require_engine, require_module
 from tests.engines.container_lab import IMAGE, WITH_MPI, Podman
-from tests.engines.elsewhere import TWO, WAYS, Place, place, web
 from tests.engines.hosts import Hosts
 from tests.engines.lab import KEEP, seen, wait_for_end, wait_for_file
 from tests.engines.packages import make_source
+from tests.engines.places import TWO, WAYS, Place, place, web
 from tests.environments.wheels import make_wheel
 
 pytestmark = pytest.mark.timeout(180)

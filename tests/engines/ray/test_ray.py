@@ -21,8 +21,8 @@ from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
+from tests.engines.local.test_listening import listening
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
-from tests.engines.test_listening import listening
 from tests.helpers import wait_until
 
 #: In every name that reaches a shell, a script or a JSON text.

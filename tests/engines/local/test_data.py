@@ -264,7 +264,7 @@ def test_data_from_the_command_line(
 ) -> None:
     import subprocess
 
-    from tests.engines.test_environments import paceline
+    from tests.engines.local.test_environments import paceline
 
     monkeypatch.setenv("PACELINE_WORKSPACE", str(lab.workspace_dir))
     lab.write("import os, sys\nprint(sorted(os.listdir(sys.argv[1])))\nopen(sys.argv[2] + '/x', 'w').write('1')\n")

@@ -11,12 +11,12 @@ import pytest
 
 import paceline as pl
 from tests.engines.conftest import require_engine
-from tests.engines.elsewhere import place
 from tests.engines.lab import Lab, wait_for_end
+from tests.engines.places import place
 
 pytestmark = pytest.mark.timeout(180)
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "digits"
 
 
 def learned(lab: Lab, target: str) -> dict[str, Any]:

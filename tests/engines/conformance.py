@@ -1,0 +1,79 @@
+"""What each compute target's folder tests of it: the suite that Paceline ships, and that one job is the same on all of them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.runs.run import Run
+from paceline.system import locks
+from paceline.testing.bench import Bench, seen, states_of, text_of
+from paceline.testing.completing import WAYS
+from paceline.testing.targets import TargetConformance, TargetUnderTest
+from paceline.testing.worker_environment import comparable, expected
+
+#: Variables of a worker that follow from the node's cores and network.
+PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+#: What readers leave to a supervisor whose job is gone: these clusters' files are this machine's, where nothing is late.
+GRACE_S = 2.0
+
+
+class Local(TargetUnderTest):
+    """This machine."""
+
+    kind = "local"
+    never_fits: Mapping[str, Any] = {"use_gpu": True}
+    slack_s = 30.0
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        cores = len(os.sched_getaffinity(0))
+        return {"process_count_per_node": cores, "distributed_backend": "gloo"}
+
+    def left(self, run: Run) -> list[str]:
+        tickets = Path(os.environ["PACELINE_LEASES"]).glob("tickets/*")
+        mine = [path for path in tickets if run.id in path.read_text()]
+        # One whose run nobody looks after counts no more; the next run that asks removes it.
+        return [*super().left(run), *(str(path) for path in mine if locks.is_held(run.folder.lock))]
+
+
+@pytest.mark.timeout(240)
+class SameAsLocal(TargetConformance):
+    """The suite, and that a run is what it would be on `local`."""
+
+    @WAYS
+    def test_a_run_is_what_it_would_be_on_this_machine(
+        self, bench: Bench, local: Local, backend: str | None, request: pytest.FixtureRequest
+    ) -> None:
+        run, here = bench.plain(backend), Bench(local).plain(backend)
+
+        assert states_of(run) == states_of(here)
+        assert files_of(run) == files_of(here)
+        assert (run.get_metrics(by_rank=True), run.tags) == (here.get_metrics(by_rank=True), here.tags)
+        (mine,), (theirs,) = run.record().attempts, here.record().attempts
+        assert mine.exit_codes == theirs.exit_codes
+        for rank in map(int, mine.exit_codes):
+            assert text_of(run.folder.live_log(rank)) == text_of(here.folder.live_log(rank))
+            found = [seen(one, rank) for one in (run, here)]
+            names = [expected(one, rank, what["environment"]) for one, what in zip((run, here), found, strict=True)]
+            assert set(names[0]) - PLACE == set(names[1]) - PLACE
+            assert comparable(found[0]["environment"], set(names[0]) - PLACE) == comparable(
+                found[1]["environment"], set(names[1]) - PLACE
+            )
+            same = ("argv", "stdin", "tool", "link", "sum", "blob", "python")
+            assert {name: found[0][name] for name in same} == {name: found[1][name] for name in same}
+
+
+def files_of(run: Run) -> dict[str, str]:
+    """Name -> hash, of what the script has left; what each worker saw is compared by itself."""
+    found = {}
+    for top in (run.folder.outputs, run.folder.checkpoints, run.folder.artifacts):
+        for path in top.rglob("*"):
+            if path.is_file() and not path.name.startswith("seen_"):
+                found[str(path.relative_to(run.folder.path))] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found

@@ -1,0 +1,89 @@
+"""Ray passes the suite that Paceline ships, and a job is there what it is on this machine."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.data.stores.datastore import Datastore
+from paceline.runs import remote_status
+from paceline.runs.run import Run
+from paceline.testing.reading import ReadingChecks
+from paceline.testing.targets import TargetConformance, TargetUnderTest
+from paceline.workspace import Workspace
+from tests.engines.conformance import GRACE_S, SameAsLocal
+from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
+
+
+class Ray(TargetUnderTest):
+    """A head and two nodes."""
+
+    kind = "ray"
+    has_spare_node = True
+    # What Ray itself needs to notice, and ours after that.
+    node_lost_s = 40.0
+    slack_s = 30.0
+
+    def __init__(self, folder: Path, cluster: RayLab) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+        self.settings = {"address": cluster.address, "token_env": TOKEN_VARIABLE}
+
+    @property
+    def whole(self) -> Mapping[str, Any]:
+        return {**super().whole, "node_count": len(self.cluster.hosts.names)}
+
+    def left(self, run: Run) -> list[str]:
+        return [*super().left(run), *(f"{name}: {lines}" for name, lines in self.cluster.left().items())]
+
+    def node_to_lose(self, names: Sequence[str]) -> str:
+        """Not the head, with which the cluster would go."""
+        return next(name for name in reversed(names) if name != self.cluster.head)
+
+    def lose_node(self, name: str) -> None:
+        self.cluster.hosts.kill(name)
+
+    def bring_back(self, name: str) -> None:
+        self.cluster.revive(name)
+
+
+@pytest.fixture(scope="session")
+def ray(ray_cluster: RayLab) -> Ray:
+    folder = ray_cluster.folder / "conformance"
+    folder.mkdir()
+    return Ray(folder, ray_cluster)
+
+
+class TestRay(SameAsLocal):
+    @pytest.fixture
+    def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        return ray
+
+
+class RayWithADatastore(Ray):
+    """The same nodes, which see nothing of the workspace: runs travel through a datastore."""
+
+    def __init__(self, folder: Path, cluster: RayLab) -> None:
+        super().__init__(folder, cluster)
+        self.shared_folder = None
+        between = Path(tempfile.mkdtemp(prefix="between-", dir=cluster.folder))
+        Datastore.register(Workspace(folder / "ws"), "between", str(between))  # where `workspace_dir` is
+        self.settings = {**self.settings, "datastore": "between"}
+
+
+class TestRayWithADatastore(ReadingChecks):
+    """What differs from a workspace that nodes see."""
+
+    bench = TargetConformance.bench
+
+    @pytest.fixture
+    def under_test(self, ray_cluster: RayLab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RayWithADatastore:
+        monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+        monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        return RayWithADatastore(tmp_path, ray_cluster)

@@ -1,0 +1,50 @@
+"""How tests are handed to processes: one unit for each engine, the longest unit first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.side_by_side import DURATIONS, keep_durations, longest_first, unit_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "unit"),
+    [
+        ("tests/cli/test_run.py::test_it", "tests/cli"),
+        ("tests/test_errors.py::test_it[a/b]", "tests"),
+        ("tests/engines/ray/test_ray.py::test_it[ssh]", "tests/engines/ray"),
+        ("tests/engines/everywhere/test_links.py::test_it[local]", "tests/engines/local"),
+        ("tests/engines/everywhere/test_links.py::test_it[ray, shared folder]", "tests/engines/ray"),
+        ("tests/engines/everywhere/test_links.py::test_it[slurm, login host]", "tests/engines/slurm"),
+        ("tests/engines/everywhere/test_links.py::test_it", "tests/engines/ssh"),
+    ],
+)
+def test_each_engine_has_one_unit(nodeid: str, unit: str) -> None:
+    assert unit_of(nodeid) == unit
+
+
+def test_units_come_longest_first_and_new_ones_before_all() -> None:
+    ids = ["a/t.py::1", "b/t.py::1", "a/t.py::2", "new/t.py::1", "b/t.py::2"]
+    items = [SimpleNamespace(nodeid=name) for name in ids]
+    found = longest_first(items, {"a": 1.0, "b": 2.0})  # type: ignore[arg-type]
+    assert [item.nodeid for item in found] == ["new/t.py::1", "b/t.py::1", "b/t.py::2", "a/t.py::1", "a/t.py::2"]
+
+
+def test_a_part_of_the_tests_leaves_what_others_took(tmp_path: Path) -> None:
+    path = tmp_path / "durations.json"
+    keep_durations(path, {"a": 1.0, "b": 2.04}, is_whole=True)
+    keep_durations(path, {"a": 3.0}, is_whole=False)
+    assert list(json.loads(path.read_text()).items()) == [("a", 3.0), ("b", 2.0)]
+    keep_durations(path, {"a": 3.0}, is_whole=True)
+    assert json.loads(path.read_text()) == {"a": 3.0}
+
+
+def test_what_is_kept_is_of_units_that_there_are() -> None:
+    missing = [unit for unit in json.loads(DURATIONS.read_text()) if not list((ROOT / unit).glob("test_*.py"))]
+    assert missing == [], "run the whole suite with --keep-durations"
