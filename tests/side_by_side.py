@@ -20,6 +20,8 @@ from xdist.workermanage import NodeManager
 
 #: Unit -> seconds that its tests took in the last run that was asked to keep them.
 DURATIONS = Path(__file__).with_name("durations.json")
+#: What a unit is taken to last that nobody has measured: after the engines, before what is known to be short.
+_UNKNOWN_S = 60.0
 _ENGINES = "tests/engines"
 _EVERYWHERE = f"{_ENGINES}/everywhere"
 #: The first word of a parameter's id that is a target's name, such as `[ray, shared folder]` or `[ssh]`.
@@ -50,7 +52,7 @@ def unit_of(nodeid: str) -> str:
 
 
 def longest_first(items: Iterable[pytest.Item], durations: Mapping[str, float]) -> list[pytest.Item]:
-    """The tests unit by unit, in a unit as they were. A unit that nobody has measured comes first: it may be long."""
+    """The tests unit by unit, in a unit as they were."""
     items = list(items)
     first: dict[str, int] = {}
     for number, item in enumerate(items):
@@ -58,7 +60,7 @@ def longest_first(items: Iterable[pytest.Item], durations: Mapping[str, float]) 
 
     def key(item: pytest.Item) -> tuple[float, int]:
         unit = unit_of(item.nodeid)
-        return -durations.get(unit, float("inf")), first[unit]
+        return -durations.get(unit, _UNKNOWN_S), first[unit]
 
     return sorted(items, key=key)
 

@@ -29,11 +29,11 @@ def test_each_engine_has_one_unit(nodeid: str, unit: str) -> None:
     assert unit_of(nodeid) == unit
 
 
-def test_units_come_longest_first_and_new_ones_before_all() -> None:
-    ids = ["a/t.py::1", "b/t.py::1", "a/t.py::2", "new/t.py::1", "b/t.py::2"]
+def test_units_come_longest_first_and_new_ones_between_long_and_short() -> None:
+    ids = ["a/t.py::1", "new/t.py::1", "b/t.py::1", "a/t.py::2", "b/t.py::2"]
     items = [SimpleNamespace(nodeid=name) for name in ids]
-    found = longest_first(items, {"a": 1.0, "b": 2.0})  # type: ignore[arg-type]
-    assert [item.nodeid for item in found] == ["new/t.py::1", "b/t.py::1", "b/t.py::2", "a/t.py::1", "a/t.py::2"]
+    found = longest_first(items, {"a": 1.0, "b": 200.0})  # type: ignore[arg-type]
+    assert [item.nodeid for item in found] == ["b/t.py::1", "b/t.py::2", "new/t.py::1", "a/t.py::1", "a/t.py::2"]
 
 
 def test_a_part_of_the_tests_leaves_what_others_took(tmp_path: Path) -> None:
