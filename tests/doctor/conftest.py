@@ -38,6 +38,7 @@ class LocalLink:
     root: str = ""
     wrong: Callable[[Sequence[str]], Any] = lambda argv: None
     asked: list[list[str]] = field(default_factory=list)
+    inputs: list[bytes] = field(default_factory=list)
 
     @property
     def hello(self) -> Any:
@@ -61,6 +62,7 @@ class LocalLink:
         timeout_s: float = 60.0,
     ) -> Any:
         self.asked.append(list(argv))
+        self.inputs.append(input)
         if self.lost:
             raise LinkError(self.lost)
         answer = self.wrong(argv)

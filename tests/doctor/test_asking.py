@@ -37,7 +37,7 @@ def test_a_lost_node_says_why(two):
 
 
 def test_only_the_marked_line_counts_of_what_a_program_prints(two):
-    two[0].wrong = lambda argv: answers('motd\nPACELINE-DOCTOR {"a": 1}\nbye\n')
+    two[0].wrong = lambda argv: answers('motd\nPACELINE-ANSWERS {"a": 1}\nbye\n')
     assert Patient(two[0]).ask("on_node", "facts", {}) == {"a": 1}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
 import sys
 
@@ -30,7 +30,7 @@ def test_nodes_that_reach_each_other_are_told_in_a_line(on_loopback):
 def test_the_pair_that_can_not_connect_is_named(on_loopback, two, monkeypatch):
     # Nobody listens on node1.
     monkeypatch.setattr(connections, "_CONNECT_S", 1.0)
-    two[1].wrong = lambda argv: answers('PACELINE-DOCTOR {"answered": 0}') if "listen" in argv else None
+    two[1].wrong = lambda argv: answers('PACELINE-ANSWERS {"answered": 0}') if "listen" in argv else None
     list(check_network(on_loopback))
     failed = next(finding for finding in check_ports(on_loopback) if finding.node == "node0")
     assert failed.level == "fail"
@@ -54,9 +54,9 @@ def test_somebody_else_behind_the_address_is_not_taken_for_the_node(on_loopback,
     def listens_as_another(argv):
         if "listen" not in argv:
             return None
-        port = str(json.loads(argv[3])["port"])
+        port = re.search(rb'"port": (\d+)', two[1].inputs[-1])[1].decode()
         subprocess.run([sys.executable, "-c", _SOMEBODY_ELSE, port], check=True, timeout=90)
-        return answers('PACELINE-DOCTOR {"answered": 0}')
+        return answers('PACELINE-ANSWERS {"answered": 0}')
 
     two[1].wrong = listens_as_another
     list(check_network(on_loopback))

@@ -58,7 +58,7 @@ def test_the_facts_of_this_machine_are_learned(two, examination, monkeypatch):
 
 
 def test_a_node_that_tells_no_facts_has_failed_and_is_left_out(two, examination):
-    two[0].wrong = lambda argv: answers("PACELINE-DOCTOR {}")
+    two[0].wrong = lambda argv: answers("PACELINE-ANSWERS {}")
     two[1].wrong = lambda argv: answers("no marked line")
     (failed,) = learn_facts(examination)
     assert (failed.node, failed.level) == ("node1", "fail")

@@ -17,7 +17,7 @@ from paceline.doctor import connections
 from paceline.doctor import doctor as doctor_module
 from paceline.doctor.doctor import examine
 from paceline.doctor.finding import Finding
-from paceline.remote.link.link import Link, bootstrap_words
+from paceline.remote.link import Link, bootstrap_words
 from paceline.targets.this_machine import ThisMachine
 from tests.engines import hosts as hosts_module
 from tests.engines.conftest import require_engine

@@ -6,7 +6,6 @@ doctor that takes an hour over a broken cluster is no help.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from paceline.errors import PacelineError
+from paceline.remote import call
 from paceline.targets.timeouts import all_within
 
 if TYPE_CHECKING:
     from paceline.remote.link.link import Done, Link
 
-MARK = "PACELINE-DOCTOR "
 #: Beyond what a question itself may take.
 _SLACK_S = 5.0
 
@@ -94,10 +93,15 @@ class Patient:
         Raises:
             NoAnswerError: there is none; the message has the program's last line.
         """
-        source = Path(__file__).with_name(f"{program}.py").read_bytes()
-        words = [python or self.python, "-", mode, json.dumps(asked)]
-        done = self.run(words, input=source, env=env, timeout_s=timeout_s)
+        words = call.words(python or self.python, mode, installed=True)
+        done = self.run(words, input=program_of(program, mode, asked), env=env, timeout_s=timeout_s)
         return answer_in(done.stdout, done.stderr, done.returncode)
+
+
+def program_of(program: str, mode: str, asked: Mapping[str, Any], *, ends_at_once: bool = True) -> bytes:
+    """The text of one of the programs beside this file, as `Patient.ask` has them run."""
+    path = Path(__file__).with_name(f"{program}.py")
+    return call.program(str(path), mode, asked, ends_at_once=ends_at_once)
 
 
 def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
@@ -106,10 +110,9 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
     Raises:
         NoAnswerError: it printed none.
     """
-    marked = [line for line in stdout.decode(errors="replace").splitlines() if line.startswith(MARK)]
-    if marked:
-        found = json.loads(marked[-1][len(MARK) :])
-        return found if isinstance(found, dict) else {}
+    found = call.answer_in(stdout)
+    if found is not None:
+        return found
     said = [line for line in stderr.decode(errors="replace").splitlines() if line.strip()]
     raise NoAnswerError(said[-1].strip()[:300] if said else f"ended with {returncode} and said nothing")
 

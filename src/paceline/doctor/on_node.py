@@ -1,12 +1,12 @@
-"""The doctor's program on a node: looks, listens or connects as its first argument says, and prints one line of JSON.
+"""The doctor's program on a node: `facts`, `listen` and `connect` look, listen or connect, and return what is found.
 
-It is sent as text to `python -`, so it stands on the standard library alone and imports nothing of Paceline. Whatever
-it asks may hang (a driver, a file system that has gone), so everything has a time limit, and none of the programs that
-it starts is waited for once it has been killed.
+A Python there is given it as text (`paceline.remote.call`), so it stands on the standard library alone and imports nothing of
+Paceline. Whatever it asks may hang (a driver, a file system that has gone), so everything has a time limit, and none of the
+programs that it starts is waited for once it has been killed.
 
-    python - facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
-    python - listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
-    python - connect {"peers": [[name, address, port], ...], "token": ..., "timeout_s": ...}
+    facts   {"python": ..., "space": [...], "modules": [...], "library_dir": ..., "timeout_s": ...}
+    listen  {"address": ..., "port": ..., "token": ..., "count": ..., "timeout_s": ...}
+    connect {"peers": [[name, address, port], ...], "token": ..., "timeout_s": ...}
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 Asked = dict[str, Any]
 Answer = dict[str, Any]
 
-#: Before the line that counts: a module that is imported may print as it likes.
-MARK = "PACELINE-DOCTOR "
+#: Before the line that counts of `_MODULES`: a module that is imported may print as it likes.
+_MARK = "PACELINE-MODULES "
 
 #: Run by the interpreter that runs scripts, which may be any Python.
 _MODULES = r"""
@@ -55,7 +55,7 @@ for name in sys.argv[1:]:
         found[name] = {"missing": missing, "error": "%s: %s" % (type(error).__name__, error)}
     except BaseException as error:
         found[name] = {"missing": False, "error": "%s: %s" % (type(error).__name__, error)}
-sys.stdout.write("\nPACELINE-DOCTOR " + json.dumps(found) + "\n")
+sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 """
 
 
@@ -210,20 +210,11 @@ def marked(text: str, error: str) -> Answer:
     """The value in the marked line of a program's output."""
     if error:
         return {"error": error}
-    lines = [line for line in text.splitlines() if line.startswith(MARK)]
-    return json.loads(lines[-1][len(MARK) :]) if lines else {"error": "gave no answer"}
+    lines = [line for line in text.splitlines() if line.startswith(_MARK)]
+    return json.loads(lines[-1][len(_MARK) :]) if lines else {"error": "gave no answer"}
 
 
 def _limit(name: str) -> int | None:
     """The soft limit; None for none."""
     value = resource.getrlimit(getattr(resource, name))[0]
     return None if value == resource.RLIM_INFINITY else value
-
-
-if __name__ == "__main__":
-    asked_for = {"facts": facts, "listen": listen, "connect": connect}[sys.argv[1]]
-    answer_text = json.dumps(asked_for(json.loads(sys.argv[2])))
-    sys.stdout.write(f"\n{MARK}{answer_text}\n")
-    sys.stdout.flush()
-    # Threads that still try to connect are not waited for.
-    os._exit(0)

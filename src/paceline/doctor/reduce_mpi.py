@@ -5,17 +5,15 @@ needs a login on another.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shlex
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from paceline.doctor.asking import NoAnswerError, Patient, answer_in
+from paceline.doctor.asking import NoAnswerError, Patient, answer_in, program_of
 from paceline.doctor.environment import has_module
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding
@@ -44,7 +42,8 @@ def check_mpi(examination: Examination) -> Iterator[Finding]:
         yield skipped(_CHECK, "no common network to try")
         return
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
-    source = Path(__file__).with_name("reduce_on_node.py").read_bytes()
+    # To its end: MPI has something to do there.
+    source = program_of("reduce_on_node", "mpi", {"elements": ELEMENTS}, ends_at_once=False)
     try:
         sockets = [_prepare(patient, scratch, source) for patient in patients]
         shell = make_remote_shell(patients[0].link, scratch, sockets[0], patients[0].python)
@@ -99,7 +98,7 @@ def _reduced(
     log, first = f"{scratch}/mpirun.log", patients[0]
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
-    words += [examination.python_of(first), f"{scratch}/reduce.py", "mpi", json.dumps({"elements": ELEMENTS})]
+    words += [examination.python_of(first), f"{scratch}/reduce.py"]
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

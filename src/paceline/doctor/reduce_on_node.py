@@ -1,25 +1,21 @@
 """The doctor's all-reduce on a node, by whatever the scripts' own interpreter has: torch over Gloo, or mpi4py.
 
-Sent as text to `python -` for Gloo, started by mpirun for MPI. The imports are by name, because this program belongs to
-the interpreter that scripts run in, and Paceline itself needs none of them.
+A Python there is given it as text (`paceline.remote.call`); for MPI as a file, by mpirun. The imports are by name, because
+this program belongs to the interpreter that scripts run in, and Paceline itself needs none of them.
 
-    python - gloo {"rank": 0, "size": 2, "address": ..., "port": ..., "interface": ..., "elements": 1048576,
-                   "timeout_s": ...}
-    mpirun ... python reduce_on_node.py mpi {"elements": 1048576}
+    gloo {"rank": 0, "size": 2, "address": ..., "port": ..., "interface": ..., "elements": 1048576, "timeout_s": ...}
+    mpi  {"elements": 1048576}
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib
-import json
 import os
 import socket
-import sys
 import time
 from typing import Any
 
-MARK = "PACELINE-DOCTOR "
 #: The first one makes the connections.
 _ROUNDS = 3
 
@@ -68,15 +64,3 @@ def _check(first: float, last: float, size: int) -> None:
     wanted = size * (size + 1) / 2
     if (first, last) != (wanted, wanted):
         raise ArithmeticError(f"the sum over {size} ranks is {first} and {last}, not {wanted}")
-
-
-if __name__ == "__main__":
-    # What lies in the working directory must not pass for torch.
-    sys.path[:] = [folder for folder in sys.path if folder not in ("", os.getcwd())]
-    answer = {"gloo": gloo, "mpi": mpi}[sys.argv[1]](json.loads(sys.argv[2]))
-    if answer is not None:
-        sys.stdout.write(f"\n{MARK}{json.dumps(answer)}\n")
-        sys.stdout.flush()
-    if sys.argv[1] == "gloo":
-        # Gloo's threads may wait for a peer that has gone already.
-        os._exit(0)

@@ -58,7 +58,8 @@ class ThisMachine(LocalTarget):
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
         """One link, however many nodes: they are all this machine."""
         import paceline
-        from paceline.remote.link.link import Link, bootstrap_words
+        from paceline.remote.call import bootstrap_words
+        from paceline.remote.link.link import Link
 
         link = Link.open(
             bootstrap_words(sys.executable),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.remote.agent import boot
+from paceline.remote.call import stream_program
 from paceline.remote.library import library_digest, packed_library
 from paceline.remote.link.link_error import LinkError
 
@@ -66,10 +67,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)
     digest = library_digest(library_dir)
     given = json.dumps({**settings, "nonce": nonce, "digest": digest})
-    program = Path(boot.__file__).read_bytes() + f"\n\nboot(json.loads({given!r}))\n".encode()
-    # Nothing that lies in the folder where the node's shell starts is to be imported.
-    line = f"import sys;sys.path[:]=[p for p in sys.path if p];exec(compile(sys.stdin.buffer.read({len(program)}),'boot','exec'))"
-    talk.write(line.encode() + b"\n" + program)
+    talk.write(stream_program(boot.__file__, last=f"boot(json.loads({given!r}))"))
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)

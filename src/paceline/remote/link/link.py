@@ -22,12 +22,6 @@ from paceline.remote.link.link_files import LinkFiles
 from paceline.system import processes
 
 
-def bootstrap_words(python: str = "python3") -> tuple[str, ...]:
-    """The command line that becomes an agent once a `Link` speaks to it. `shlex.join` of it passes through any shell."""
-    # Without what is installed there: it has no use for it, and a large environment takes its time to be found.
-    return (python, "-S", "-c", "import sys;exec(sys.stdin.buffer.readline())")
-
-
 @dataclass(frozen=True)
 class Done:
     """A command that was waited for. returncode: as a shell gives it, 128+n for signal n."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from paceline.errors import TargetError
+from paceline.remote.call import bootstrap_words, stream_program
 from paceline.remote.library import library_digest, library_files
 from paceline.remote.staging.manifest import FOLDER
 from paceline.remote.staging.packing import Packed, add_json, pack_run
@@ -150,12 +151,10 @@ class Login:
     def open(self, request: dict[str, Any]) -> tuple[subprocess.Popen[bytes], str]:
         """Ask the far side; the ssh, whose answer `take` reads, and the mark before it."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
-        code = "\n".join(Path(str(module.__file__)).read_text(encoding="utf-8") for module in (links, login_helper))
-        code += f"\nmain({mark!r}, sys.stdin.buffer, sys.stdout.buffer)\n"
-        first = f"import sys;exec(sys.stdin.buffer.read({len(code.encode())}).decode())\n"
-        command = shlex.join([self._python, "-c", "import sys;exec(sys.stdin.buffer.readline())"])
+        main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
+        code = stream_program(links.__file__, login_helper.__file__, last=main)
         process = subprocess.Popen(
-            self._scheduler.ssh_words(command),
+            self._scheduler.ssh_words(shlex.join(bootstrap_words(self._python))),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -163,7 +162,7 @@ class Login:
         assert process.stdin is not None
         try:
             with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(first.encode() + code.encode() + json.dumps(request).encode() + b"\n")
+                process.stdin.write(code + json.dumps(request).encode() + b"\n")
                 process.stdin.flush()
         except BaseException:
             with process:

@@ -1,4 +1,4 @@
-"""Runs on a node, as `python - VERB JSON` with this file as its input: what there is, and who holds how much of it.
+"""Runs on a node as text that a bare Python is given (`paceline.remote.call`): what there is, and who holds how much of it.
 
     /tmp/paceline-leases-<hostname>.guard     of everybody on the machine: locked by whoever reads or changes
     /tmp/paceline-leases-<user's number>/<hostname>/
@@ -17,7 +17,7 @@ Order is by name, which starts with the time of submission. Runs are served stri
 not overtaken for ever by those that need little. Nothing has to be cleaned up: whoever looks next leaves out, and
 where it may removes, what counts no more.
 
-Written in the words of Python 3.6, so that one that is too old can say so. The answer is one line that starts with MARK.
+Written in the words of Python 3.6, so that one that is too old can say so.
 """
 
 # ruff: noqa: UP006, UP031, UP035, UP045
@@ -36,7 +36,6 @@ import sys
 import time
 from typing import Any, Dict, Iterator, List, Optional
 
-MARK = "PACELINE-ANSWERS "
 _PARENT = "/tmp"
 _PREFIX = "paceline-leases-"
 #: Longer than anybody needs the guard for, shorter than a host may take to answer.
@@ -49,15 +48,13 @@ class LeasesError(OSError):
     """The leases can't be used as they are found; the message says why, and what to do."""
 
 
-def main() -> None:
-    verb, given = sys.argv[1], json.loads(sys.argv[2])
-    verbs = {"look": look, "take": take, "give_back": give_back}
+def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
+    """What "look", "take" or "give_back" returns, or {"error": why it can't}; with the Python that did it."""
     try:
-        answer = verbs[verb](given)
+        found = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
-        answer = {"error": str(error)}
-    answer["python"] = [sys.executable, *sys.version_info[:3]]
-    print("\n" + MARK + json.dumps(answer), flush=True)
+        found = {"error": str(error)}
+    return dict(found, python=[sys.executable, *sys.version_info[:3]])
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
@@ -453,7 +450,3 @@ def gpus() -> List[str]:
         return []
     lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
     return [line for line in lines if line.isdigit()]
-
-
-if __name__ == "__main__":
-    main()

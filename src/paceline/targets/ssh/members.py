@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.remote.link.link import Link, bootstrap_words
+from paceline.remote.call import bootstrap_words
+from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
 from paceline.targets.ssh import host_leases
 from paceline.targets.ssh.command import Ssh

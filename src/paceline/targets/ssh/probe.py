@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import subprocess
@@ -11,16 +10,16 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from paceline.remote import call
+from paceline.remote.agent.boot import OLDEST
 from paceline.system import processes
 from paceline.targets.ssh import host_leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import Host
 
-OLDEST_PYTHON = (3, 10)
 #: How long a host has to answer; nvidia-smi takes long where no driver is kept loaded.
 TIMEOUT_S = 15.0
 GPUS_S = 25.0
@@ -48,26 +47,6 @@ class Look:
         return self.host.slots or self.cores
 
 
-def program() -> bytes:
-    """The text that a node's Python is given to run."""
-    return Path(host_leases.__file__).read_bytes()
-
-
-def on_node_words(python: str, verb: str, given: dict[str, Any]) -> list[str]:
-    """The command line that runs it. Nothing is imported that lies in the folder where it starts, or is installed."""
-    return [python, "-I", "-S", "-", verb, json.dumps(given)]
-
-
-def answer_in(output: bytes) -> dict[str, Any] | None:
-    """What the node's program said, among whatever its shell says; None where it said nothing."""
-    mark = host_leases.MARK.encode()
-    for line in reversed(output.splitlines()):
-        if line.startswith(mark):
-            found: dict[str, Any] = json.loads(line[len(mark) :])
-            return found
-    return None
-
-
 def look_at(
     ssh: Ssh,
     hosts: Sequence[Host],
@@ -92,11 +71,10 @@ def look_at(
 
     def ask(host: Host) -> None:
         with slots:
-            words = _words(ssh, host, python, with_gpus)
-            look = _ask(ssh, host, words, python, timeout_s)
+            look = _ask(ssh, host, python, with_gpus, timeout_s)
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
-                look = _ask(ssh, host, words, python, timeout_s)
+                look = _ask(ssh, host, python, with_gpus, timeout_s)
         with changed:
             found[host] = look
             changed.notify_all()
@@ -123,15 +101,11 @@ def login(ssh: Ssh, host: Host) -> list[str]:
     return [*words, *(["-l", user] if user else []), host.name]
 
 
-def _words(ssh: Ssh, host: Host, python: str, with_gpus: bool) -> list[str]:
-    remote = on_node_words(python, "look", {"with_gpus": with_gpus})
-    return ssh.words(host, [shlex.join(remote)], leave_open=True)
-
-
-def _ask(ssh: Ssh, host: Host, command: list[str], python: str, timeout_s: float) -> Look:
+def _ask(ssh: Ssh, host: Host, python: str, with_gpus: bool, timeout_s: float) -> Look:
+    command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=True)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        stdin.write(program())
+        stdin.write(call.program(host_leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
         stdin.seek(0)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=_environment()
@@ -143,14 +117,14 @@ def _ask(ssh: Ssh, host: Host, command: list[str], python: str, timeout_s: float
             process.wait()
             code = None
         output, errors = _content(out), _content(err).decode(errors="replace")
-    answer = answer_in(output)
+    answer = call.answer_in(output)
     if answer is None:
         if code is None:
             errors += f"\nno answer within {timeout_s:g} s: timed out"
         said = errors if errors.strip() else output.decode(errors="replace")
         return Look(host=host, failure=explain(host, said, code, login(ssh, host), python))
     path, *version = answer["python"]
-    if tuple(version[:2]) < OLDEST_PYTHON:
+    if tuple(version[:2]) < OLDEST:
         return Look(
             host=host,
             failure=f"its {python!r} ({path}) is Python {'.'.join(map(str, version))}, and 3.10 or later is needed. "
