@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.environments.environment import Environment
     from paceline.errors import (
         DataError,
+        EngineError,
         EnvironmentBuildError,
         EnvironmentSpecError,
         FileNameError,
@@ -51,6 +52,7 @@ _HOMES = {
     "paceline.environments.environment": ("Environment",),
     "paceline.errors": (
         "DataError",
+        "EngineError",
         "EnvironmentBuildError",
         "EnvironmentSpecError",
         "FileNameError",
@@ -82,6 +84,7 @@ __all__ = [
     "DataReference",
     "Dataset",
     "Datastore",
+    "EngineError",
     "Environment",
     "EnvironmentBuildError",
     "EnvironmentSpecError",

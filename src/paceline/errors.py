@@ -1,24 +1,48 @@
-"""Every exception that Paceline raises.
+"""Every exception that Paceline raises, by what failed.
+
+Those of this module are names of `paceline` itself. Behind each other one stands its module, which this one never imports; a test
+compares the drawing with the classes in all source files.
 
     PacelineError
-    ├── UserError (also ValueError)       the caller can mend it; refused before anything starts
+    ├── UserError (also ValueError)       the caller can mend it; refused before anything starts. Exit code 2
     │   ├── JobError                      a value of an estimator or a job
     │   ├── WorkspaceError                the workspace's folder or its configuration
     │   ├── SnapshotError                 the source directory can't be copied as it is
     │   ├── TargetError                   an unknown compute target, or one that can't hold the job
+    │   │   └── SettingError              targets.status: a setting names what the engine has not got
     │   ├── LauncherError                 the launcher that the job asks for is not to be had
     │   ├── EnvironmentSpecError          what an environment is to be made of
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
     │   ├── MetricError                   a value that can't be logged
-    │   └── FileNameError                 a run id or a file name that leaves the run's folder
+    │   ├── FileNameError                 a run id or a file name that leaves the run's folder
+    │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
+    │   └── ParallelError                 parallel.errors: a model, a strategy, a batch or a loss
+    │       └── NotPlainError             parallel.exchange: a value that can't be sent to another rank
+    ├── EngineError (also ConnectionError)   a scheduler, a host or a link did not answer. Exit code 69
+    │   ├── LinkError                     remote.link.link_error: a node's agent
+    │   ├── AwayError                     targets.slurm.scheduler: Slurm, or its login host
+    │   ├── UnreachableError              targets.ray.client: a Ray cluster
+    │   └── LostError                     targets.ray.placement_group: a node, before it was the run's
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
     ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
     ├── TransferError (also RuntimeError)     data could not be read from, or written to, where it lies
     ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
     ├── RunContextError (also RuntimeError)   a worker's environment lacks what its launcher owes it
-    └── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
+    ├── RunFailedError (also RuntimeError)    the run has failed; `.report` says which rank, and why
+    ├── CollectivesError (also RuntimeError)   collectives.errors: an operation can't be done
+    │   ├── MismatchError                 collectives.errors: the ranks asked for different things
+    │   └── ShutDownError                 collectives.errors: a rank has died, or has shut its engine down
+    │       └── LostRankError             collectives.errors: that rank's process is gone
+    ├── CheckpointError (also RuntimeError)   parallel.errors: a checkpoint could not be written or read
+    ├── WorkerError (also RuntimeError)       parallel.errors: another rank failed first
+    ├── TorchError (also ImportError)         torch_private: this torch lacks what is needed of it
+    ├── HorovodInternalError (also RuntimeError)   compat.horovod.common.exceptions: a collective failed
+    │   ├── HorovodPreconditionError      compat.horovod.tensorflow.errors: the same, as TensorFlow names it
+    │   └── HorovodUnknownError           compat.horovod.tensorflow.errors: the same, as TensorFlow names it
+    ├── HostsUpdatedInterrupt (also RuntimeError)   compat.horovod.common.exceptions: the hosts have changed
+    └── HorovodVersionMismatchError (also ImportError)   compat.horovod.common.exceptions: never raised
 
-A message names the value seen, the rule, and the next step.
+A message names the value seen, the rule, and the next step; that of an `EngineError` says what was asked of whom.
 """
 
 from __future__ import annotations
@@ -71,6 +95,13 @@ class MetricError(UserError):
 
 class FileNameError(UserError):
     """A run id or file name that would leave the folder it belongs to."""
+
+
+class EngineError(PacelineError, ConnectionError):
+    """A scheduler, a host or a link did not answer. Nothing that was given is wrong, so the same may go well later.
+
+    The message says what was asked of whom, and what was heard instead.
+    """
 
 
 class RunNotFoundError(PacelineError, LookupError):

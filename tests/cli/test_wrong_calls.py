@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from tests.cli.conftest import Cli, Gallery
@@ -224,3 +226,14 @@ def test_the_version_is_the_packages(cli: Cli) -> None:
     import paceline
 
     assert cli("--version").stdout == f"paceline {paceline.__version__}\n"
+
+
+def test_a_cluster_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens on it
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        cli("compute", "add", "far", "--kind", "ray", "--address", address, "--no-check")
+        done = cli("run", "--compute", "far", cli.script(""), code=69)
+
+    assert f"the Ray cluster at {address} does not answer: " in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -16,11 +16,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 EXIT_WRONG_CALL = 2
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE
 EXIT_INTERNAL = 70  # EX_SOFTWARE
 
 
 def main() -> None:
-    """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 128+n for signal n."""
+    """Run the command line and exit: 0, the run's own code, 2 for a wrong call, 69 where nobody answers, 128+n for signal n."""
     # When whoever reads our output has gone; click would exit with 1.
     end_with_the_reader()
     if sys.argv[1:] == ["--version"]:
@@ -46,7 +47,7 @@ def _log_to_standard_error() -> None:
 
 
 def _exit_code() -> int:
-    from paceline.errors import EnvironmentBuildError, PacelineError, RunStateError, TransferError
+    from paceline.errors import EngineError, EnvironmentBuildError, PacelineError, RunStateError, TransferError
 
     try:
         _log_to_standard_error()
@@ -59,6 +60,8 @@ def _exit_code() -> int:
         return 128 + signal.SIGINT
     except PacelineError as error:
         _say(str(error))
+        if isinstance(error, EngineError):
+            return EXIT_UNAVAILABLE
         return 1 if isinstance(error, (RunStateError, EnvironmentBuildError, TransferError)) else EXIT_WRONG_CALL
     except Exception as error:
         code = _usage_error(error)

@@ -72,7 +72,7 @@ class Patient:
             return request()
         except (OSError, PacelineError) as error:
             self.gone = self.link.lost
-            if self.gone or isinstance(error, OSError):
+            if self.gone or not isinstance(error, PacelineError):
                 raise NoAnswerError((self.gone or str(error)).removeprefix(f"{self.name}: ")) from error
             raise NoAnswerError(f"no answer in {timeout_s:g} s") from error
 

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
@@ -140,6 +141,8 @@ class AttemptWatch:
         for command in commands:
             try:
                 started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
+            except EngineError:
+                raise
             except OSError as error:
                 return FailureReport(
                     cause="launcher",

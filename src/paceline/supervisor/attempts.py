@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.runs.failure import EXIT_PREEMPTED, FailureReport, logs_command
 from paceline.runs.record import RunRecord
 from paceline.supervisor.attempt import Outcome
@@ -32,7 +32,7 @@ def attempts(run: Supervision) -> Outcome:
         tried += 1
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
-        except TargetError as error:
+        except (TargetError, EngineError) as error:
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from paceline.errors import EngineError
 from paceline.job.plan import Command, RemotePaths
 from paceline.runs.failure import FailureReport, signal_name
 from paceline.runs.folder import RunFolder
@@ -78,6 +79,8 @@ def on_nodes(
                     ends[running.pop((ended.node_rank, ended.pid))] = ended.exit_code
             if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
                 return Done(failure=_lost_report(nodes, lost))
+    except EngineError:
+        raise
     except OSError as error:
         # The interpreter that the nodes were to have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."

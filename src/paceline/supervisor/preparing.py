@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import errno
 
-from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, TargetError, TransferError, UserError
+from paceline.errors import (
+    EngineError,
+    EnvironmentBuildError,
+    EnvironmentSpecError,
+    TargetError,
+    TransferError,
+    UserError,
+)
 from paceline.job.plan import NodeSetup, RemotePaths
 from paceline.runs import states, work_dir
 from paceline.runs.failure import FailureReport, logs_command
@@ -25,7 +32,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     """Get nodes and make them ready; None once they are, else how the run ends.
 
     Raises:
-        TargetError: the job can't have them, or not any more.
+        TargetError: the job can't have them. EngineError: it can't have them now, or not any more.
     """
     assert run.target is not None
     run.to(states.QUEUED, owner=run.owner())
@@ -38,7 +45,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         run.seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
         if run.seen.is_shared and not run.folder.work.exists():
             work_dir.make(run.folder)
-    except TargetError as error:
+    except (TargetError, EngineError) as error:
         cause = "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except (UserError, TransferError) as error:

@@ -7,7 +7,7 @@ import dataclasses
 import shlex
 from collections.abc import Iterable, Mapping
 
-from paceline.errors import PacelineError, TargetError
+from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.runs import left_out, states, tags_and_properties, work_dir
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.attempt import Outcome
@@ -32,7 +32,7 @@ def brought_home(run: Supervision, outcome: Outcome) -> Outcome:
     assert run.nodes is not None
     try:
         run.nodes.fetch()
-    except TargetError as error:
+    except (TargetError, EngineError) as error:
         text = str(error)
         say(text)
         with contextlib.suppress(OSError, PacelineError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.errors import TargetError, UserError
+from paceline.errors import EngineError, TargetError, UserError
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.attempt import Outcome
@@ -28,7 +28,7 @@ def _attempts(run: Supervision) -> Outcome:
     try:
         run.target = target_of_run(run.folder.path)
         return attempts(run)
-    except UserError as error:
+    except (UserError, EngineError) as error:
         # What only the nodes could show: the job can't have them, or the environment that was made has no mpirun.
-        cause = "engine" if isinstance(error, TargetError) else "launcher"
+        cause = "engine" if isinstance(error, (TargetError, EngineError)) else "launcher"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))

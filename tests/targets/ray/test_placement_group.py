@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.ray.demand import Demand
 from paceline.targets.ray.placement_group import Asked, Holding, LostError
 from tests.helpers import wait_until
@@ -183,7 +183,7 @@ def test_a_run_s_only_node_that_dies_is_lost_though_the_driver_has_nothing_left_
 
 def test_ray_that_can_not_be_asked_is_told(driver: Driver) -> None:
     holding = driver.hold({"is": "failed", "why": "ConnectionError: no GCS."})
-    with pytest.raises(TargetError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):
+    with pytest.raises(EngineError, match="Ray can't give the run its nodes: ConnectionError: no GCS"):
         holding.wait(never)
 
 

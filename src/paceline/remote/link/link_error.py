@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError
 
 
-class LinkError(TargetError):
+class LinkError(EngineError):
     """A node's agent could not be started, or does not answer any more.
 
     stderr: what the program that was to reach it has said. exit_code: how that program ended, None where it has not.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
 from paceline.remote.agent.disks import disks_here
 from paceline.remote.link.copies import Copies
@@ -229,7 +229,7 @@ class AgentNodes:
         try:
             self.kill_all()
             if self._copies is not None:
-                with contextlib.suppress(TargetError):  # what can't be had stays where it is
+                with contextlib.suppress(TargetError, EngineError):  # what can't be had stays where it is
                     self.fetch()  # nobody has, where no attempt was made
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())

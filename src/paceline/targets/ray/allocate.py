@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, LinkError, script_python
 from paceline.targets.base import Waiting
@@ -92,7 +92,7 @@ def open_links(taken: Mapping[int, Taken], library_dir: Path, folder: str, *, sh
         if isinstance(error, LinkError):
             for link in links:
                 link.close()
-            raise TargetError(f"a node that Ray has given can't be used: {error}") from error
+            raise EngineError(f"a node that Ray has given can't be used: {error}") from error
     return links
 
 

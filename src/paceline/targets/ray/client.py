@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
@@ -27,7 +27,7 @@ _TIMEOUT_S = 20.0
 PACKAGE_BYTES = 256 << 20
 
 
-class UnreachableError(TargetError):
+class UnreachableError(EngineError):
     """The cluster does not answer; what it runs may be well all the same."""
 
 

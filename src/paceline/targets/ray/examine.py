@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import paceline
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.ray.client import RayClient
 from paceline.targets.ray.entry import examine_entrypoint
 from paceline.targets.ray.library import send_library
@@ -64,7 +64,7 @@ def examined(
         for link in links:
             link.close()
         reception.close()
-        with contextlib.suppress(TargetError):
+        with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)
 
 
@@ -75,7 +75,7 @@ def own_address(address: str) -> str:
         try:
             probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
         except OSError as error:
-            raise TargetError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
+            raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
         return str(probe.getsockname()[0])
 
 
@@ -88,10 +88,10 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
         asked = time.monotonic()
         told = _last_told(client.logs(job_id))
         if told.get("is") in ("ended", "failed"):
-            raise TargetError(f"a node could not be had from Ray: {told.get('why')}.")
+            raise EngineError(f"a node could not be had from Ray: {told.get('why')}.")
         job = client.job(job_id)
         if job is not None and job.status not in ("PENDING", "RUNNING"):
-            raise TargetError(f"the job that was to hold nodes is {job.status}: {' '.join(job.message.split())[:300]}")
+            raise EngineError(f"the job that was to hold nodes is {job.status}: {' '.join(job.message.split())[:300]}")
         if asked > deadline:
             here = f"this machine ({own_address(client.address)}, port {reception.port})"
             reason = {
@@ -99,7 +99,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
                 "placed": f"{len(reception.taken)} of {count} nodes have connected to {here}. Runs do not need that they "
                 "reach it; call doctor on a machine of the cluster",
             }.get(str(told.get("is")), "Ray did not start the job that holds them")
-            raise TargetError(f"no links to the nodes within {_PLACE_S:g} s: {reason}.")
+            raise EngineError(f"no links to the nodes within {_PLACE_S:g} s: {reason}.")
 
 
 def _last_told(log: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.base import Waiting
 from paceline.targets.ray.demand import Demand, NodeResources, too_large, waits_for
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
@@ -48,7 +48,7 @@ class Asked:
     address: str = ""
 
 
-class LostError(TargetError):
+class LostError(EngineError):
     """A node was lost before it was the run's."""
 
 
@@ -79,7 +79,7 @@ class Holding:
         """The connections of all nodes, by rank; None once `waiting` has said to give up.
 
         Raises:
-            LostError: a node has died again. TargetError: Ray can't be asked, or the cluster can't hold the run.
+            LostError: a node has died again. EngineError: Ray can't be asked. TargetError: the cluster can't hold the run.
         """
         placed_at: float | None = None
         while len(self._reception.taken) < len(self._asked.demand.bundles):
@@ -90,11 +90,11 @@ class Holding:
                 rank, why = min(self._lost.items())
                 raise LostError(f"node {rank} of the run: {why}.")
             if self._failed is not None:
-                raise TargetError(f"Ray can't give the run its nodes: {self._failed}.")
+                raise EngineError(f"Ray can't give the run its nodes: {self._failed}.")
             if self._placed:
                 placed_at = placed_at or time.monotonic()
                 if time.monotonic() - placed_at > _TASK_S:
-                    raise TargetError(
+                    raise EngineError(
                         f"Ray has placed the run on {len(self._asked.demand.bundles)} nodes, but after {_TASK_S:g} s only "
                         f"{len(self._reception.taken)} have connected to this one. Can the nodes reach each other on all ports?"
                     )

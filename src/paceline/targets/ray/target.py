@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, port_count, preview_ports
 from paceline.runs import remote_status, states
@@ -114,7 +114,7 @@ class RayTarget:
     def release(self, run_dir: Path) -> None:
         if RAY_PYTHON_VARIABLE in os.environ or not RunFolder(run_dir).engine.exists():
             return  # the job itself, which ends with this process; or there is none
-        with contextlib.suppress(TargetError):
+        with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
     def look(self, folder: RunFolder, record: RunRecord) -> remote_status.Look:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.slurm.settings import Settings
 
 #: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
@@ -35,7 +35,7 @@ _UNCONFIGURED = re.compile(r"res_nsearch error: Unknown host.*DNS SRV lookup fai
 _FORM_VARIABLES = re.compile(r"(SQUEUE|SACCT|SINFO|SCONTROL|SCANCEL)_|SLURM_(TIME_FORMAT|BITSTR_LEN|DEBUG)\b")
 
 
-class AwayError(TargetError):
+class AwayError(EngineError):
     """The engine does not answer; that says nothing of any job."""
 
 

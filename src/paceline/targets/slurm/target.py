@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
@@ -186,7 +186,7 @@ class SlurmTarget:
             # Of a job that waits nobody else would take notice; one that runs is not touched by it.
             done = self._scheduler.call(["scancel", "--state=PENDING", str(noted["job_id"])])
             if done.returncode != 0 and "Invalid job id" not in done.stderr:
-                raise TargetError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
+                raise EngineError(f"{self._title}: job {noted['job_id']} can't be canceled: {done.said}.")
             self._query(folder, noted).forget_answer()
 
     def passage(self, folder: RunFolder) -> Passage | None:
@@ -222,21 +222,21 @@ class SlurmTarget:
             self._requeue(allocation.job_id, error, waiting)
             return None
 
-    def _requeue(self, job_id: str, error: TargetError, waiting: Waiting) -> None:
+    def _requeue(self, job_id: str, error: EngineError, waiting: Waiting) -> None:
         """Put the job back into the queue: this program is ended by that, and another goes on elsewhere.
 
         Raises:
-            TargetError: Slurm refuses to.
+            EngineError: Slurm refuses to.
         """
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         if done.returncode != 0:
-            raise TargetError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
+            raise EngineError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
                 return
             time.sleep(0.2)
-        raise TargetError(f"{error} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
+        raise EngineError(f"{error} The job was requeued to get other nodes, but Slurm has not ended it in 60 s.")
 
     # --- for people
 
@@ -250,7 +250,7 @@ class SlurmTarget:
         form = ["--json"] if self.settings.output == "json" else ["-h", "-N", "-O", sinfo_words()]
         done = self._scheduler.call(["sinfo", *where, *form])
         if done.returncode != 0:
-            raise TargetError(f"{self._title}: sinfo can't tell of the nodes: {done.said}.")
+            raise EngineError(f"{self._title}: sinfo can't tell of the nodes: {done.said}.")
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)

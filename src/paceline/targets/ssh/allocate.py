@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.base import Waiting
 from paceline.targets.ssh.hosts import Host
 from paceline.targets.ssh.members import Member, Opening
@@ -120,7 +120,8 @@ class Gathering:
             if not self._opening.pending:
                 down = {host: why for host, why in self._opening.failures.items() if host in self._hosts}
                 if time.monotonic() > self._give_up_at or len(self._hosts) - len(self._unfit) < count:
-                    raise TargetError(too_few(count, self._hosts, {**down, **self._unfit}))
+                    failed = EngineError if down else TargetError
+                    raise failed(too_few(count, self._hosts, {**down, **self._unfit}))
                 names = ", ".join(host.name for host in down)
                 if waiting(f"{len(fit)} of {count} hosts that it needs are up; tries {names} again"):
                     return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.remote.call import bootstrap_words
 from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
@@ -44,11 +44,13 @@ class Member:
         """The answer of `paceline.targets.ssh.host_leases`.
 
         Raises:
-            TargetError: there is none, or the node can't do it.
+            EngineError: there is none. TargetError: the node can't do it.
         """
         try:
             answer: dict[str, Any] = self.link.call(f"{host_leases.__name__}:{verb}", given)
             return answer
+        except LinkError:
+            raise
         except OSError as error:
             raise TargetError(
                 f"{self.host.name}: its share of the machine can't be asked for: {error.strerror or error}."
@@ -61,7 +63,7 @@ def open_member(
     """A host with an agent on it.
 
     Raises:
-        TargetError: it can't be had; the message says why, and what to do.
+        EngineError: it can't be had; the message says why, and what to do.
     """
     argv = ssh.words(host, [shlex.join(bootstrap_words(python))])
     try:
@@ -73,7 +75,7 @@ def open_member(
             why = explain(host, error.stderr, error.exit_code, login(ssh, host), python)
         else:
             why = str(error).removeprefix(f"{host.name}: ")
-        raise TargetError(why) from error
+        raise EngineError(why) from error
     return Member(host=host, link=link)
 
 

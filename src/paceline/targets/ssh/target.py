@@ -7,11 +7,10 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Node, node_sizes, port_count, preview_ports
 from paceline.remote.addresses import Machine, choose
@@ -24,7 +23,7 @@ from paceline.targets.ssh.failures import MENDED_BY_LOGIN
 from paceline.targets.ssh.hosts import Host
 from paceline.targets.ssh.probe import Look, look_at
 from paceline.targets.ssh.settings import KIND, OPTIONS, Settings, read_settings
-from paceline.targets.status import NodeStatus, Status
+from paceline.targets.status import NodeStatus, Status, Unreachable
 
 log = logging.getLogger(__name__)
 
@@ -32,14 +31,6 @@ log = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
 #: What a supervisor needs for `wait_for_nodes`.
 _LOADED = (__name__, "paceline.remote.link.nodes", "paceline.targets.ssh.allocate")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unreached:
-    """In the place of a link, for a host that has none."""
-
-    name: str
-    lost: str
 
 
 class SshTarget:
@@ -79,7 +70,9 @@ class SshTarget:
         if len(hosts) - len(reasons) < job.node_count:
             from paceline.targets.ssh.allocate import too_few
 
-            raise TargetError(f"compute target {self.name!r}: {too_few(job.node_count, hosts, reasons)}")
+            # Hosts that do not answer may be all that is wrong; else there is nothing to wait for.
+            failed = EngineError if down else TargetError
+            raise failed(f"compute target {self.name!r}: {too_few(job.node_count, hosts, reasons)}")
         for host, why in down.items():
             log.warning("compute target %r: host %s is left out: %s", self.name, host.name, why)
 
@@ -120,7 +113,6 @@ class SshTarget:
     # --- for the supervisor
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
-        from paceline.remote.link.link_error import LinkError
         from paceline.remote.link.nodes import AgentNodes
         from paceline.targets.ssh.allocate import Demand, Gathering, Held
         from paceline.targets.ssh.members import Opening
@@ -148,9 +140,9 @@ class SshTarget:
                 return None
             nodes = self._nodes(job, held)
             ports = tuple(held[0].member.link.free_ports(port_count(job)))
-        except LinkError as error:
+        except EngineError as error:
             held = None
-            raise TargetError(f"compute target {self.name!r}: {error}") from error
+            raise EngineError(f"compute target {self.name!r}: {error}") from error
         except BaseException as error:
             held = None
             if isinstance(error, TargetError):
@@ -236,7 +228,7 @@ class SshTarget:
             opening.open(self._set.hosts)
             opening.wait(40.0)
             members = opening.members(self._set.hosts)[:node_count]
-            down = [Unreached(name=host.name, lost=why) for host, why in opening.failures.items()]
+            down = [Unreachable(name=host.name, lost=why) for host, why in opening.failures.items()]
             yield [
                 *(member.link for member in members),
                 *(down if node_count is None else down[: node_count - len(members)]),

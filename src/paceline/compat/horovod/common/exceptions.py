@@ -26,7 +26,7 @@ class HostsUpdatedInterrupt(PacelineError, RuntimeError):  # noqa: N818
         self.skip_sync = skip_sync
 
 
-class HorovodVersionMismatchError(ImportError):
+class HorovodVersionMismatchError(PacelineError, ImportError):
     """Never raised here, as nothing is compiled; scripts name it in `except`."""
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
