@@ -29,6 +29,7 @@ from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.system.library import library_dir
 from paceline.targets import Target, configured
+from paceline.targets.base import EarlyStart
 
 _log = logging.getLogger(__name__)
 
@@ -69,15 +70,15 @@ def submit(
     warn_of_secrets(job)
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
-    load_early = getattr(target, "load_supervisor", None)
-    if load_early is not None:
-        load_early(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
+    early = isinstance(target, EarlyStart)
+    if isinstance(target, EarlyStart):
+        target.load_supervisor(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
     try:
         _check(job, workspace_dir, described, target)
         is_here = described.kind == configured.LOCAL
         taken = _snapshot(job, source, workspace_dir, progress, leave_out, is_here=is_here)
     except BaseException:
-        if load_early is not None:
+        if early:
             target.release(runs_dir / run_id)
         raise
     record = RunRecord(

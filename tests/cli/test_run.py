@@ -263,6 +263,8 @@ def test_the_attempts_of_a_run_are_told_as_they_come_and_shown_each_with_its_log
 def test_a_dry_run_shows_what_an_engine_would_be_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for name in ("look", "cancel", "passage"):
+        monkeypatch.setattr(LocalTarget, name, lambda self, *given: None, raising=False)
     monkeypatch.setattr(LocalTarget, "script", lambda self, job: f"#!/bin/sh\nrun {job.entry_script}\n", raising=False)
     (tmp_path / "train.py").touch()
     asked = Asked(job=make_job(), directory=tmp_path, experiment="e", tags={})

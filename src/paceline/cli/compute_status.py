@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import TargetError
 from paceline.targets import configured
+from paceline.targets.base import Examined
 from paceline.targets.configured import Configured
 from paceline.targets.status import SettingError, Status
 from paceline.targets.timeouts import all_within, said
@@ -95,7 +96,7 @@ def counts_text(total: int | None, used: int | None) -> str:
 
 def _status(found: Configured) -> Status | None:
     target: Any = found.make()
-    if not hasattr(target, "status"):
+    if not isinstance(target, Examined):
         return None
     status: Status = target.status()
     return status

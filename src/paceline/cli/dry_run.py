@@ -6,7 +6,7 @@ import dataclasses
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from paceline.launchers import environment, get_launcher
 from paceline.runs.visible import visible
 from paceline.submit import check, values_of, warn_of_secrets
 from paceline.targets import Target, configured, find_target
+from paceline.targets.base import Queued
 from paceline.workspace import Workspace
 
 
@@ -106,8 +107,7 @@ def _is_here(job: Job, workspace_dir: Path) -> bool:
 
 def _script(target: Target, job: Job) -> str | None:
     """What an engine would be given, such as Slurm's batch script; None where there is no such thing."""
-    make: Callable[[Job], str | None] = getattr(target, "script", lambda job: None)
-    return make(job)
+    return target.script(job) if isinstance(target, Queued) else None
 
 
 def _prepared(job: Job) -> tuple[NodeSetup, ...]:

@@ -63,6 +63,9 @@ class Teller(Protocol):
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
 
+    def passage(self, folder: RunFolder) -> Passage | None:
+        """The way to the run's supervisor for one command, where that has another folder than this one; else None."""
+
 
 def read(folder: RunFolder, record: RunRecord) -> RunRecord:
     """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more."""
@@ -213,9 +216,7 @@ def _teller(folder: RunFolder) -> Teller:
 
 def passage(folder: RunFolder) -> Passage | None:
     """As `store.passage`, by the run's target, where it has one."""
-    make = getattr(_teller(folder), "passage", None)
-    found: Passage | None = make(folder) if make is not None else None
-    return found
+    return _teller(folder).passage(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:

@@ -3,18 +3,15 @@
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
 
-Some members are looked for and need not be there, so they are in neither protocol.
+What more a target may do is in three protocols, each whole or not there (the conformance suite looks):
 
-of a target
-    load_supervisor(run_dir, library_dir, python)   before `check`: load a supervisor for the run while nodes are looked
-        at (`supervisors.Early`). `start_supervisor` begins it, `release` ends it where nothing came of the submission, and
-        it ends with the submitting program; run_dir is not there yet.
-    script(job)                                     what --dry-run prints of what an engine would be given; None for nothing
-    passage(folder)                                 the way to its supervisor for one command (`paceline.runs.execute.Passage`),
-        where that has another folder than this one; None where it has this one
-    look, cancel                                    those of `paceline.runs.remote_status`, where an engine runs the supervisor
-    OPTIONS, settings, status, examine, script_python, login   for `paceline compute`; see docs/compute.md
-of nodes
+EarlyStart    a supervisor is loaded while the job is looked at
+Queued        an engine has a queue, and runs the supervisor in its job
+Examined      `paceline compute` and the doctor may ask it
+
+Some members are looked for by themselves: OPTIONS and settings of a kind that can be configured, login of one that asks for
+a password, script_python(links) of one whose nodes have interpreters of their own; see docs/compute.md. And of nodes:
+
     disks(paths)    path, with the node where there are several -> (bytes free, bytes in all, number of the file system) of
         each disk that these folders of the nodes are on, and of the supervisor's own. Without it a run is not warned of a
         disk that fills up.
@@ -29,11 +26,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from paceline.job.job import Job
 from paceline.job.plan import Command, Node, ProcessExit, RemotePaths, StartedCommand, Starter
 from paceline.runs.folder import RunFolder
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from paceline.runs.execute import Passage
+    from paceline.runs.record import RunRecord
+    from paceline.runs.remote_status import Look
+    from paceline.targets.status import Status
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
 Waiting: TypeAlias = "Callable[[str], bool]"
@@ -143,3 +148,54 @@ class Target(Protocol):
     def release(self, run_dir: Path) -> None:
         """Give back the place in the queue and all that is held, where the supervisor could not. Harmless when there is
         nothing to give."""
+
+
+@runtime_checkable
+class EarlyStart(Protocol):
+    """A target that can load a run's supervisor before it is known whether the job fits."""
+
+    def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
+        """Load a supervisor for the run (`supervisors.Early`); called before `check`, when run_dir is not there yet.
+
+        `start_supervisor` begins it; `release` ends it where nothing came of the submission; it ends with this program.
+        """
+
+
+@runtime_checkable
+class Queued(Protocol):
+    """A target whose engine has a queue of its own and runs the supervisor in its job."""
+
+    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+        """As `paceline.runs.remote_status.Teller`."""
+
+    def cancel(self, folder: RunFolder, record: RunRecord) -> None:
+        """As `paceline.runs.remote_status.Teller`."""
+
+    def passage(self, folder: RunFolder) -> Passage | None:
+        """The way to the supervisor for one command, where that has another folder than this one; else None."""
+
+    def script(self, job: Job) -> str | None:
+        """What the engine would be given, which --dry-run prints; None for nothing that could be read."""
+
+
+@runtime_checkable
+class Examined(Protocol):
+    """A target that tells of its nodes, for `paceline compute` and the doctor."""
+
+    def status(self) -> Status:
+        """Its nodes, and what of them is in use.
+
+        Raises:
+            TargetError: its engine can't be reached.
+        """
+
+    def examine(self, node_count: int | None = None) -> AbstractContextManager[list[Any]]:
+        """A link to each node, or `Unreachable`, while the context lasts. node_count: how many; None for the kind's own.
+
+        Raises:
+            TargetError: the nodes can't be had.
+        """
+
+
+#: What a target may do beyond `Target`.
+PARTS: tuple[type, ...] = (EarlyStart, Queued, Examined)

@@ -18,7 +18,7 @@ from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
 from paceline.system.registry import Documents, name_rule
-from paceline.targets.base import Target
+from paceline.targets.base import Examined, Target
 from paceline.targets.kinds import OWN, kind_class, make_target
 from paceline.targets.status import Status
 
@@ -57,7 +57,7 @@ class Configured:
             TargetError: it can't be reached, or its kind tells nothing of its nodes.
         """
         target: Any = self.make()
-        if not hasattr(target, "status"):
+        if not isinstance(target, Examined):
             raise TargetError(
                 f"compute target {self.name!r} is of kind {self.kind!r}, which tells nothing of its nodes."
             )

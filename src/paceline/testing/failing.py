@@ -6,6 +6,8 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.runs import states
+from paceline.targets import configured
+from paceline.targets.base import PARTS
 from paceline.testing import scripts
 from paceline.testing.bench import Bench, exit_codes, node_of
 from paceline.testing.completing import WAYS
@@ -13,6 +15,10 @@ from paceline.testing.completing import WAYS
 
 class FailingChecks:
     """What is said of what goes wrong."""
+
+    def test_what_a_target_does_beyond_the_least_is_whole(self, bench: Bench) -> None:
+        target = configured.find_target(bench.target.name, bench.target.workspace_dir)
+        assert missing_members(target) == {}, "members that are left out; without them nothing of the part is used"
 
     def test_a_job_that_can_never_fit_is_refused_at_submission(self, bench: Bench) -> None:
         before = list(bench.experiment.get_runs())
@@ -47,3 +53,14 @@ class FailingChecks:
         assert report is not None
         assert (report.cause, report.exit_code, report.signal) == ("killed", 137, "SIGKILL"), bench.story(run)
         assert run.record().attempts[0].cause == "killed"
+
+
+def missing_members(target: object) -> dict[str, list[str]]:
+    """Name of a part (`paceline.targets.base.PARTS`) -> its members that the target lacks, though it has others of them."""
+    found = {}
+    for part in PARTS:
+        names = [name for name in vars(part) if not name.startswith("_")]
+        lacks = [name for name in names if not hasattr(target, name)]
+        if lacks and len(lacks) < len(names):
+            found[part.__name__] = lacks
+    return found

@@ -1,0 +1,49 @@
+"""What a target may do beyond the least: three parts, each whole or not there."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from paceline.targets.base import PARTS, EarlyStart, Examined, Queued
+from paceline.targets.kinds import OWN, kind_class
+from paceline.testing.failing import missing_members
+from tests.targets.toy import ToyTarget
+
+#: kind -> its parts.
+HAS = {
+    "local": {EarlyStart, Examined},
+    "ssh": {EarlyStart, Examined},
+    "slurm": {Queued, Examined},
+    "ray": {Queued, Examined},
+}
+
+
+def bare(kind: type) -> object:
+    """A target that nobody has configured."""
+    return object.__new__(kind)
+
+
+@pytest.mark.parametrize("kind", OWN)
+def test_each_kind_has_its_parts_whole_and_called_as_the_protocol_says(kind: str) -> None:
+    target = bare(kind_class(kind))
+    assert {part for part in PARTS if isinstance(target, part)} == HAS[kind]
+    assert missing_members(target) == {}
+    for part in HAS[kind]:
+        for name in (name for name in vars(part) if not name.startswith("_")):
+            wanted, found = (list(inspect.signature(getattr(owner, name)).parameters) for owner in (part, type(target)))
+            assert found[: len(wanted)] == wanted, f"{kind}.{name}"
+
+
+def test_a_part_that_is_not_whole_is_named_and_is_none() -> None:
+    class Half(ToyTarget):
+        def look(self, folder, record):
+            return None
+
+        def script(self, job):
+            return None
+
+    assert missing_members(bare(Half)) == {"Queued": ["cancel", "passage"]}
+    assert not isinstance(bare(Half), Queued)
+    assert isinstance(bare(Half), Examined)
