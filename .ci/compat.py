@@ -38,9 +38,9 @@ PYTHON = ("3.11", "3.10", "3.12", "3.13")
 #: Column -> which tests count in it: a pattern of "file::test". Tests that match none are not run: two ranks show what a
 #: release has changed, and four the products of strategies, which are in the checks of pipelines.
 COLUMNS = {
-    "Data, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|loop|mutations|reads|silent)\..*-2\]",
-    "Pipeline, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
-    "Tensor": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
+    "DataParallel, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|loop|mutations|reads|silent)\..*-2\]",
+    "PipelineParallel, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
+    "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
     "`mpi`": r"collectives/test_torch_(group|models)\.py::.*\[2-ranks|collectives/test_torch_(mpi|world)\.py::",
     "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[2-",

@@ -92,10 +92,14 @@ def on_a_rank() -> None:
 
 def _made(name: str, batch: Any, check: str) -> tuple[Any, Any]:
     import paceline
-    from paceline.parallel import Data, FullyShard, Pipeline
+    from paceline.parallel import DataParallel, FullyShard, PipelineParallel
 
     model = _scaled(_model())
-    strategy = {"data": Data(), "shard": FullyShard(), "pipeline": Pipeline(cut=(f"blocks.{DEPTH // 2}",))}[name]
+    strategy = {
+        "data": DataParallel(),
+        "shard": FullyShard(),
+        "pipeline": PipelineParallel(cut=(f"blocks.{DEPTH // 2}",)),
+    }[name]
     par = paceline.parallelize(
         *(model, _adamw(model), [batch]),
         loss=_loss,

@@ -143,11 +143,11 @@ def _ours(x: Any, y: Any, strategy: str) -> Callable[[], Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     import paceline
-    from paceline.parallel import Data, Pipeline
+    from paceline.parallel import DataParallel, PipelineParallel
 
     model = _model()
     loader = DataLoader(TensorDataset(x, y), batch_size=ROWS)
-    chosen = {"data": Data(), "pipeline": Pipeline(cut=(f"blocks.{DEPTH // 2}",))}[strategy]
+    chosen = {"data": DataParallel(), "pipeline": PipelineParallel(cut=(f"blocks.{DEPTH // 2}",))}[strategy]
     par = paceline.parallelize(
         model,
         _adamw(model),

@@ -88,7 +88,7 @@ def measure(folder: Path) -> None:
     from torch import Tensor, nn
 
     import paceline
-    from paceline.parallel import Pipeline
+    from paceline.parallel import PipelineParallel
 
     torch.set_num_threads(1)
 
@@ -123,7 +123,7 @@ def measure(folder: Path) -> None:
             model,
             torch.optim.SGD(model.parameters(), lr=1e-3),
             loss=nn.functional.mse_loss,
-            strategy=Pipeline(schedule=schedule, cut=tuple(str(index) for index in range(1, count))),
+            strategy=PipelineParallel(schedule=schedule, cut=tuple(str(index) for index in range(1, count))),
             microbatches=microbatches,
             sample=batch,
         )

@@ -16,14 +16,14 @@ from chars import Source, Transformer, loss_of
 from torch.utils.data import DataLoader
 
 import paceline
-from paceline.parallel import Data, FullyShard, Pipeline, Tensor
+from paceline.parallel import DataParallel, FullyShard, PipelineParallel, TensorParallel
 
 STRATEGIES = {
-    "data": Data(),
-    "pipeline": Pipeline(),
-    "tensor": Tensor(),
+    "data": DataParallel(),
+    "pipeline": PipelineParallel(),
+    "tensor": TensorParallel(),
     "fully-sharded": FullyShard(),
-    "data-pipeline": Data() @ Pipeline(stages=2),
+    "data-pipeline": DataParallel() @ PipelineParallel(stages=2),
 }
 
 parser = argparse.ArgumentParser(description="Train a small transformer on the characters of Python's library.")

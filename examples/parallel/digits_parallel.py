@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.parallel import Data
+from paceline.parallel import DataParallel
 
 parser = argparse.ArgumentParser(description="Train a small CNN on scikit-learn's digits.")
 parser.add_argument("--epochs", type=int, default=3)
@@ -42,7 +42,7 @@ model = nn.Sequential(
     nn.Linear(16 * 4 * 4, 10),
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
-par = paceline.parallelize(model, optimizer, train_loader, loss=nn.functional.cross_entropy, strategy=Data())
+par = paceline.parallelize(model, optimizer, train_loader, loss=nn.functional.cross_entropy, strategy=DataParallel())
 
 
 def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -68,9 +68,9 @@ def test_the_page_names_the_bounds():
 
 def test_a_test_counts_in_its_column(compat):
     ids = {
-        "tests/parallel/test_on_ranks.py::test_on_ranks[loop.check_a-2]": "Data, FullyShard",
-        "tests/parallel/test_on_ranks.py::test_on_ranks[stages.check_a-2]": "Pipeline, products",
-        "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "Pipeline, products",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[loop.check_a-2]": "DataParallel, FullyShard",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[stages.check_a-2]": "PipelineParallel, products",
+        "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
         "tests/collectives/test_torch_group.py::test_on_every_rank[2-ranks-x]": "`mpi`",
@@ -101,7 +101,7 @@ def test_a_report_is_counted(compat):
     assert list(found["private parts"].failed) == ["tests/test_torch_private.py::test_b"]
     assert str(found["examples"]) == "**1 of 1 failed**"
     assert str(found["`mpi`"]) == "ok (1)"
-    assert str(found["Tensor"]) == "not run"
+    assert str(found["TensorParallel"]) == "not run"
 
 
 def test_a_row_takes_the_place_of_its_own_alone(compat, tmp_path):

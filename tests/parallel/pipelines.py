@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel
 from tests.parallel.equality import batches, sgd
 from tests.parallel.models import Case
 from tests.parallel.world import Ranks
@@ -21,11 +21,15 @@ EXACT = {"loss": 1e-11, "gradient": 1e-10, "parameter": 1e-10, "buffer": 1e-11}
 
 
 def pipelines(size: int) -> list[object]:
-    return [Pipeline(size), Pipeline(size, schedule="gpipe"), Pipeline(size, schedule="interleaved")]
+    return [
+        PipelineParallel(size),
+        PipelineParallel(size, schedule="gpipe"),
+        PipelineParallel(size, schedule="interleaved"),
+    ]
 
 
 def combined(size: int) -> list[object]:
-    return [Data(2) @ Pipeline(2), FullyShard(2) @ Pipeline(2)] if size == 4 else []
+    return [DataParallel(2) @ PipelineParallel(2), FullyShard(2) @ PipelineParallel(2)] if size == 4 else []
 
 
 def fits(case: Case, strategy: object, size: int) -> bool:

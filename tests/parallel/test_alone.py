@@ -13,13 +13,15 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Parts, Pipeline
+from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel
 from tests.parallel.equality import adamw, alone, batches, sgd, together
 from tests.parallel.models import CASES, Mlp, Transformer, token_loss
 
 
 @pytest.mark.parametrize("name", list(CASES))
-@pytest.mark.parametrize("strategy", [Data(), FullyShard(), Pipeline(), "auto"], ids=["data", "shard", "pipe", "auto"])
+@pytest.mark.parametrize(
+    "strategy", [DataParallel(), FullyShard(), PipelineParallel(), "auto"], ids=["data", "shard", "pipe", "auto"]
+)
 def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) -> None:
     one = alone(CASES[name], dtype=torch.float32, clip_norm=0.1)
     many = together(CASES[name], strategy, dtype=torch.float32, clip_norm=0.1)
@@ -36,14 +38,14 @@ def test_dropout_of_one_process_draws_from_the_caller_s_generator() -> None:
     x, y = CASES["transformer_untied"].batch(4)
     torch.manual_seed(11)
     expected = token_loss(plain(x), y).detach()
-    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=Data())
+    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=DataParallel())
     torch.manual_seed(11)
     assert torch.equal(par.step((x, y)), expected)
 
 
 def test_microbatches_of_one_process_are_accumulation() -> None:
     one = alone(CASES["cnn_batch"], microbatches=3, rows=(8, 2, 8))
-    many = together(CASES["cnn_batch"], Data(), microbatches=3, rows=(8, 2, 8))
+    many = together(CASES["cnn_batch"], DataParallel(), microbatches=3, rows=(8, 2, 8))
     assert one.losses == pytest.approx(many.losses, abs=1e-14)
     for key, value in one.buffers.items():
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
@@ -53,7 +55,7 @@ def test_the_optimizer_stays_the_same_object() -> None:
     model = Mlp()
     opt = adamw(model)
     params = opt.param_groups[0]["params"]
-    par = paceline.parallelize(model, opt, loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, opt, loss=F.cross_entropy, strategy=DataParallel())
     assert par.optimizer is opt
     assert [id(param) for param in opt.param_groups[0]["params"]] == [id(param) for param in params]
 
@@ -61,7 +63,7 @@ def test_the_optimizer_stays_the_same_object() -> None:
 def test_a_token_that_does_not_count_anywhere_is_an_error() -> None:
     model = Transformer(tied=True)
     par = paceline.parallelize(
-        model, sgd(model), loss=token_loss, loss_weight=lambda target: (target >= 0).sum(), strategy=Data()
+        model, sgd(model), loss=token_loss, loss_weight=lambda target: (target >= 0).sum(), strategy=DataParallel()
     )
     with pytest.raises(ParallelError, match="sum to 0 over all replicas"):
         par.step((torch.zeros(2, 4, dtype=torch.long), torch.full((2, 4), -100)))
@@ -78,7 +80,7 @@ def test_a_microbatch_in_which_nothing_counts_adds_nothing() -> None:
         sgd(model),
         loss=token_loss,
         loss_weight=lambda target: (target >= 0).sum(),
-        strategy=Data(),
+        strategy=DataParallel(),
         microbatches=2,
     )
     loss = par.step((x, y))
@@ -93,7 +95,12 @@ def test_a_microbatch_in_which_nothing_counts_adds_nothing() -> None:
 
 def refused(words: str, **changed: Any) -> None:
     model = changed.pop("model", None) or Mlp()
-    given: dict[str, Any] = {"model": model, "optimizer": sgd(model), "loss": F.cross_entropy, "strategy": Data()}
+    given: dict[str, Any] = {
+        "model": model,
+        "optimizer": sgd(model),
+        "loss": F.cross_entropy,
+        "strategy": DataParallel(),
+    }
     with pytest.raises(ParallelError, match=words):
         paceline.parallelize(**(given | changed))
 
@@ -130,12 +137,12 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
         model,
         sgd(model),
         loss=lambda output, target: F.cross_entropy(output, target, reduction="none"),
-        strategy=Data(),
+        strategy=DataParallel(),
     )
     with pytest.raises(ParallelError, match=r"a tensor of shape \[4\].*mean over the rows"):
         par.step(CASES["mlp"].batch(4))
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=lambda output, target: 3.0, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=lambda output, target: 3.0, strategy=DataParallel())
     with pytest.raises(ParallelError, match="returned float"):
         par.step(CASES["mlp"].batch(4))
 
@@ -150,21 +157,23 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
 )
 def test_a_weight_that_is_no_number_is_refused(weight: Any, said: str) -> None:
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=DataParallel())
     with pytest.raises(ParallelError, match=f"the weight of a target .* is {said}; it has to be"):
         par.step(CASES["mlp"].batch(4))
 
 
 def test_a_split_that_is_none_is_refused() -> None:
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data(), split=lambda batch: batch)
+    par = paceline.parallelize(
+        model, sgd(model), loss=F.cross_entropy, strategy=DataParallel(), split=lambda batch: batch
+    )
     with pytest.raises(ParallelError, match=r"Parts\(args, kwargs, target\)"):
         par.step(CASES["mlp"].batch(4))
 
 
 def test_what_is_missing_is_said_when_it_is_needed() -> None:
     model = Mlp()
-    par = paceline.parallelize(model, loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="needs an optimizer"):
         par.step(CASES["mlp"].batch(4))
     with pytest.raises(ParallelError, match="needs a loader"):
@@ -188,7 +197,7 @@ class Stream(IterableDataset[Any]):
 def test_an_iterable_dataset_is_told_its_epoch_and_gone_through() -> None:
     model = Mlp()
     par = paceline.parallelize(
-        model, sgd(model), DataLoader(Stream(), batch_size=3), loss=F.cross_entropy, strategy=Data()
+        model, sgd(model), DataLoader(Stream(), batch_size=3), loss=F.cross_entropy, strategy=DataParallel()
     )
     seen = [(batch.consumed, float(batch.data[0][0, 0])) for batch in par.epoch(2)]
     assert seen == [(3, 200.0), (6, 203.0), (7, 206.0)]
@@ -197,7 +206,7 @@ def test_an_iterable_dataset_is_told_its_epoch_and_gone_through() -> None:
 def test_an_iterator_that_is_used_up_is_an_error() -> None:
     model = Mlp()
     given = batches(CASES["mlp"], torch.float32, (4, 4))
-    par = paceline.parallelize(model, sgd(model), iter(given), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), iter(given), loss=F.cross_entropy, strategy=DataParallel())
     assert len(list(par.epoch(0))) == 2
     with pytest.raises(ParallelError, match="can be gone through once"):
         list(par.epoch(1))
@@ -209,7 +218,7 @@ def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed()
     def order(seed: int, **options: Any) -> list[float]:
         model = Mlp()
         loader = DataLoader(data, batch_size=4, shuffle=True, **options)
-        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=Data(), seed=seed)
+        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel(), seed=seed)
         return [float(value) for batch in par.epoch(0) for value in batch.data[0]]
 
     torch.manual_seed(1)
@@ -229,7 +238,7 @@ def test_a_batch_sampler_of_the_users_own_says_samples_and_sizes(drop_last: bool
     data = TensorDataset(torch.arange(9.0), torch.zeros(9))
     loader = DataLoader(data, batch_sampler=BatchSampler([8, 6, 4, 2, 0], 2, drop_last))
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
     seen = [batch.data[0].tolist() for batch in par.epoch(0)]
     assert seen == [[8, 6], [4, 2], [0]][: len(par)]
     assert len(par) == (2 if drop_last else 3)
@@ -238,7 +247,7 @@ def test_a_batch_sampler_of_the_users_own_says_samples_and_sizes(drop_last: bool
 def test_a_loss_without_a_gradient_is_refused() -> None:
     model = Mlp()
     par = paceline.parallelize(
-        model, sgd(model), loss=lambda output, target: F.cross_entropy(output, target).detach(), strategy=Data()
+        model, sgd(model), loss=lambda output, target: F.cross_entropy(output, target).detach(), strategy=DataParallel()
     )
     with pytest.raises(ParallelError, match="without a gradient"):
         par.step(CASES["mlp"].batch(4))
@@ -247,7 +256,7 @@ def test_a_loss_without_a_gradient_is_refused() -> None:
 def test_evaluation_restores_the_mode_of_each_module() -> None:
     model = nn.Sequential(nn.Linear(12, 5), nn.Dropout(0.5), nn.BatchNorm1d(5))
     model[2].eval()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     seen: list[bool] = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(module.training))
     par.evaluate([CASES["mlp"].batch(4)], F.cross_entropy)
@@ -256,7 +265,7 @@ def test_evaluation_restores_the_mode_of_each_module() -> None:
 
 
 def test_a_metric_that_is_no_number_is_refused() -> None:
-    par = paceline.parallelize(Mlp(), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(Mlp(), loss=F.cross_entropy, strategy=DataParallel())
     given = [CASES["mlp"].batch(4)]
     with pytest.raises(ParallelError, match=r"shape \[4\]"):
         par.evaluate(given, lambda output, target: output.argmax(1) == target)
@@ -269,7 +278,7 @@ def test_a_metric_that_is_no_number_is_refused() -> None:
 def test_evaluation_with_weights() -> None:
     x, y = CASES["transformer_tied"].batch(7)
     model = Transformer(tied=True)
-    par = paceline.parallelize(model, loss=token_loss, strategy=Data())
+    par = paceline.parallelize(model, loss=token_loss, strategy=DataParallel())
     given = [(x[:3], y[:3]), (x[3:], y[3:])]
     found = par.evaluate(given, token_loss, weight=lambda target: (target != -100).sum())
     assert found == pytest.approx(float(token_loss(model.eval()(x), y).detach()), rel=1e-5)
@@ -281,7 +290,7 @@ def test_a_batch_without_split_can_be_anything_with_it() -> None:
         model,
         sgd(model),
         loss=F.cross_entropy,
-        strategy=Data(),
+        strategy=DataParallel(),
         split=lambda batch: Parts((batch["data"]["x"],), {}, batch["data"]["c"]),
     )
     x, y = CASES["mlp"].batch(4)
@@ -291,7 +300,7 @@ def test_a_batch_without_split_can_be_anything_with_it() -> None:
 def test_auto_alone_is_data_with_its_reason() -> None:
     model = Mlp()
     par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy)
-    assert par.reason == "Data(): there is one worker."
+    assert par.reason == "DataParallel(): there is one worker."
     assert repr(par) == "Parallel(Mlp, one worker, rank 0 of 1)"
 
 
@@ -299,7 +308,7 @@ def test_the_check_puts_everything_back() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    par = paceline.parallelize(model, adamw(model), loss=F.cross_entropy, strategy=Data(), microbatches=2)
+    par = paceline.parallelize(model, adamw(model), loss=F.cross_entropy, strategy=DataParallel(), microbatches=2)
     batch = CASES["mlp"].batch(5)
     state = torch.get_rng_state()
     checked = par.check(batch)
@@ -317,6 +326,6 @@ def test_the_check_sees_a_model_that_draws_random_numbers() -> None:
             return super().forward(x) * (torch.rand(1) + random.random())
 
     model = Noisy()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="random numbers other than dropout's"):
         par.check(CASES["mlp"].batch(4))

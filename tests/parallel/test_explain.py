@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.parallel import Data, ParallelError
+from paceline.parallel import DataParallel, ParallelError
 from paceline.parallel.explain import Explanation
 
 
 def test_one_worker_is_explained_by_its_memory() -> None:
     model = nn.Linear(1024, 1024, bias=False)
-    par = paceline.parallelize(model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=Data())
+    par = paceline.parallelize(
+        model, torch.optim.SGD(model.parameters()), loss=nn.functional.mse_loss, strategy=DataParallel()
+    )
     text = par.explain()
     assert text.splitlines() == [
         "Linear on 1 worker: one worker",

@@ -19,7 +19,7 @@ class InParts:
 
 
 def test_a_tensor_is_put_together_without_torchs_remarks(caplog: pytest.LogCaptureFixture) -> None:
-    # Story: each rank printed a line of 600 characters at the end of every training with FullyShard(2) @ Tensor(2).
+    # Story: each rank printed a line of 600 characters at the end of every training with FullyShard(2) @ TensorParallel(2).
     assert torch.equal(whole(InParts()), torch.ones(2))
     assert caplog.records == []
     InParts().full_tensor()

@@ -19,13 +19,13 @@ from torch import nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 import paceline
-from paceline.parallel import Data, FullyShard
+from paceline.parallel import DataParallel, FullyShard
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 x, y = torch.randn(22, 6).double(), torch.randint(0, 3, (22,))
 said = []
-for strategy in (Data(), FullyShard(), "auto"):
+for strategy in (DataParallel(), FullyShard(), "auto"):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)
@@ -74,14 +74,14 @@ def alone(program: Path) -> list[str]:
 def test_without_a_launcher_there_is_one_process(alone: list[str]) -> None:
     assert alone[0] == "world 1 none"
     assert len(set(alone[1:4])) == 1
-    assert alone[4] == "Data(): there is one worker."
+    assert alone[4] == "DataParallel(): there is one worker."
 
 
 def test_torchrun_gives_the_same(program: Path, alone: list[str]) -> None:
     found = output(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program))
     assert found[0] == "world 2 gloo"
     assert found[1:4] == alone[1:4]
-    assert found[4].startswith("Data(): ")
+    assert found[4].startswith("DataParallel(): ")
 
 
 def test_mpirun_with_paceline_s_backend_gives_the_same(program: Path, alone: list[str]) -> None:

@@ -12,7 +12,7 @@ from paceline.parallel.failure.watch import is_communication
 from paceline.parallel.randomness import Streams, derive
 from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.same_model import first_difference
-from paceline.parallel.strategy import Data, FullyShard, Pipeline
+from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
 from paceline.parallel.ties import find
 from tests.parallel.models import Cnn, Transformer
 
@@ -22,11 +22,11 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("fixed", "unit", "activations", "microbatches", "strategy"),
     [
-        (4, 0.1, 4, 1, Data()),
+        (4, 0.1, 4, 1, DataParallel()),
         (12, 0.1, 4, 1, FullyShard()),
         # What a batch leaves for the backward pass is more than one worker has, even of its own rows.
-        (12, 0.1, 24, 16, Pipeline()),
-        (4, 0.1, None, 1, Data()),
+        (12, 0.1, 24, 16, PipelineParallel()),
+        (4, 0.1, None, 1, DataParallel()),
     ],
 )
 def test_auto_takes_the_first_layout_that_fits(

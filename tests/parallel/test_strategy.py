@@ -5,23 +5,23 @@ from typing import Any
 import pytest
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.strategy import Data, FullyShard, Pipeline, Strategy, Tensor, resolve
+from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, Strategy, TensorParallel, resolve
 from tests.helpers import run_python
 
 
 @pytest.mark.parametrize(
     ("strategy", "size", "sizes"),
     [
-        (Data(), 1, (1, 1, 1, 1)),
-        (Data(), 4, (4, 1, 1, 1)),
+        (DataParallel(), 1, (1, 1, 1, 1)),
+        (DataParallel(), 4, (4, 1, 1, 1)),
         (FullyShard(), 2, (1, 2, 1, 1)),
-        (Pipeline(stages=4), 4, (1, 1, 4, 1)),
-        (Tensor(), 2, (1, 1, 1, 2)),
-        (Data(2) @ Pipeline(2), 4, (2, 1, 2, 1)),
-        (Data() @ Pipeline(2), 8, (4, 1, 2, 1)),
-        (FullyShard(2) @ Pipeline(2), 4, (1, 2, 2, 1)),
-        (Data(2) @ FullyShard(2) @ Tensor(3) @ Pipeline(2), 24, (2, 2, 2, 3)),
-        (Data(2) @ (Tensor(2) @ Pipeline(2)), 8, (2, 1, 2, 2)),
+        (PipelineParallel(stages=4), 4, (1, 1, 4, 1)),
+        (TensorParallel(), 2, (1, 1, 1, 2)),
+        (DataParallel(2) @ PipelineParallel(2), 4, (2, 1, 2, 1)),
+        (DataParallel() @ PipelineParallel(2), 8, (4, 1, 2, 1)),
+        (FullyShard(2) @ PipelineParallel(2), 4, (1, 2, 2, 1)),
+        (DataParallel(2) @ FullyShard(2) @ TensorParallel(3) @ PipelineParallel(2), 24, (2, 2, 2, 3)),
+        (DataParallel(2) @ (TensorParallel(2) @ PipelineParallel(2)), 8, (2, 1, 2, 2)),
     ],
 )
 def test_sizes_multiply_to_the_world(strategy: Any, size: int, sizes: tuple[int, ...]) -> None:
@@ -33,14 +33,18 @@ def test_sizes_multiply_to_the_world(strategy: Any, size: int, sizes: tuple[int,
 @pytest.mark.parametrize(
     ("strategy", "size", "words"),
     [
-        (Data(3), 4, ["Data(3)", "data 3", "there are 4"]),
-        (Data(2) @ Pipeline(2), 2, ["Data(2) @ Pipeline(2)", "needs 4 workers", "data 2 x pipe 2", "there are 2"]),
-        (Pipeline(2), 1, ["needs 2 workers", "there is 1", "torchrun --nproc-per-node 2"]),
-        (Data() @ Pipeline(2), 3, ["a multiple of 2", "data ? x pipe 2"]),
-        (Data() @ Pipeline(), 4, ["leaves the sizes of data and pipe open"]),
-        (Data(batch_norm="local") @ FullyShard(2), 2, ["batch_norm is local and sync"]),
-        (Data, 2, ["write Data()"]),
-        ("data", 2, ["'data'", "Data()", "'auto'"]),
+        (DataParallel(3), 4, ["DataParallel(3)", "data 3", "there are 4"]),
+        (
+            DataParallel(2) @ PipelineParallel(2),
+            2,
+            ["DataParallel(2) @ PipelineParallel(2)", "needs 4 workers", "data 2 x pipe 2", "there are 2"],
+        ),
+        (PipelineParallel(2), 1, ["needs 2 workers", "there is 1", "torchrun --nproc-per-node 2"]),
+        (DataParallel() @ PipelineParallel(2), 3, ["a multiple of 2", "data ? x pipe 2"]),
+        (DataParallel() @ PipelineParallel(), 4, ["leaves the sizes of data and pipe open"]),
+        (DataParallel(batch_norm="local") @ FullyShard(2), 2, ["batch_norm is local and sync"]),
+        (DataParallel, 2, ["write DataParallel()"]),
+        ("data", 2, ["'data'", "DataParallel()", "'auto'"]),
         (None, 1, ["strategy=None"]),
     ],
 )
@@ -54,15 +58,15 @@ def test_what_does_not_multiply_is_refused_with_the_product(strategy: Any, size:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: Data(0), "size=0"),
-        (lambda: Data(True), "size=True"),
-        (lambda: Data(batch_norm="global"), "'sync', 'local'"),
-        (lambda: Pipeline(2, schedule="zigzag"), "'1f1b', 'gpipe', 'interleaved'"),
-        (lambda: Pipeline(2, cut="blocks.2"), r"cut=\['blocks.6'\]"),
-        (lambda: Pipeline(2, cut=["blocks.2", 3]), "3 is no name"),  # type: ignore[arg-type,list-item]
-        (lambda: Tensor(plan={"*.up": "sideways"}), "colwise"),
-        (lambda: Data(2) @ Data(2), "Data stands twice"),
-        (lambda: Data(2) @ Pipeline(2) @ Pipeline(2), "Pipeline stands twice"),
+        (lambda: DataParallel(0), "size=0"),
+        (lambda: DataParallel(True), "size=True"),
+        (lambda: DataParallel(batch_norm="global"), "'sync', 'local'"),
+        (lambda: PipelineParallel(2, schedule="zigzag"), "'1f1b', 'gpipe', 'interleaved'"),
+        (lambda: PipelineParallel(2, cut="blocks.2"), r"cut=\['blocks.6'\]"),
+        (lambda: PipelineParallel(2, cut=["blocks.2", 3]), "3 is no name"),  # type: ignore[arg-type,list-item]
+        (lambda: TensorParallel(plan={"*.up": "sideways"}), "colwise"),
+        (lambda: DataParallel(2) @ DataParallel(2), "DataParallel stands twice"),
+        (lambda: DataParallel(2) @ PipelineParallel(2) @ PipelineParallel(2), "PipelineParallel stands twice"),
         (lambda: FullyShard(units="blocks"), "units='blocks'"),  # type: ignore[arg-type]
     ],
 )
@@ -73,30 +77,23 @@ def test_a_value_that_can_not_be_right_is_refused_where_it_is_written(make: Any,
 
 def test_a_strategy_is_joined_with_strategies_alone() -> None:
     with pytest.raises(TypeError):
-        Data(2) @ 2  # type: ignore[operator]
-
-
-def test_torch_s_own_tensor_is_told_from_the_strategy() -> None:
-    torch = pytest.importorskip("torch")
-    for write in (lambda: Data(2) @ torch.Tensor(2), lambda: resolve(torch.Tensor(2), 2)):
-        with pytest.raises(ParallelError, match="torch's own here"):
-            write()
+        DataParallel(2) @ 2  # type: ignore[operator]
 
 
 def test_what_a_strategy_says_reaches_the_layout() -> None:
-    layout = resolve(Data(2) @ Pipeline(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
+    layout = resolve(DataParallel(2) @ PipelineParallel(2, schedule="interleaved", cut=["a", "b", "c"], chunks=2), 4)  # type: ignore[arg-type]
     assert (layout.schedule, layout.cut, layout.chunks) == ("interleaved", ("a", "b", "c"), 2)
     # Chunks are for the interleaved schedule alone.
-    assert resolve(Pipeline(2, chunks=3), 2).chunks == 1
-    assert resolve(Tensor(2, plan={"up": "colwise"}), 2).plan == {"up": "colwise"}
+    assert resolve(PipelineParallel(2, chunks=3), 2).chunks == 1
+    assert resolve(TensorParallel(2, plan={"up": "colwise"}), 2).plan == {"up": "colwise"}
     assert resolve(FullyShard(units=["blocks.*"]), 2).units == ("blocks.*",)  # type: ignore[arg-type]
     assert str(layout) == "data 2 x pipe 2"
 
 
 def test_equal_strategies_are_equal() -> None:
-    assert Data(2) @ Pipeline(2) == Data(2) @ Pipeline(2)
-    assert isinstance(Data(2) @ Pipeline(2), Strategy)
-    assert len({Tensor(2, plan={"a": "colwise"}), Tensor(2, plan={"a": "colwise"})}) == 1
+    assert DataParallel(2) @ PipelineParallel(2) == DataParallel(2) @ PipelineParallel(2)
+    assert isinstance(DataParallel(2) @ PipelineParallel(2), Strategy)
+    assert len({TensorParallel(2, plan={"a": "colwise"}), TensorParallel(2, plan={"a": "colwise"})}) == 1
 
 
 def test_a_strategy_is_written_down_without_torch() -> None:

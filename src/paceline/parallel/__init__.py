@@ -1,6 +1,8 @@
 """Data and model parallelism for any `torch.nn.Module`: one call, one loop, equal to one process.
 
-    par = paceline.parallelize(model, optimizer, loader, loss=F.cross_entropy, strategy=Pipeline(stages=2), microbatches=8)
+    par = paceline.parallelize(
+        model, optimizer, loader, loss=F.cross_entropy, strategy=PipelineParallel(stages=2), microbatches=8
+    )
     for epoch in range(3):
         for batch in par.epoch(epoch):
             loss = par.step(batch)          # the same global mean loss on every rank
@@ -17,31 +19,47 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.parallel.api import parallelize
-    from paceline.parallel.batches.batch import Micro, Parts, Whole
+    from paceline.parallel.batches.batch import Microbatch, Parts, Whole
     from paceline.parallel.errors import CheckpointError, ParallelError, WorkerError
-    from paceline.parallel.strategy import Data, FullyShard, Layout, Pipeline, Strategy, Tensor, resolve
+    from paceline.parallel.strategy import (
+        DataParallel,
+        FullyShard,
+        Layout,
+        PipelineParallel,
+        Strategy,
+        TensorParallel,
+        resolve,
+    )
     from paceline.parallel.training import Parallel
 
 _HOMES = {
     "paceline.parallel.api": ("parallelize",),
-    "paceline.parallel.batches.batch": ("Micro", "Parts", "Whole"),
+    "paceline.parallel.batches.batch": ("Microbatch", "Parts", "Whole"),
     "paceline.parallel.errors": ("CheckpointError", "ParallelError", "WorkerError"),
-    "paceline.parallel.strategy": ("Data", "FullyShard", "Layout", "Pipeline", "Strategy", "Tensor", "resolve"),
+    "paceline.parallel.strategy": (
+        "DataParallel",
+        "FullyShard",
+        "Layout",
+        "PipelineParallel",
+        "Strategy",
+        "TensorParallel",
+        "resolve",
+    ),
     "paceline.parallel.training": ("Parallel",),
 }
 
 __all__ = [
     "CheckpointError",
-    "Data",
+    "DataParallel",
     "FullyShard",
     "Layout",
-    "Micro",
+    "Microbatch",
     "Parallel",
     "ParallelError",
     "Parts",
-    "Pipeline",
+    "PipelineParallel",
     "Strategy",
-    "Tensor",
+    "TensorParallel",
     "Whole",
     "WorkerError",
     "parallelize",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from paceline.parallel.batches.batch import Micro, Parts
+    from paceline.parallel.batches.batch import Microbatch, Parts
     from paceline.parallel.executor import Executor
     from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
@@ -57,7 +57,7 @@ def parallelize(
 
     loader: a DataLoader whose batch_size is that of all workers together, or any iterable of global batches.
     loss: (output, target) -> the mean over the rows.
-    strategy: Data(), FullyShard(), Pipeline(), Tensor(), some of them joined by @, or "auto".
+    strategy: DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), some of them joined by @, or "auto".
     microbatches: each batch is computed in so many parts, and the gradients are summed.
     clip_norm: the largest norm of all gradients together.
     loss_weight: target -> what the loss is the mean over, such as the number of tokens that count; None: the rows.
@@ -187,7 +187,7 @@ def _build(
     return Plain(task, world, find_unused=find_unused, notes=notes)
 
 
-def _first_micro(task: Task, world: World, batch: Any) -> Micro:
+def _first_micro(task: Task, world: World, batch: Any) -> Microbatch:
     from paceline.parallel.batches.microbatches import cut
 
     if batch is None:

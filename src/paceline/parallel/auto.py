@@ -1,12 +1,12 @@
 """Which layout "auto" takes: a small rule, with its reason in numbers. Loaded on use: it imports torch.
 
-    1  one worker                                              Data()
-    2  weights, gradients, optimizer and activations fit       Data()         the fastest where it fits
+    1  one worker                                              DataParallel()
+    2  weights, gradients, optimizer and activations fit       DataParallel()         the fastest where it fits
     3  they fit once weights, gradients and optimizer are cut  FullyShard()
-    4  they fit with a microbatch's activations at a time      Pipeline()
+    4  they fit with a microbatch's activations at a time      PipelineParallel()
     5  nothing fits                                            an error, with what is missing
 
-Never Tensor(): it sends the most, and what it costs depends on a link that nobody has measured.
+Never TensorParallel(): it sends the most, and what it costs depends on a link that nobody has measured.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from paceline.parallel.exchange import from_first, gather
 from paceline.parallel.mesh import Place
 from paceline.parallel.randomness import generators
 from paceline.parallel.replicas.shard import find_units
-from paceline.parallel.strategy import Data, FullyShard, Pipeline
+from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
 from paceline.parallel.task import Task
 
 #: What may be planned with; the rest is for buckets, the allocator's gaps and the loader. A guess.
@@ -59,7 +59,7 @@ def choose(
         ParallelError: the model fits on the workers in no way.
     """
     if place.size == 1:
-        return Data(), "Data(): there is one worker."
+        return DataParallel(), "DataParallel(): there is one worker."
     found: Any = None
     own = memory_bytes or available_bytes(place.device) + sum(map(_size, task.model.parameters()))
     least, failed = int(min(gather(own))), None
@@ -70,7 +70,7 @@ def choose(
         except Exception as error:
             failed = error
     told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
-    answer, message = from_first((found, told), (Data, FullyShard, Pipeline))
+    answer, message = from_first((found, told), (DataParallel, FullyShard, PipelineParallel))
     if failed is not None:
         raise failed
     if message is not None:
@@ -100,14 +100,14 @@ def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> 
     took = "" if needs.step_s is None else f" One worker takes {needs.step_s * 1000:.0f} ms for the whole batch."
     what = f"{_text(needs.fixed_bytes)} of weights, gradients and optimizer states{measured}"
     if whole <= usable:
-        return Data(), f"Data(): {what} need {_text(whole)} on each worker, and {room}.{took}"
+        return DataParallel(), f"DataParallel(): {what} need {_text(whole)} on each worker, and {room}.{took}"
     if cut <= usable:
         return FullyShard(), (
             f"FullyShard(): {what} would need {_text(whole)} on each worker, cut in parts {_text(cut)}, and {room}.{took}"
         )
     if piped <= usable and microbatches >= workers:
-        return Pipeline(), (
-            f"Pipeline(): {what} would need {_text(whole)} on each worker, fully sharded {_text(cut)}, in stages "
+        return PipelineParallel(), (
+            f"PipelineParallel(): {what} would need {_text(whole)} on each worker, fully sharded {_text(cut)}, in stages "
             f"{_text(piped)}, and {room}.{took}"
         )
     more = "" if microbatches >= workers else f", or microbatches={workers} or more for a pipeline"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.batch import Microbatch, Parts, count_rows, move, piece_sizes, take_rows, unwrap
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
@@ -78,7 +78,7 @@ class CannotCompareError(Exception):
 
 
 def compare(
-    par: Parallel, parts: Parts, micros: Sequence[Micro], limit: float | None = None, *, is_short: bool = False
+    par: Parallel, parts: Parts, micros: Sequence[Microbatch], limit: float | None = None, *, is_short: bool = False
 ) -> Checked:
     """The same, of all rows of a global batch and this rank's share of them.
 
@@ -142,7 +142,7 @@ def _rows_compared(par: Parallel, found: _Result, plain: _Result) -> ParallelErr
         f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
         "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
         "(a contrastive loss, a mean over the batch); with data parallelism each replica has some of them alone, which by its "
-        "nature is another training. Under Tensor() or Pipeline() the rows of a microbatch stay together."
+        "nature is another training. Under TensorParallel() or PipelineParallel() the rows of a microbatch stay together."
     )
 
 
@@ -274,7 +274,7 @@ class _Plain:
                 start += size
         return pieces, weights
 
-    def run_short(self, world: World, own: Sequence[Micro]) -> _Result:
+    def run_short(self, world: World, own: Sequence[Microbatch]) -> _Result:
         """The same, of rows that the model may not be made for. own: this rank's share, which it has to be made for too."""
         before, failed, found = states(self._device), "", None
         try:

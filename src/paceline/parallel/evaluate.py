@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.batches.loader import feed
 from paceline.parallel.batches.microbatches import cut, weigh
 from paceline.parallel.errors import ParallelError
@@ -90,7 +90,7 @@ class _Means:
         self._names: list[str] | None = None
         self._called = False
 
-    def __call__(self, output: Any, micro: Micro) -> Tensor:
+    def __call__(self, output: Any, micro: Microbatch) -> Tensor:
         # As the loss of a step: outside, that of bf16 outputs would itself be rounded to bf16.
         with self._autocast():
             found = self._metric(output, micro.target)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 
 
 class Executor(Protocol):
@@ -37,7 +37,7 @@ class Executor(Protocol):
         """
         ...
 
-    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+    def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
         """The replica's sum of weight * loss, 0-dim, the same on all its ranks; gradients are left in `.grad`.
 
         `.grad` is None before. After it and `finish_gradients` it is the gradient of the global mean loss.
@@ -48,7 +48,7 @@ class Executor(Protocol):
         """Sum the gradients over the replicas, and those of ties over the stages that hold them."""
         ...
 
-    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         """The replica's sum of consume(output, micro), a vector of one shape, the same on all its ranks.
 
         Without gradients, in the mode that the module is in.

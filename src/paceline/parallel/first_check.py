@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.parallel.auto import available_bytes
-from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, take_rows, unwrap
+from paceline.parallel.batches.batch import Microbatch, Parts, count_rows, move, own_rows, take_rows, unwrap
 from paceline.parallel.batches.gathered import gather_parts
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
@@ -37,7 +37,7 @@ MICROBATCHES = 2
 SHARE = 0.5
 
 
-def first_check(par: Parallel, batch: Any, micros: Sequence[Micro]) -> str:
+def first_check(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> str:
     """What came of it, in words for `explain`. Called on all ranks.
 
     batch: what `step` was given; micros: this rank's share of it.
@@ -56,7 +56,7 @@ def first_check(par: Parallel, batch: Any, micros: Sequence[Micro]) -> str:
         ) from None
 
 
-def _compared(par: Parallel, batch: Any, micros: Sequence[Micro]) -> Any:
+def _compared(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> Any:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
     if anywhere(bool(par.skeleton.reason), par.world):
@@ -86,7 +86,7 @@ def _refuse_large(par: Parallel) -> None:
         )
 
 
-def _short(par: Parallel, batch: Any, micros: Sequence[Micro], count: int) -> Parts:
+def _short(par: Parallel, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
     """The first rows of the first microbatches, of all replicas, on every rank."""
     world, is_own = par.world, isinstance(batch, OwnBatch)
     parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, par.task)

@@ -1,6 +1,6 @@
 """How a model is spread over the workers, as frozen data, and the layout that comes of it in a world of a given size.
 
-    Data(2) @ Pipeline(2)        two replicas of two stages each: four workers
+    DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
 
 A size that is left out is what the others leave of the world. Nothing here loads torch.
@@ -24,13 +24,12 @@ class _Part:
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, (_Part, Strategy)):
-            _refuse_torch(other)
             return NotImplemented
         return Strategy(parts=(self, *parts_of(other)))
 
 
 @dataclass(frozen=True)
-class Data(_Part):
+class DataParallel(_Part):
     """Every worker has the whole model and a part of each batch.
 
     size: the number of replicas.
@@ -42,8 +41,8 @@ class Data(_Part):
     batch_norm: str = "sync"
 
     def __post_init__(self) -> None:
-        _check_size("Data", "size", self.size)
-        _check_choice("Data", "batch_norm", self.batch_norm, BATCH_NORMS)
+        _check_size("DataParallel", "size", self.size)
+        _check_choice("DataParallel", "batch_norm", self.batch_norm, BATCH_NORMS)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class FullyShard(_Part):
     size: the number of parts.
     units: patterns (`fnmatch`, on module names) of the blocks that are put together one at a time; None finds the
         blocks of the model's lists.
-    batch_norm: as for `Data`.
+    batch_norm: as for `DataParallel`.
     """
 
     size: int | None = None
@@ -68,7 +67,7 @@ class FullyShard(_Part):
 
 
 @dataclass(frozen=True)
-class Pipeline(_Part):
+class PipelineParallel(_Part):
     """The model is cut into stages, one worker each; the microbatches of a batch go through one after the other.
 
     stages: the number of workers in a row.
@@ -83,15 +82,15 @@ class Pipeline(_Part):
     chunks: int = 2
 
     def __post_init__(self) -> None:
-        _check_size("Pipeline", "stages", self.stages)
-        _check_size("Pipeline", "chunks", self.chunks)
-        _check_choice("Pipeline", "schedule", self.schedule, SCHEDULES)
+        _check_size("PipelineParallel", "stages", self.stages)
+        _check_size("PipelineParallel", "chunks", self.chunks)
+        _check_choice("PipelineParallel", "schedule", self.schedule, SCHEDULES)
         if self.cut is not None:
-            object.__setattr__(self, "cut", _names("Pipeline", "cut", self.cut))
+            object.__setattr__(self, "cut", _names("PipelineParallel", "cut", self.cut))
 
 
 @dataclass(frozen=True)
-class Tensor(_Part):
+class TensorParallel(_Part):
     """Single layers are cut over the workers, which all compute each batch together.
 
     size: the number of parts.
@@ -102,10 +101,10 @@ class Tensor(_Part):
     plan: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
-        _check_size("Tensor", "size", self.size)
+        _check_size("TensorParallel", "size", self.size)
         if self.plan is not None:
             for pattern, placement in self.plan.items():
-                _check_choice("Tensor", f"plan[{pattern!r}]", placement, PLACEMENTS)
+                _check_choice("TensorParallel", f"plan[{pattern!r}]", placement, PLACEMENTS)
             object.__setattr__(self, "plan", dict(self.plan))
 
 
@@ -123,7 +122,6 @@ class Strategy:
 
     def __matmul__(self, other: object) -> Strategy:
         if not isinstance(other, (_Part, Strategy)):
-            _refuse_torch(other)
             return NotImplemented
         return Strategy(parts=(*self.parts, *parts_of(other)))
 
@@ -166,12 +164,11 @@ def parts_of(strategy: object) -> tuple[_Part, ...]:
         return strategy.parts
     if isinstance(strategy, _Part):
         return (strategy,)
-    _refuse_torch(strategy)
     if isinstance(strategy, type) and issubclass(strategy, _Part):
         raise ParallelError(f"strategy={strategy.__name__}: that is the class; write {strategy.__name__}().")
     raise ParallelError(
-        f"strategy={strategy!r} is none. Give Data(), FullyShard(), Pipeline(), Tensor(), some of them joined by @, "
-        "such as Data(2) @ Pipeline(2), or 'auto'."
+        f"strategy={strategy!r} is none. Give DataParallel(), FullyShard(), PipelineParallel(), TensorParallel(), some of them "
+        "joined by @, such as DataParallel(2) @ PipelineParallel(2), or 'auto'."
     )
 
 
@@ -191,7 +188,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     if len(open_axes) > 1:
         raise ParallelError(
             f"{text} leaves the sizes of {' and '.join(open_axes)} open, but only one can be found from the world's "
-            f"size ({world_size}). Give the others, such as Data(2) @ Pipeline(2)."
+            f"size ({world_size}). Give the others, such as DataParallel(2) @ PipelineParallel(2)."
         )
     if open_axes and world_size % product == 0:
         sizes[open_axes[0]] = world_size // product
@@ -204,31 +201,22 @@ def resolve(strategy: object, world_size: int) -> Layout:
             "node_count and process_count_per_node of the job), or change the sizes."
         )
     values: dict[str, Any] = {axis: size for axis, size in sizes.items() if size is not None}
-    norms = {part.batch_norm for part in parts if isinstance(part, (Data, FullyShard))}
+    norms = {part.batch_norm for part in parts if isinstance(part, (DataParallel, FullyShard))}
     if len(norms) > 1:
         raise ParallelError(f"{text}: batch_norm is {' and '.join(sorted(norms))}. Give both parts the same.")
     values["batch_norm"] = norms.pop() if norms else "sync"
     for part in parts:
-        if isinstance(part, Pipeline):
+        if isinstance(part, PipelineParallel):
             chunks = part.chunks if part.schedule == "interleaved" else 1
             values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
-        elif isinstance(part, Tensor):
+        elif isinstance(part, TensorParallel):
             values["plan"] = part.plan
         elif isinstance(part, FullyShard):
             values["units"] = part.units
     return Layout(**values)
 
 
-_AXES: dict[type, str] = {Data: "data", FullyShard: "shard", Pipeline: "pipe", Tensor: "tensor"}
-
-
-def _refuse_torch(value: object) -> None:
-    """The two have one name, and torch's can be made of a number too."""
-    if type(value).__name__ == "Tensor" and type(value).__module__.partition(".")[0] == "torch":
-        raise ParallelError(
-            "strategy: Tensor is torch's own here, not Paceline's. Write paceline.parallel.Tensor(...), or import it under "
-            "another name."
-        )
+_AXES: dict[type, str] = {DataParallel: "data", FullyShard: "shard", PipelineParallel: "pipe", TensorParallel: "tensor"}
 
 
 def _axis(part: _Part) -> str:
@@ -236,7 +224,7 @@ def _axis(part: _Part) -> str:
 
 
 def _size(part: Any) -> int | None:
-    return part.stages if isinstance(part, Pipeline) else part.size
+    return part.stages if isinstance(part, PipelineParallel) else part.size
 
 
 def _shown(part: _Part) -> str:

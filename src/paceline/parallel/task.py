@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro, Parts, tensors_in
+from paceline.parallel.batches.batch import Microbatch, Parts, tensors_in
 from paceline.parallel.errors import ParallelError
 
 
@@ -40,7 +40,7 @@ class Task:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
 
-    def weighted_loss(self, output: Any, micro: Micro) -> Tensor:
+    def weighted_loss(self, output: Any, micro: Microbatch) -> Tensor:
         """The microbatch's share of the global mean loss: weight * loss, 0-dim, ready for `backward`.
 
         A weight of 0 (padding, or no token that counts) gives 0 with gradients of 0, whatever the loss would be: a mean

@@ -22,15 +22,15 @@ ROOT = Path(__file__).parents[3]
 WAIT_S = 150.0
 #: Layout -> number of ranks, strategy as it is written.
 LAYOUTS = {
-    "one": (1, "Data()"),
-    "data 2": (2, "Data(2)"),
-    "data 4": (4, "Data(4)"),
+    "one": (1, "DataParallel()"),
+    "data 2": (2, "DataParallel(2)"),
+    "data 4": (4, "DataParallel(4)"),
     "shard 2": (2, "FullyShard(2)"),
     "shard 4": (4, "FullyShard(4)"),
-    "tensor 2": (2, "Tensor(2)"),
-    "pipe 2": (2, "Pipeline(2)"),
-    "pipe 4": (4, "Pipeline(4)"),
-    "data 2 pipe 2": (4, "Data(2) @ Pipeline(2)"),
+    "tensor 2": (2, "TensorParallel(2)"),
+    "pipe 2": (2, "PipelineParallel(2)"),
+    "pipe 4": (4, "PipelineParallel(4)"),
+    "data 2 pipe 2": (4, "DataParallel(2) @ PipelineParallel(2)"),
 }
 
 
@@ -88,13 +88,18 @@ def training(layout: str, seed: int) -> tuple[Any, list[Any]]:
     import torch
 
     import paceline
-    from paceline.parallel import Data, FullyShard, Pipeline, Tensor
+    from paceline.parallel import DataParallel, FullyShard, PipelineParallel, TensorParallel
     from tests.parallel.equality import adamw, batches, made
 
     chosen = case()
     given = batches(chosen, torch.float64, (8,) * 6)
     model = made(chosen, torch.float64, seed=seed)
-    names = {"Data": Data, "FullyShard": FullyShard, "Pipeline": Pipeline, "Tensor": Tensor}
+    names = {
+        "DataParallel": DataParallel,
+        "FullyShard": FullyShard,
+        "PipelineParallel": PipelineParallel,
+        "TensorParallel": TensorParallel,
+    }
     par = paceline.parallelize(
         model,
         adamw(model),

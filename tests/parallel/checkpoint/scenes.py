@@ -69,7 +69,7 @@ def epoch(folder: Path, count: str) -> None:
     from torch.utils.data import DataLoader, Dataset
 
     import paceline
-    from paceline.parallel import Data
+    from paceline.parallel import DataParallel
 
     class Numbers(Dataset[Any]):
         def __len__(self) -> int:
@@ -94,7 +94,7 @@ def epoch(folder: Path, count: str) -> None:
     loader = DataLoader(Numbers(), batch_size=BATCH, shuffle=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     par = paceline.parallelize(
-        model, optimizer, loader, loss=nn.functional.mse_loss, strategy=Data(), microbatches=2, seed=3
+        model, optimizer, loader, loss=nn.functional.mse_loss, strategy=DataParallel(), microbatches=2, seed=3
     )
     os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder / "steps")
     par.load()

@@ -16,11 +16,11 @@ from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 import paceline
-from paceline.parallel import CheckpointError, Data, FullyShard, ParallelError, Pipeline, Tensor
+from paceline.parallel import CheckpointError, DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
 from tests.parallel.equality import adamw, batches, made
 from tests.parallel.models import CASES, SHALLOW, Case, Mlp, Transformer, plain_tokens, token_loss, vectors
 
-STRATEGIES = (Data(), FullyShard(), Pipeline(), Tensor())
+STRATEGIES = (DataParallel(), FullyShard(), PipelineParallel(), TensorParallel())
 LIMIT = 1e-10
 
 
@@ -89,15 +89,15 @@ def check_buffers_schedulers_groups_and_momentum_go_on(ranks: Any) -> None:
 def check_combined_layouts_go_on_from_each_other(ranks: Any, sizes: tuple[int, ...] = (4,)) -> None:
     """What the matrix of layouts leaves out; each goes on from the one before."""
     layouts = (
-        Data(2) @ Tensor(2),
-        FullyShard(2) @ Pipeline(2),
-        Data(2) @ FullyShard(2),
-        Data(2) @ Pipeline(2, schedule="interleaved"),
-        FullyShard(2) @ Tensor(2),
-        Pipeline(4, schedule="gpipe"),
+        DataParallel(2) @ TensorParallel(2),
+        FullyShard(2) @ PipelineParallel(2),
+        DataParallel(2) @ FullyShard(2),
+        DataParallel(2) @ PipelineParallel(2, schedule="interleaved"),
+        FullyShard(2) @ TensorParallel(2),
+        PipelineParallel(4, schedule="gpipe"),
     )
     case = SHALLOW["transformer_tied"]
-    straight, given = started(case, Data(), microbatches=4)
+    straight, given = started(case, DataParallel(), microbatches=4)
     for number, (strategy, batch) in enumerate(zip(layouts, given, strict=True)):
         straight.step(batch)
         par, _ = started(case, strategy, seed=number, microbatches=4)
@@ -156,7 +156,7 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
         def __init__(self) -> None:
             super().__init__(width=32)
 
-    par, given = started(CASES["mlp"], Data())
+    par, given = started(CASES["mlp"], DataParallel())
     par.step(given[0])
     par.save(ranks.folder / "mlp")
     for make, message in (
@@ -171,7 +171,7 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
                 other.load(ranks.folder / "mlp")
             assert_same(values(other), before)
             other.step(given[0])
-    sgd, _ = started(CASES["mlp"], Data(), optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    sgd, _ = started(CASES["mlp"], DataParallel(), optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ParallelError, match="it has a state of AdamW, and the optimizer is SGD"):
         sgd.load(ranks.folder / "mlp")
     with pytest.raises(ParallelError, match="the states of 0 schedulers, and load"):
@@ -179,7 +179,7 @@ def check_another_models_checkpoint_changes_nothing(ranks: Any) -> None:
 
 
 def check_nothing_at_the_path_is_said(ranks: Any) -> None:
-    par, _ = started(CASES["mlp"], Data())
+    par, _ = started(CASES["mlp"], DataParallel())
     with pytest.raises(ParallelError, match="nowhere' is not there") as caught:
         par.load(ranks.folder / "nowhere")
     assert caught.value.__cause__ is None, "the same is not said twice"
@@ -197,7 +197,7 @@ def check_the_runs_folder_is_used_by_itself(ranks: Any) -> None:
     folder = ranks.folder / "with space"
     os.environ["PACELINE_CHECKPOINT_DIR"] = str(folder)
     try:
-        par, given = started(CASES["mlp"], Data())
+        par, given = started(CASES["mlp"], DataParallel())
         assert not par.load(), "there is none yet"
         for batch in given[:3]:
             par.step(batch)
@@ -255,7 +255,7 @@ def full_disk(on: bool) -> Iterator[None]:
 
 
 def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks: Any) -> None:
-    par, given = started(CASES["mlp"], Data())
+    par, given = started(CASES["mlp"], DataParallel())
     path = ranks.folder / "kept"
     par.step(given[0])
     par.save(path)
@@ -277,7 +277,7 @@ def check_a_save_that_fails_on_one_rank_fails_on_all_and_leaves_the_former(ranks
 
 
 def check_a_damaged_checkpoint_changes_nothing(ranks: Any) -> None:
-    par, given = started(CASES["mlp"], Data())
+    par, given = started(CASES["mlp"], DataParallel())
     par.step(given[0])
     par.save(ranks.folder / "cut")
     dist.barrier()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paceline.parallel import Data, FullyShard, Tensor
+from paceline.parallel import DataParallel, FullyShard, TensorParallel
 from tests.parallel.equality import alone, assert_equal, sgd, together
 from tests.parallel.models import CASES
 from tests.parallel.world import Ranks
@@ -17,8 +17,8 @@ EXACT = {"loss": 1e-11, "gradient": 1e-10, "parameter": 1e-10, "buffer": 1e-11}
 
 
 def strategies(size: int) -> list[object]:
-    both = [Data(2) @ FullyShard(2)] if size == 4 else []
-    return [Data(), FullyShard(), *both]
+    both = [DataParallel(2) @ FullyShard(2)] if size == 4 else []
+    return [DataParallel(), FullyShard(), *both]
 
 
 def check_every_model_ends_as_in_one_process(ranks: Ranks) -> None:
@@ -62,7 +62,7 @@ def check_single_precision_stays_close(ranks: Ranks) -> None:
 
 def check_clipping_is_by_the_norm_of_the_whole(ranks: Ranks) -> None:
     # Of parameters that are cut along two axes too, next to some that are cut along one.
-    more = [FullyShard(2) @ Tensor(2)] if ranks.size == 4 else []
+    more = [FullyShard(2) @ TensorParallel(2)] if ranks.size == 4 else []
     for name in ("transformer_tied",):
         one = alone(CASES[name], clip_norm=0.05)
         for strategy in [*strategies(ranks.size), *more]:

@@ -18,7 +18,7 @@ from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, WeightedRandomSampler, random_split
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Parts, Pipeline, Whole
+from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel, Whole
 from tests.parallel.equality import (
     Outcome,
     adamw,
@@ -36,7 +36,7 @@ from tests.parallel.world import Ranks
 
 SIZES = (2,)
 
-BOTH: tuple[Any, ...] = (Data(), FullyShard())
+BOTH: tuple[Any, ...] = (DataParallel(), FullyShard())
 
 
 def everyone(value: Any) -> list[Any]:
@@ -64,7 +64,7 @@ def numbered(length: int, batch: int, **options: Any) -> tuple[Any, Numbered]:
     dataset = Numbered(length)
     model = Mlp()
     loader = DataLoader(dataset, batch_size=batch, **options)
-    par = paceline.parallelize(model, adamw(model), loader, loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, adamw(model), loader, loss=F.cross_entropy, strategy=DataParallel())
     # Two samples were compared with the other ranks'.
     dataset.read.clear()
     return par, dataset
@@ -153,7 +153,7 @@ def check_training_through_a_loader_equals_one_process(ranks: Ranks) -> None:
         model = made(case, torch.float64)
         loader = DataLoader(TensorDataset(x, y), batch_size=8)
         par = paceline.parallelize(
-            model, adamw(model), loader, loss=case.loss, strategy=Data(), microbatches=microbatches
+            model, adamw(model), loader, loss=case.loss, strategy=DataParallel(), microbatches=microbatches
         )
         many = Outcome(losses=[float(par.step(batch)) for batch in par.epoch(0)])
         read(par, many)
@@ -163,7 +163,7 @@ def check_training_through_a_loader_equals_one_process(ranks: Ranks) -> None:
             adamw(model),
             [(x[:8], y[:8]), (x[8:16], y[8:16]), (x[16:], y[16:])],
             loss=case.loss,
-            strategy=Data(),
+            strategy=DataParallel(),
             microbatches=microbatches,
         )
         one = Outcome(losses=[float(par.step(batch)) for batch in par.epoch(0)])
@@ -221,14 +221,14 @@ def check_a_wrong_gradient_is_named(ranks: Ranks) -> None:
 
     x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
     model = Wrong().double()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match=r"last\.bias"):
         par.check((x, y))
 
 
 def check_a_loss_that_is_a_sum_is_refused(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
-    for strategy, reduction in itertools.product((Data(), Pipeline()), ("sum", "mean")):
+    for strategy, reduction in itertools.product((DataParallel(), PipelineParallel()), ("sum", "mean")):
         model = Mlp().double()
         par = paceline.parallelize(
             *(model, sgd(model), [(x, y)]),
@@ -244,14 +244,16 @@ def check_too_few_rows_for_batch_normalisation_are_told_in_words(ranks: Ranks) -
     x, y = batches(CASES["cnn_batch"], torch.float64, (2,))[0]
     model = nn.Sequential(nn.Flatten(), nn.Linear(x[0].numel(), 8), nn.BatchNorm1d(8), nn.Linear(8, 5)).double()
     with pytest.raises(ParallelError, match="gives BatchNorm1d one value for each of its 8 channels"):
-        paceline.parallelize(*(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=Pipeline(), microbatches=2)
+        paceline.parallelize(
+            *(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=PipelineParallel(), microbatches=2
+        )
 
 
 def check_a_model_that_was_cut_says_so_when_it_is_called(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float64, (6,))[0]
     model = Mlp().double()
     par = paceline.parallelize(
-        *(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=Pipeline(), microbatches=2
+        *(model, sgd(model), [(x, y)]), loss=F.cross_entropy, strategy=PipelineParallel(), microbatches=2
     )
     with pytest.raises(ParallelError, match=r"Mlp was called, but it is cut into stages"):
         model(x)
@@ -265,7 +267,7 @@ def check_dropout_differs_between_replicas_and_is_reproducible(ranks: Ranks) -> 
         masks: list[Tensor] = []
         model.blocks[0].dropout.register_forward_hook(lambda _, args, output: masks.append((output == 0).detach()))
         # Without the comparison, which calls the hook too.
-        options: dict[str, Any] = {"strategy": Data(), "loss_weight": count_tokens, "check": "off"}
+        options: dict[str, Any] = {"strategy": DataParallel(), "loss_weight": count_tokens, "check": "off"}
         par = paceline.parallelize(model, adamw(model), loss=token_loss, **options)
         x, y = CASES["transformer_tied"].batch(2)
         return [float(par.step((x, y))) for _ in range(3)], masks
@@ -280,13 +282,13 @@ def check_dropout_differs_between_replicas_and_is_reproducible(ranks: Ranks) -> 
     assert before.shape == torch.get_rng_state().shape
     x, y = CASES["transformer_tied"].batch(4)
     model = Transformer(tied=True, dropout=0.5)
-    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=Data(), loss_weight=count_tokens)
+    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=DataParallel(), loss_weight=count_tokens)
     assert par.check((x, y)).difference < 1e-4
 
 
 def check_the_caller_s_generator_is_left_alone(ranks: Ranks) -> None:
     model = Transformer(tied=True, dropout=0.5)
-    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=Data(), loss_weight=count_tokens)
+    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=DataParallel(), loss_weight=count_tokens)
     x, y = CASES["transformer_tied"].batch(4)
     before = torch.get_rng_state()
     par.step((x, y))
@@ -399,7 +401,7 @@ def check_a_model_that_is_converted_afterwards_is_named(ranks: Ranks) -> None:
 def check_a_layer_that_is_replaced_afterwards_is_named(ranks: Ranks) -> None:
     # Story: a new head was trained by each replica alone, and under a pipeline not at all.
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
-    for strategy in [*BOTH, Pipeline(stages=ranks.size)]:
+    for strategy in [*BOTH, PipelineParallel(stages=ranks.size)]:
         model = Mlp()
         par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=strategy, microbatches=2)
         par.step((x, y))
@@ -417,7 +419,7 @@ def check_a_layer_that_is_replaced_afterwards_is_named(ranks: Ranks) -> None:
 def check_a_layer_without_parameters_may_be_replaced(ranks: Ranks) -> None:
     x, y = batches(CASES["mlp"], torch.float32, (6,))[0]
     model = nn.Sequential(Mlp(), nn.Dropout(0.5))
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     par.step((x, y))
     model[1] = nn.Identity()
     par.step((x, y))
@@ -501,7 +503,7 @@ def check_half_precision_stays_near(ranks: Ranks) -> None:
     model = made(case, torch.float32)
     x, y = batches(case, torch.float32, (8,))[0]
     par = paceline.parallelize(
-        model, sgd(model), loss=token_loss, loss_weight=count_tokens, precision="bf16", strategy=Data()
+        model, sgd(model), loss=token_loss, loss_weight=count_tokens, precision="bf16", strategy=DataParallel()
     )
     found = par.evaluate([(x, y)], token_loss)
     assert found == pytest.approx(float(par.step((x, y))), rel=1e-5)
@@ -510,7 +512,7 @@ def check_half_precision_stays_near(ranks: Ranks) -> None:
 def check_local_batch_norm_is_settled_before_it_is_used(ranks: Ranks) -> None:
     case = CASES["cnn_batch"]
     model = made(case, torch.float64)
-    par = paceline.parallelize(model, sgd(model), loss=case.loss, strategy=Data(batch_norm="local"))
+    par = paceline.parallelize(model, sgd(model), loss=case.loss, strategy=DataParallel(batch_norm="local"))
     for batch in batches(case, torch.float64, (8,) * 3):
         par.step(batch)
     name = "blocks.0.1.running_mean"
@@ -527,7 +529,7 @@ def check_batch_norm_with_all_its_options(ranks: Ranks) -> None:
         torch.manual_seed(2)
         model = nn.Sequential(nn.Linear(12, 6, bias=False), nn.BatchNorm1d(6, **options), nn.Linear(6, 5)).double()
         plain = copy.deepcopy(model)
-        par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+        par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
         opt = sgd(plain)
         assert isinstance(model[1], nn.BatchNorm1d)
         for x, y in batches(CASES["mlp"], torch.float64, (7, 5)):
@@ -562,7 +564,7 @@ def check_values_for_all_rows_are_not_cut(ranks: Ranks) -> None:
         model,
         sgd(model),
         loss=lambda output, target: F.cross_entropy(output["logits"], target),
-        strategy=Data(),
+        strategy=DataParallel(),
         split=lambda batch: Parts((batch["x"],), {"mask": Whole(mask), "names": batch["names"]}, batch["y"]),
     )
     loss = par.step({"x": x, "y": y, "names": list("abcde")})
@@ -573,7 +575,7 @@ def check_values_for_all_rows_are_not_cut(ranks: Ranks) -> None:
 
 def check_a_batch_that_is_wrong_on_all_ranks_can_be_survived(ranks: Ranks) -> None:
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     x, y = CASES["mlp"].batch(4)
     with pytest.raises(ParallelError, match="has 4 rows, but"):
         par.step((x, y[:3]))
@@ -584,7 +586,7 @@ def check_batches_that_differ_between_ranks_are_refused(ranks: Ranks) -> None:
     case = CASES["mlp"]
     x, y = case.batch(4)
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match=r"not given the same batch: rank 0: tensors of \[4, 12\], \[4\] \("):
         par.step((x + ranks.rank, y))
     with pytest.raises(ParallelError, match=r"rank 1: tensors of \[2, 12\]"):
@@ -597,7 +599,9 @@ def check_a_loader_that_ends_early_on_one_rank_is_refused(ranks: Ranks) -> None:
     case = CASES["mlp"]
     given = [case.batch(4) for _ in range(3)]
     model = Mlp()
-    par = paceline.parallelize(model, sgd(model), given[: 3 - ranks.rank], loss=F.cross_entropy, strategy=Data())
+    par = paceline.parallelize(
+        model, sgd(model), given[: 3 - ranks.rank], loss=F.cross_entropy, strategy=DataParallel()
+    )
 
     def train() -> None:
         for batch in par.epoch(0):
@@ -618,7 +622,7 @@ def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:
         loader = DataLoader(dataset, batch_size=4)
         return paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=strategy)
 
-    for strategy in (*BOTH, Pipeline()):
+    for strategy in (*BOTH, PipelineParallel()):
         for dataset in (
             TensorDataset(torch.randn(12, 12, generator=own), y),
             random_split(TensorDataset(x, y), [6, 6], generator=own)[0],
@@ -629,7 +633,7 @@ def check_another_dataset_on_a_rank_is_refused(ranks: Ranks) -> None:
             ):
                 spread(dataset, strategy)
     good = TensorDataset(x, y)
-    par = spread(good, Data())
+    par = spread(good, DataParallel())
     with pytest.raises(ParallelError, match="same dataset"):
         par.evaluate(DataLoader(TensorDataset(x + ranks.rank, y), batch_size=4), F.cross_entropy)
     assert par.evaluate(DataLoader(good, batch_size=4), F.cross_entropy) > 0
@@ -657,10 +661,10 @@ def check_random_augmentation_is_no_other_dataset(ranks: Ranks) -> None:
     for draw in (lambda: torch.randn(12), random.random, lambda: torch.randn(12, generator=of_its_own)):
         model = Mlp()
         loader = DataLoader(Noisy(draw), batch_size=4)
-        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=Data())
+        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
         assert len([par.step(batch) for batch in par.epoch(0)]) == 2
     # What can't be read is the epoch's to say.
-    paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=Data())
+    paceline.parallelize(model, sgd(model), DataLoader(Broken(8)), loss=F.cross_entropy, strategy=DataParallel())
 
 
 def check_a_loss_may_change_the_output_in_place(ranks: Ranks) -> None:
@@ -713,6 +717,6 @@ def check_the_loss_is_evaluated_with_its_own_weights(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     model = made(case, torch.float64)
     given = batches(case, torch.float64, (8, 5))
-    par = paceline.parallelize(model, None, given, loss=token_loss, strategy=Data(), loss_weight=count_tokens)
+    par = paceline.parallelize(model, None, given, loss=token_loss, strategy=DataParallel(), loss_weight=count_tokens)
     assert par.evaluate(given, token_loss) == par.evaluate(given, token_loss, weight=count_tokens)
     assert par.evaluate(given, token_loss) != par.evaluate(given, token_loss, weight=len)

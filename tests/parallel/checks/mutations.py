@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel import Data, FullyShard, clip, reduce, task
+from paceline.parallel import DataParallel, FullyShard, clip, reduce, task
 from paceline.parallel.batches import batch
 from paceline.parallel.replicas import core, normalization, shard
 from tests.parallel.equality import alone, assert_equal, sgd, together
@@ -46,11 +46,11 @@ def assert_seen(case: str, strategy: Any, change: Any, rows: tuple[int, ...] = (
 
 
 def check_the_share_of_a_microbatch_in_the_loss(ranks: Ranks) -> None:
-    def unweighted(self: task.Task, output: Any, micro: batch.Micro) -> Tensor:
+    def unweighted(self: task.Task, output: Any, micro: batch.Microbatch) -> Tensor:
         # A mean of means: each microbatch counts alike.
         return self.loss(output, micro.target) / (2 * self.microbatches)
 
-    for strategy in (Data(), FullyShard()):
+    for strategy in (DataParallel(), FullyShard()):
         change = mock.patch.object(task.Task, "weighted_loss", unweighted)
         assert_seen("transformer_tied", strategy, change, microbatches=2)
 
@@ -58,7 +58,7 @@ def check_the_share_of_a_microbatch_in_the_loss(ranks: Ranks) -> None:
 def check_the_sum_over_the_replicas(ranks: Ranks) -> None:
     # Of the first step alone: the later ones are DDP's.
     change = mock.patch.object(core, "sum_gradients", return_value=None)
-    assert_seen("mlp", Data(), change)
+    assert_seen("mlp", DataParallel(), change)
 
 
 def check_ddp_sums_and_takes_no_mean(ranks: Ranks) -> None:
@@ -72,7 +72,7 @@ def check_ddp_sums_and_takes_no_mean(ranks: Ranks) -> None:
         self._find_unused = True
         return ddp
 
-    assert_seen("mlp", Data(), mock.patch.object(core._Replicated, "_wrap", without_hook))
+    assert_seen("mlp", DataParallel(), mock.patch.object(core._Replicated, "_wrap", without_hook))
 
 
 def check_fsdp_sums_and_takes_no_mean(ranks: Ranks) -> None:
@@ -96,15 +96,15 @@ def check_the_norm_is_that_of_all_shards(ranks: Ranks) -> None:
 
 def check_batch_norm_sees_all_replicas(ranks: Ranks) -> None:
     change = mock.patch.object(normalization, "synchronise", return_value=[])
-    assert_seen("cnn_batch", Data(), change)
+    assert_seen("cnn_batch", DataParallel(), change)
 
 
 def check_padding_stays_out_of_the_statistics(ranks: Ranks) -> None:
     @contextlib.contextmanager
-    def always(micro: batch.Micro) -> Iterator[None]:
+    def always(micro: batch.Microbatch) -> Iterator[None]:
         yield
 
-    for strategy in (Data(), FullyShard()):
+    for strategy in (DataParallel(), FullyShard()):
         assert_seen("cnn_batch", strategy, mock.patch.object(normalization, "counting", always), rows=(1, 3))
 
 
@@ -117,7 +117,7 @@ def check_microbatches_are_cut_before_replicas(ranks: Ranks) -> None:
     from paceline.parallel.batches import microbatches as cutting
 
     change = mock.patch.object(cutting, "own_rows", rows_of_replica_first)
-    assert_seen("cnn_batch", Data(), change, microbatches=2)
+    assert_seen("cnn_batch", DataParallel(), change, microbatches=2)
 
 
 def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
@@ -130,9 +130,9 @@ def check_values_of_rank_0_are_taken(ranks: Ranks) -> None:
         return case.make().double()
 
     one = alone(case, rows=(8,))
-    assert_equal(one, together(case, Data(), rows=(8,), model=start()), loss=1e-10, gradient=1e-10)
+    assert_equal(one, together(case, DataParallel(), rows=(8,), model=start()), loss=1e-10, gradient=1e-10)
     with mock.patch.object(same_model, "share", return_value=None):
-        many = together(case, Data(), rows=(8,), model=start(), check="off")
+        many = together(case, DataParallel(), rows=(8,), model=start(), check="off")
     with pytest.raises(AssertionError):
         assert_equal(one, many, loss=1e-6)
 

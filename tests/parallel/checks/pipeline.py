@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import FullyShard, Pipeline
+from paceline.parallel import FullyShard, PipelineParallel
 from tests.parallel.equality import alone, assert_equal, batches, made, sgd, together
 from tests.parallel.models import CASES, Case, LongSkip, Mlp, token_loss, vectors
 from tests.parallel.pipelines import (
@@ -40,7 +40,7 @@ def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, .
         Case(name="mlp", make=lambda: Mlp(depth=7), batch=vectors),
         Case(name="long_skip", make=lambda: LongSkip(depth=7), batch=vectors),
     ):
-        many = together(case, Pipeline(schedule="interleaved"), microbatches=4)
+        many = together(case, PipelineParallel(schedule="interleaved"), microbatches=4)
         assert_equal(alone(case, microbatches=4), many, **EXACT)
 
 
@@ -58,24 +58,26 @@ def check_batches_of_any_size_go_through(ranks: Ranks) -> None:
     rows = (8, 7, 5, 2, 9)
     for name in ("cnn_batch", "transformer_tied"):
         one = alone(CASES[name], microbatches=4, rows=rows)
-        for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+        for strategy in (PipelineParallel(ranks.size), *combined(ranks.size)):
             assert_equal(one, together(CASES[name], strategy, microbatches=4, rows=rows), **EXACT)
     one = alone(CASES["transformer_tied"], microbatches=4, rows=rows)
-    many = together(CASES["transformer_tied"], Pipeline(ranks.size, schedule="interleaved"), microbatches=4, rows=rows)
+    many = together(
+        CASES["transformer_tied"], PipelineParallel(ranks.size, schedule="interleaved"), microbatches=4, rows=rows
+    )
     assert_equal(one, many, **EXACT)
 
 
 def check_clipping_is_by_the_norm_of_all_stages(ranks: Ranks) -> None:
     for name in ("mlp", "transformer_tied"):
         one = alone(CASES[name], microbatches=4, clip_norm=0.05)
-        for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+        for strategy in (PipelineParallel(ranks.size), *combined(ranks.size)):
             assert_equal(one, together(CASES[name], strategy, microbatches=4, clip_norm=0.05), **EXACT)
 
 
 def check_parts_of_a_batch_may_have_other_lengths(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["transformer_untied"]
     one, many = made(case, torch.float64), made(case, torch.float64)
-    par = parallel(many, Pipeline(ranks.size), case)
+    par = parallel(many, PipelineParallel(ranks.size), case)
     optimizer = sgd(one)
     for time in (8, 5, 8, 3):
         tokens, target = (part[:, :time] for part in batches(case, torch.float64, (8,), seed=time)[0])
@@ -105,8 +107,8 @@ def check_a_block_that_looks_at_values_trains_with_one_shape(ranks: Ranks, sizes
         name="looks", make=lambda: nn.Sequential(nn.Linear(12, 12), Looks(), Looks(), nn.Linear(12, 5)), batch=vectors
     )
     one = alone(case, microbatches=4, rows=(8, 8))
-    assert_equal(one, together(case, Pipeline(), microbatches=4, rows=(8, 8)), **EXACT)
-    par = parallel(made(case, torch.float64), Pipeline(), case)
+    assert_equal(one, together(case, PipelineParallel(), microbatches=4, rows=(8, 8)), **EXACT)
+    par = parallel(made(case, torch.float64), PipelineParallel(), case)
     given = batches(case, torch.float64, (8, 4))
     par.step(given[0])
     par.evaluate(given[:1], F.cross_entropy)
@@ -187,7 +189,7 @@ def check_frozen_stages(ranks: Ranks) -> None:
         return torch.optim.AdamW([param for param in model.parameters() if param.requires_grad])
 
     one = alone(case, microbatches=4, model=freeze(made(case, torch.float64)), optimizer=trained)
-    for strategy in (Pipeline(ranks.size), *combined(ranks.size)):
+    for strategy in (PipelineParallel(ranks.size), *combined(ranks.size)):
         model = freeze(made(case, torch.float64))
         assert_equal(one, together(case, strategy, microbatches=4, model=model, optimizer=trained), **EXACT)
 
@@ -237,7 +239,7 @@ def check_a_tensor_in_two_sharded_stages_of_a_worker_is_refused(ranks: Ranks, si
         return nn.Sequential(*layers)
 
     case = Case(name="tied", make=make, batch=vectors)
-    strategy = FullyShard(2) @ Pipeline(2, schedule="interleaved", cut=["1", "2", "3"])
+    strategy = FullyShard(2) @ PipelineParallel(2, schedule="interleaved", cut=["1", "2", "3"])
     assert_refused(
         lambda: parallel(made(case, torch.float64), strategy, case), "0.weight is in the stages 0, 2", "1f1b"
     )

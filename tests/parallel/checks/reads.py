@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
-from paceline.parallel import Tensor as TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
 from paceline.parallel.tracing.reads import plain_attributes
 from tests.parallel.world import Ranks
 
@@ -338,8 +337,8 @@ def _check(name: str, par: Any) -> None:
 
 def check_what_the_loop_changes_is_followed(ranks: Ranks) -> None:
     # Where it is cut is where every choice of layers goes on.
-    cut = Pipeline(2, cut=["blocks.2"])
-    pipelines = [cut] if ranks.size == 2 else [Data(2) @ cut]
+    cut = PipelineParallel(2, cut=["blocks.2"])
+    pipelines = [cut] if ranks.size == 2 else [DataParallel(2) @ cut]
     for name, (make, change) in FOLLOWED.items():
         one = _alone(make, change)
         for strategy in pipelines:
@@ -354,7 +353,7 @@ def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (
         one = _alone(make, change)
         # Layers that are cut as a pair can't be left out one by one.
         cut = () if name.startswith("layers") else (TensorParallel(),)
-        for strategy in (Data(), FullyShard(), *cut):
+        for strategy in (DataParallel(), FullyShard(), *cut):
             par, _ = _together(make, change, strategy)
             _assert_same(name, strategy, one, par)
             _check(name, par)
@@ -363,12 +362,12 @@ def check_replicas_and_parts_follow_too(ranks: Ranks, sizes: tuple[int, ...] = (
 def check_what_a_pipeline_can_t_follow_is_refused_by_its_line(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     for make, said in REFUSED.values():
         with pytest.raises(ParallelError, match=f"(?s){said}"):
-            _together(make, _nothing, Pipeline())
+            _together(make, _nothing, PipelineParallel())
 
 
 def check_ranks_that_read_other_values_are_told(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     make, change = FOLLOWED["attribute"]
-    par, model = _together(make, change, Pipeline(), check="off")
+    par, model = _together(make, change, PipelineParallel(), check="off")
     model.temperature = 1.0 + ranks.rank
 
     def train() -> None:
@@ -395,7 +394,7 @@ def check_stages_and_replicas_that_read_other_values_are_told(ranks: Ranks, size
     # Rows that the replicas share unevenly are no reason.
     uneven = [(x[:7], y[:7]) for x, y in _batches()]
     for is_other in (lambda rank: rank == 1, lambda rank: rank >= 2, lambda rank: rank % 2):
-        par, model = _together(make, change, Data(2) @ Pipeline(2, cut=["blocks.2"]), check="off")
+        par, model = _together(make, change, DataParallel(2) @ PipelineParallel(2, cut=["blocks.2"]), check="off")
         for batch in uneven:
             par.step(batch)
         model.temperature = 2.0 if is_other(ranks.rank) else 1.0
@@ -421,7 +420,7 @@ def check_a_buffer_that_is_replaced_is_refused(ranks: Ranks, sizes: tuple[int, .
         model.blocks[1][0].unread = torch.full((1,), float(step))
 
     one = _alone(make, fill)
-    par, model = _together(make, fill, Pipeline())
+    par, model = _together(make, fill, PipelineParallel())
     _assert_same("buffer", "pipe", one, par)
     before: Any = model.gains
     model.gains = torch.zeros(8, dtype=torch.float64)

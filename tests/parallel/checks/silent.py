@@ -13,13 +13,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Pipeline
-from paceline.parallel import Tensor as TensorParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel, TensorParallel
 from tests.parallel.models import Mlp
 from tests.parallel.world import Ranks
 
 SIZES = (2,)
-REPLICAS = (Data(), FullyShard())
+REPLICAS = (DataParallel(), FullyShard())
 
 
 def _batches(count: int = 3, rows: int = 8) -> list[tuple[Tensor, Tensor]]:
@@ -77,7 +76,7 @@ def check_hooks_on_gradients_are_called(ranks: Ranks) -> None:
         one = _made(Mlp)
         _hooked(one, how)
         _alone(one, batches, microbatches)
-        for strategy in (*REPLICAS, *([Pipeline()] if how == "before" else [])):
+        for strategy in (*REPLICAS, *([PipelineParallel()] if how == "before" else [])):
             model = _made(Mlp)
             _hooked(model, how)
             par = _together(model, batches, strategy, microbatches=microbatches)
@@ -118,7 +117,7 @@ def check_hooks_that_a_layout_can_t_call_are_refused(ranks: Ranks) -> None:
     model = _made(Mlp)
     for param in model.parameters():
         param.register_hook(lambda grad: grad * 2)
-    with pytest.raises(ParallelError, match=r"has a hook on its gradient.*Tensor\(\) cuts it"):
+    with pytest.raises(ParallelError, match=r"has a hook on its gradient.*TensorParallel\(\) cuts it"):
         _together(model, batches, TensorParallel())
 
 
@@ -188,7 +187,7 @@ def check_what_a_forward_pass_writes_to_parameters_is_kept(ranks: Ranks) -> None
         one = _made(kind)
         _alone(one, batches, 2)
         # A pipeline computes a microbatch's backward pass after the next one's forward, where autograd refuses a changed block.
-        for strategy in (*REPLICAS, *([Pipeline()] if kind is Momentum else [])):
+        for strategy in (*REPLICAS, *([PipelineParallel()] if kind is Momentum else [])):
             par = _together(_made(kind), batches, strategy, microbatches=2)
             _assert_same(one, par, kind.__name__)
             par.check(batches[0])
@@ -253,7 +252,7 @@ def check_a_loss_of_rows_against_one_another_is_told(ranks: Ranks) -> None:
         par = _together(_made(Mlp), batches, strategy, loss=_contrastive, check="off")
         with pytest.raises(ParallelError, match="compares the rows of a batch with one another"):
             par.check(batches[0])
-    for strategy in (TensorParallel(), Pipeline()):
+    for strategy in (TensorParallel(), PipelineParallel()):
         microbatches = 1 if strategy == TensorParallel() else 2
         one = _made(Mlp)
         _alone(one, batches, microbatches, loss=_contrastive)
@@ -302,10 +301,10 @@ class Counted(Mlp):
 
 def check_the_first_step_is_compared_and_leaves_nothing(ranks: Ranks) -> None:
     batches = _batches()
-    for strategy in (*REPLICAS, TensorParallel(), Pipeline()):
+    for strategy in (*REPLICAS, TensorParallel(), PipelineParallel()):
         ends = []
         for check in ("off", "first"):
-            model = _made(Mlp if isinstance(strategy, type(Pipeline())) else Random)
+            model = _made(Mlp if isinstance(strategy, type(PipelineParallel())) else Random)
             par = _together(model, batches, strategy, check=check, microbatches=2)
             ends.append(par.full_state_dict())
             said = par.explain()
@@ -313,7 +312,7 @@ def check_the_first_step_is_compared_and_leaves_nothing(ranks: Ranks) -> None:
         # Random numbers, buffers and which parameters are used go on as if nothing had been compared.
         assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items()), strategy
     model = _made(Counted)
-    _together(model, batches, Data())
+    _together(model, batches, DataParallel())
     assert model.calls == 3
     assert model.seen == [4, 4, 4]
 
@@ -329,7 +328,7 @@ def check_a_layout_that_is_wrong_is_not_trained(ranks: Ranks) -> None:
         before = copy.deepcopy(model.state_dict())
         with pytest.raises(ParallelError, match=r"before the first step.*last\.bias.*check='off'"):
             _together(model, _batches(), strategy)
-        if isinstance(strategy, type(Data())):
+        if isinstance(strategy, type(DataParallel())):
             assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -340,11 +339,11 @@ def check_what_can_t_be_compared_is_said(ranks: Ranks) -> None:
                 raise ValueError("four rows at least")
             return super().forward(x)
 
-    par = _together(_made(Rows), _batches(rows=16), Data(), microbatches=2)
+    par = _together(_made(Rows), _batches(rows=16), DataParallel(), microbatches=2)
     assert "four rows at least" in par.explain()
     model = _made(Mlp)
     with pytest.raises(ParallelError, match="check='never': 'first' or 'off'"):
-        _together(model, _batches(), Data(), check="never")
+        _together(model, _batches(), DataParallel(), check="never")
 
 
 class Recurrent(nn.Module):
@@ -369,7 +368,7 @@ def check_recurrent_layers_are_sharded(ranks: Ranks) -> None:
 def check_a_batch_that_is_taken_apart_is_told(ranks: Ranks) -> None:
     model = _made(Mlp)
     par = paceline.parallelize(
-        model, torch.optim.SGD(model.parameters()), _batches(), loss=F.cross_entropy, strategy=Data()
+        model, torch.optim.SGD(model.parameters()), _batches(), loss=F.cross_entropy, strategy=DataParallel()
     )
     batch: Any = next(iter(par.epoch(0)))
     with pytest.raises(ParallelError, match=r"give it to par\.step\(batch\) as it is"):

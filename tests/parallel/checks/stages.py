@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from paceline.parallel import FullyShard, Pipeline
+from paceline.parallel import FullyShard, PipelineParallel
 from paceline.parallel.pipeline.stages import Stage
 from paceline.parallel.pipeline.ties import StageTies
 from paceline.parallel.pipeline.timeline import in_flight, order
@@ -32,7 +32,7 @@ def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] 
     case = CASES["mlp"]
     model = made(case, torch.float64)
     model.first.requires_grad_(False)
-    par = parallel(model, Pipeline(ranks.size), case)
+    par = parallel(model, PipelineParallel(ranks.size), case)
     for param in par.module.parameters():
         # Every rank changes one of its own, so that none waits for the others.
         param.requires_grad_(ranks.rank == 0)
@@ -43,7 +43,7 @@ def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: t
     case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.5), batch=plain_tokens, loss=token_loss)
     one, many = made(case, torch.float64), made(case, torch.float64)
     given = batches(case, torch.float64, (8, 7))
-    par = parallel(many, Pipeline(ranks.size), case, given)
+    par = parallel(many, PipelineParallel(ranks.size), case, given)
     one.eval()
     rows = sum(len(y) for _, y in given)
     expected = sum(float(token_loss(one(x), y).detach()) * len(y) for x, y in given) / rows
@@ -51,7 +51,7 @@ def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: t
     assert par.module.training
 
     norm = CASES["cnn_batch"]
-    par = parallel(made(norm, torch.float64), Pipeline(ranks.size), norm)
+    par = parallel(made(norm, torch.float64), PipelineParallel(ranks.size), norm)
     par.step(batches(norm, torch.float64, (8,))[0])
     before = {name: buffer.clone() for name, buffer in par.module.named_buffers()}
     par.evaluate(batches(norm, torch.float64, (8, 3)), F.cross_entropy)
@@ -76,7 +76,7 @@ class Doubtful(nn.Module):
 def check_a_forward_that_asks_for_the_mode(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = Case(name="mode", make=Doubtful, batch=vectors)
     one = made(case, torch.float64).eval()
-    par = parallel(made(case, torch.float64), Pipeline(ranks.size), case)
+    par = parallel(made(case, torch.float64), PipelineParallel(ranks.size), case)
     given = batches(case, torch.float64, (8,))
     losses = {float(par.step(given[0])) for _ in range(2)}
     assert len(losses) == 2
@@ -93,7 +93,7 @@ def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> No
     begins = tuple(f"blocks.{4 // ranks.size * stage}" for stage in range(1, ranks.size))
 
     def losses(seed: int) -> list[float]:
-        par = parallel(made(case, torch.float64), Pipeline(cut=begins), case, given, seed=seed)
+        par = parallel(made(case, torch.float64), PipelineParallel(cut=begins), case, given, seed=seed)
         return [float(par.step(batch)) for batch in given]
 
     torch.manual_seed(ranks.rank)
@@ -103,7 +103,7 @@ def check_dropout_is_reproducible_and_each_stage_has_its_own(ranks: Ranks) -> No
     assert losses(4) != first
 
     drawn: list[Any] = [None] * ranks.size
-    par = parallel(made(case, torch.float64), Pipeline(cut=begins), case, given)
+    par = parallel(made(case, torch.float64), PipelineParallel(cut=begins), case, given)
     own: list[float] = []
     for module in par.module.modules():
         if isinstance(module, nn.Dropout):
@@ -124,7 +124,7 @@ def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, 
             loss = token_loss(one(x_part), y_part)
         (loss * 0.25).backward()
         whole = whole + 0.25 * loss.detach()
-    par = parallel(made(case, torch.float32), Pipeline(ranks.size), case, precision="bf16")
+    par = parallel(made(case, torch.float32), PipelineParallel(ranks.size), case, precision="bf16")
     assert abs(float(par.step((x, y))) - float(whole)) < 1e-6
     expected = dict(one.named_parameters())
     for name, param in par.executor.named_parameters().items():
@@ -135,7 +135,9 @@ def check_half_precision_is_that_of_one_process(ranks: Ranks, sizes: tuple[int, 
 def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     for schedule, chunks in (("gpipe", 1), ("1f1b", 1), ("interleaved", 2)):
-        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule), case, microbatches=8, check="off")
+        par = parallel(
+            made(case, torch.float64), PipelineParallel(schedule=schedule), case, microbatches=8, check="off"
+        )
         seen: list[tuple[str, int, int]] = []
 
         def noting(kind: str, run: Any, to: Any = seen) -> Any:
@@ -170,7 +172,7 @@ def check_1f1b_keeps_the_activations_of_as_many_microbatches_as_stages_are_left(
     cut = [f"blocks.{index * 4 // ranks.size}" for index in range(1, ranks.size)]
     most = {}
     for schedule in ("gpipe", "1f1b"):
-        par = parallel(made(case, torch.float64), Pipeline(schedule=schedule, cut=cut), case, microbatches=8)
+        par = parallel(made(case, torch.float64), PipelineParallel(schedule=schedule, cut=cut), case, microbatches=8)
         batch = batches(case, torch.float64, (8,))[0]
         par.step(batch)
         _Kept.now = _Kept.most = 0
@@ -191,7 +193,7 @@ def check_each_worker_holds_its_part_of_the_model_alone(ranks: Ranks) -> None:
         # Cut by hand: by measured times one stage may get much more than another.
         stages = ranks.size * chunks
         cut = [f"blocks.{stage * 8 // stages}" for stage in range(1, stages)]
-        par = parallel(model, Pipeline(schedule=schedule, cut=cut), case)
+        par = parallel(model, PipelineParallel(schedule=schedule, cut=cut), case)
         par.step(batches(case, torch.float64, (8,))[0])
         held = sum(param.numel() for param in par.module.parameters())
         total = torch.tensor(held)
@@ -211,7 +213,7 @@ def check_stages_that_are_sharded_hold_a_part_of_their_part(ranks: Ranks, sizes:
     case = Case(name="deep", make=lambda: Transformer(tied=False, depth=8), batch=plain_tokens, loss=token_loss)
     model = made(case, torch.float64)
     total = sum(param.numel() for param in model.parameters())
-    par = parallel(model, FullyShard(2) @ Pipeline(2, cut=["blocks.4"]), case)
+    par = parallel(model, FullyShard(2) @ PipelineParallel(2, cut=["blocks.4"]), case)
     par.step(batches(case, torch.float64, (8,))[0])
     held = sum(param.to_local().numel() for param in par.module.parameters())
     assert held <= 1.3 * total / 4
@@ -221,7 +223,7 @@ def check_a_cut_by_hand_is_taken(ranks: Ranks) -> None:
     case = CASES["transformer_tied"]
     names = [f"blocks.{index}" for index in range(1, ranks.size)]
     model = made(case, torch.float64)
-    par = parallel(model, Pipeline(cut=names), case)
+    par = parallel(model, PipelineParallel(cut=names), case)
     assert [str(mark) for mark in par.executor.plan.marks] == names
     blocks = {name.split(".")[1] for name in par.executor.named_parameters() if name.startswith("blocks")}
     last = {str(index) for index in range(ranks.size - 1, 4)}
@@ -229,7 +231,7 @@ def check_a_cut_by_hand_is_taken(ranks: Ranks) -> None:
     # In a block that would otherwise stay whole; here its forward is opened.
     inside = [*names[:-1], f"blocks.{ranks.size - 1}.up"]
     one = alone(case, microbatches=4, rows=(8,))
-    assert_equal(one, together(case, Pipeline(cut=inside), microbatches=4, rows=(8,)), **EXACT)
+    assert_equal(one, together(case, PipelineParallel(cut=inside), microbatches=4, rows=(8,)), **EXACT)
 
 
 def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> None:
@@ -237,7 +239,7 @@ def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> N
     mlp = CASES["mlp"]
 
     def cut(*names: str) -> Callable[[], object]:
-        return lambda: parallel(made(case, torch.float64), Pipeline(cut=names), case)
+        return lambda: parallel(made(case, torch.float64), PipelineParallel(cut=names), case)
 
     rest = [f"blocks.{index}" for index in range(1, ranks.size - 1)]
     assert_refused(cut("blocks.9", *rest), "cut='blocks.9'", "calls no module of that name", "'blocks.3'")
@@ -247,30 +249,34 @@ def check_cuts_that_can_not_be_made_are_refused_on_every_rank(ranks: Ranks) -> N
     if ranks.size == 4:
         assert_refused(cut("blocks.2", "blocks.1", "blocks.3"), "'blocks.1' is not called after")
     assert_refused(
-        lambda: parallel(made(mlp, torch.float64), Pipeline(schedule="interleaved", chunks=8), mlp, microbatches=8),
+        lambda: parallel(
+            made(mlp, torch.float64), PipelineParallel(schedule="interleaved", chunks=8), mlp, microbatches=8
+        ),
         "can be cut into",
         f"{8 * ranks.size} stages",
     )
     assert_refused(
-        lambda: parallel(made(mlp, torch.float64), Pipeline(), mlp, microbatches=ranks.size - 1),
+        lambda: parallel(made(mlp, torch.float64), PipelineParallel(), mlp, microbatches=ranks.size - 1),
         f"microbatches={ranks.size - 1}",
         f"at least microbatches={ranks.size}",
     )
     assert_refused(
         lambda: parallel(
-            made(mlp, torch.float64), Pipeline(schedule="interleaved"), mlp, microbatches=2 * ranks.size + 1
+            made(mlp, torch.float64), PipelineParallel(schedule="interleaved"), mlp, microbatches=2 * ranks.size + 1
         ),
         "equal groups",
         str(2 * ranks.size),
     )
     assert_refused(
-        lambda: parallel(made(mlp, torch.float64), Pipeline(), mlp, memory_bytes=1000), "memory_bytes=1000", "no cut"
+        lambda: parallel(made(mlp, torch.float64), PipelineParallel(), mlp, memory_bytes=1000),
+        "memory_bytes=1000",
+        "no cut",
     )
 
 
 def check_explain_says_where_it_is_cut_and_what_it_costs(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = CASES["transformer_tied"]
-    par = parallel(made(case, torch.float64), Pipeline(), case)
+    par = parallel(made(case, torch.float64), PipelineParallel(), case)
     text = par.explain()
     lines = text.splitlines()
     assert lines[0] == f"Transformer on {ranks.size} workers: pipe {ranks.size}"
@@ -289,7 +295,7 @@ def check_without_the_sum_over_ties_it_differs(ranks: Ranks, sizes: tuple[int, .
     case = CASES["transformer_tied"]
     one = alone(case, microbatches=4, rows=(8,))
     with replaced(StageTies, "sum_gradients", lambda self, params: None):
-        many = together(case, Pipeline(), microbatches=4, rows=(8,), check="off")
+        many = together(case, PipelineParallel(), microbatches=4, rows=(8,), check="off")
     # The loss is right, as it always is.
     assert_equal(one, many, loss=1e-11)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))
@@ -303,7 +309,7 @@ def check_without_the_weights_it_differs(ranks: Ranks, sizes: tuple[int, ...] = 
         return self.loss(output, micro.target) / self.microbatches
 
     with replaced(Task, "weighted_loss", mean_of_means):
-        many = together(case, Pipeline(), microbatches=4, rows=(8,), check="off")
+        many = together(case, PipelineParallel(), microbatches=4, rows=(8,), check="off")
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-4))
 
 
@@ -313,7 +319,7 @@ def check_with_ties_counted_twice_in_the_norm_it_differs(ranks: Ranks, sizes: tu
     case = CASES["transformer_tied"]
     one = alone(case, microbatches=4, rows=(8,), clip_norm=0.05)
     with replaced(clip, "_owned", lambda params, world: set(params)):
-        many = together(case, Pipeline(), microbatches=4, rows=(8,), clip_norm=0.05)
+        many = together(case, PipelineParallel(), microbatches=4, rows=(8,), clip_norm=0.05)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-6))
 
 
@@ -326,5 +332,5 @@ def check_with_each_stage_clipped_by_its_own_norm_it_differs(ranks: Ranks, sizes
     case = CASES["mlp"]
     one = alone(case, microbatches=4, rows=(8,), clip_norm=0.05)
     with replaced(Clipper, "norm", own_norm):
-        many = together(case, Pipeline(), microbatches=4, rows=(8,), clip_norm=0.05)
+        many = together(case, PipelineParallel(), microbatches=4, rows=(8,), clip_norm=0.05)
     assert_different(ranks, lambda: assert_equal(one, many, loss=1e-11, gradient=1e-4))

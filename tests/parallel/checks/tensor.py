@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, Tensor
+from paceline.parallel import DataParallel, FullyShard, ParallelError, TensorParallel
 from paceline.parallel.tensor import cutting as tensor
 from tests.parallel.equality import adamw, alone, assert_equal, batches, made, sgd, together, whole
 from tests.parallel.models import CASES, SHALLOW, Case, Transformer, plain_tokens, token_loss
@@ -22,7 +22,11 @@ FLOAT32, FLOAT64 = 5e-6, 1e-10
 
 
 def layouts(ranks: Any) -> list[Any]:
-    return [Tensor(2)] if ranks.size == 2 else [Tensor(4), Data(2) @ Tensor(2), FullyShard(2) @ Tensor(2)]
+    return (
+        [TensorParallel(2)]
+        if ranks.size == 2
+        else [TensorParallel(4), DataParallel(2) @ TensorParallel(2), FullyShard(2) @ TensorParallel(2)]
+    )
 
 
 def check_loss_and_gradients_are_those_of_one_process(ranks: Any) -> None:
@@ -44,7 +48,7 @@ def check_five_steps_of_adamw_are_those_of_one_process(ranks: Any) -> None:
 
 
 def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
-    par, _ = trained(CASES["transformer_untied"], Tensor())
+    par, _ = trained(CASES["transformer_untied"], TensorParallel())
     sizes = {name: tensor.size for name, tensor in local_sizes(par).items()}
     assert sizes["blocks.0.up.weight"] * ranks.size == 16 * 64
     assert sizes["blocks.0.q.weight"] * ranks.size == 16 * 16
@@ -54,7 +58,7 @@ def check_each_rank_holds_its_part_alone(ranks: Any) -> None:
 
 
 def check_explain_says_what_was_cut(ranks: Any) -> None:
-    par, _ = trained(CASES["transformer_untied"], Tensor())
+    par, _ = trained(CASES["transformer_untied"], TensorParallel())
     text = par.explain()
     assert "colwise: blocks.{0..3}.up" in text, text
     assert "rowwise: blocks.{0..3}.down" in text, text
@@ -81,7 +85,7 @@ def trained(case: Case, strategy: Any, steps: int = 1, **options: Any) -> tuple[
 def check_dropout_is_the_same_on_all_tensor_ranks(ranks: Any) -> None:
     """Facts #11: ranks with streams of their own would go apart, and every loss would look well."""
     case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.3), batch=plain_tokens, loss=token_loss)
-    par, losses = trained(case, Tensor(), steps=3)
+    par, losses = trained(case, TensorParallel(), steps=3)
     with torch.no_grad():
         first = float(token_loss(made(case, torch.float64).eval()(plain(case)[0]), plain(case)[1]))
     assert abs(losses[0] - first) > 1e-4, "nothing was dropped"
@@ -112,7 +116,7 @@ def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tensor, "tie_again", lambda model, ties: None)
         patch.setattr(tensor, "verify", lambda *arguments: None)
-        many = together(case, Tensor(), check="off", **options)
+        many = together(case, TensorParallel(), check="off", **options)
     assert abs(one.losses[0] - many.losses[0]) < 1e-9
     off = float((many.gradients["tok.weight"] - one.gradients["tok.weight"]).abs().max())
     assert off > 1e-3, "the tie had no part in it"
@@ -121,12 +125,12 @@ def check_without_the_tie_training_would_be_wrong(ranks: Any) -> None:
 def arguments(ranks: Any, model: nn.Module | None = None, plan: Any = None) -> tuple[Any, ...]:
     """What `tensor.apply` is called with for a model of tokens."""
     from paceline.parallel import mesh, strategy, ties
-    from paceline.parallel.batches.batch import Micro
+    from paceline.parallel.batches.batch import Microbatch
 
     model = made(CASES["transformer_tied"], torch.float64) if model is None else model
-    world = mesh.build(mesh.start(), strategy.resolve(Tensor(), ranks.size))
+    world = mesh.build(mesh.start(), strategy.resolve(TensorParallel(), ranks.size))
     x, y = plain(CASES["transformer_untied"])
-    micro = Micro((x,), {}, y, len(x), torch.tensor(1.0, dtype=torch.float64), 0, len(x))
+    micro = Microbatch((x,), {}, y, len(x), torch.tensor(1.0, dtype=torch.float64), 0, len(x))
     return model, world, plan, ties.find(model), micro
 
 
@@ -171,13 +175,17 @@ def check_a_table_of_names_gives_the_same_numbers(ranks: Any) -> None:
     ]
     for table in tables:
         assert_equal(
-            one, together(case, Tensor(plan=table), **options), loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64
+            one,
+            together(case, TensorParallel(plan=table), **options),
+            loss=FLOAT64,
+            gradient=FLOAT64,
+            parameter=FLOAT64,
         )
 
 
 def check_evaluation_and_the_whole_state_are_those_of_one_process(ranks: Any) -> None:
     case = CASES["transformer_tied"]
-    par, _ = trained(case, Tensor(), steps=2, loss_weight=case.loss_weight)
+    par, _ = trained(case, TensorParallel(), steps=2, loss_weight=case.loss_weight)
     given = batches(case, torch.float64, (8, 3), seed=11)
     found = par.evaluate(given, token_loss, weight=case.loss_weight)
     model = made(case, torch.float64, seed=9)
@@ -202,7 +210,7 @@ def check_torchs_own_encoder_is_cut_too(ranks: Any) -> None:
         loss=token_loss,
     )
     options: dict[str, Any] = {"rows": (8, 8), "optimizer": sgd}
-    one, many = alone(case, **options), together(case, Tensor(), **options)
+    one, many = alone(case, **options), together(case, TensorParallel(), **options)
     assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
@@ -216,7 +224,7 @@ def check_what_is_changed_in_place_between_two_layers_is_right(ranks: Any) -> No
         loss=lambda output, target: output.square().mean() + target.sum() * 0.0,
     )
     options: dict[str, Any] = {"rows": (8, 8), "optimizer": sgd}
-    one, many = alone(case, **options), together(case, Tensor(), **options)
+    one, many = alone(case, **options), together(case, TensorParallel(), **options)
     assert_equal(one, many, loss=FLOAT64, gradient=FLOAT64, parameter=FLOAT64)
 
 
@@ -229,6 +237,6 @@ def check_the_plan_is_that_of_the_first_rank(ranks: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if ranks.rank:
             patch.setattr(tensor, "find_plan", nothing)
-        trained(CASES["mlp"], Tensor())
+        trained(CASES["mlp"], TensorParallel())
     with pytest.raises(ParallelError, match="is the name of no module"):
-        trained(CASES["mlp"], Tensor(plan={"nowhere": "colwise"}))
+        trained(CASES["mlp"], TensorParallel(plan={"nowhere": "colwise"}))

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 import torch.nn.functional as F
 import paceline
-from paceline.parallel import Data, FullyShard, ParallelError, WorkerError
+from paceline.parallel import DataParallel, FullyShard, ParallelError, WorkerError
 torch.set_num_threads(1)
 RANK = int(os.environ["RANK"])
 torch.manual_seed(RANK)
@@ -36,7 +36,7 @@ x, y = torch.ones(8, 3), torch.zeros(8, dtype=torch.long)
 
 def spread(model, **options):
     return paceline.parallelize(model, torch.optim.SGD(model.parameters(), 0.1), loss=F.cross_entropy,
-                                **({"strategy": Data()} | options))
+                                **({"strategy": DataParallel()} | options))
 """
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,7 +71,7 @@ finally:
 
 def test_an_error_in_a_stage_is_what_every_rank_reports(tmp_path: Path) -> None:
     code = """
-from paceline.parallel import Pipeline
+from paceline.parallel import PipelineParallel
 armed = []
 class Lamp(nn.Module):
     def __init__(self):
@@ -85,7 +85,7 @@ class Lamp(nn.Module):
                 raise ZeroDivisionError("the lamp of the last stage is out")
         return self.linear(x)
 model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), Lamp(), nn.Linear(3, 2))
-par = spread(model, strategy=Pipeline(2, cut=["2"]), microbatches=4, sample=(x, y))
+par = spread(model, strategy=PipelineParallel(2, cut=["2"]), microbatches=4, sample=(x, y))
 armed.append(True)
 started = time.monotonic()
 try:
@@ -187,7 +187,7 @@ for case in range(4):
     if RANK == 1 and case == 3:
         lr = 0.2
     try:
-        paceline.parallelize(model, torch.optim.SGD(model.parameters(), lr), loss=loss, strategy=Data())
+        paceline.parallelize(model, torch.optim.SGD(model.parameters(), lr), loss=loss, strategy=DataParallel())
     except ParallelError as error:
         print("case", case, error)
 # Other values are no other model: rank 0's are taken.
@@ -222,7 +222,7 @@ for case, odd in enumerate((
     {"loader": DataLoader(less, batch_size=4)},
     {"loader": [(x, y)]},
 )):
-    same = {"loader": DataLoader(data, batch_size=4), "strategy": Data()}
+    same = {"loader": DataLoader(data, batch_size=4), "strategy": DataParallel()}
     model = nn.Linear(3, 2)
     try:
         given = same | odd if RANK == 1 else same
@@ -238,7 +238,7 @@ except (ParallelError, WorkerError) as error:
     ended = run(tmp_path, code)
     assert [end.returncode for end in ended] == [0, 0], ended[0].output
     for end in ended:
-        assert "case 0 the ranks don't have the same model: strategy is Data(" in end.output
+        assert "case 0 the ranks don't have the same model: strategy is DataParallel(" in end.output
         assert "case 1 the ranks don't have the same model: clip_norm is None on rank 0; 1.0 on rank 1" in end.output
         assert "case 2 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; " in end.output
         assert "case 3 the ranks don't have the same loader: 9 samples in batches of 4 on rank 0; 8" in end.output
@@ -250,7 +250,7 @@ except (ParallelError, WorkerError) as error:
 
 def test_a_rank_without_rows_has_the_type_of_the_others_loss(tmp_path: Path) -> None:
     code = """
-for strategy in (Data(), FullyShard()):
+for strategy in (DataParallel(), FullyShard()):
     for precision in ("bf16", None):
         model = nn.Linear(3, 2) if precision else nn.Linear(3, 2).bfloat16()
         par = spread(model, strategy=strategy, precision=precision)
@@ -264,10 +264,10 @@ for strategy in (Data(), FullyShard()):
     assert ended[0].output.count("float32") == 12
 
 
-@pytest.mark.parametrize("strategy", ["Data()", "Pipeline()", "Tensor()"])
+@pytest.mark.parametrize("strategy", ["DataParallel()", "PipelineParallel()", "TensorParallel()"])
 def test_a_step_that_one_rank_leaves_out_is_seen(strategy: str, tmp_path: Path) -> None:
     code = f"""
-from paceline.parallel import Pipeline, Tensor
+from paceline.parallel import PipelineParallel, TensorParallel
 from torch.utils.data import DataLoader, TensorDataset
 data = TensorDataset(torch.zeros(12, 3), torch.zeros(12, dtype=torch.long))
 model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))

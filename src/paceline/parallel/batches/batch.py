@@ -31,7 +31,7 @@ class Parts(NamedTuple):
     target: Any
 
 
-class Micro(NamedTuple):
+class Microbatch(NamedTuple):
     """One microbatch of one replica.
 
     rows: 0 for padding: one row that stands in where a replica got none, so that all ranks do the same steps.

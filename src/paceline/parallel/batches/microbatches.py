@@ -9,7 +9,16 @@ from typing import Any
 import torch
 
 from paceline.parallel.batches.agree import agree_on_batch
-from paceline.parallel.batches.batch import Micro, Parts, count_rows, move, own_rows, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.batch import (
+    Microbatch,
+    Parts,
+    count_rows,
+    move,
+    own_rows,
+    piece_sizes,
+    take_rows,
+    unwrap,
+)
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import sum_number
@@ -60,7 +69,7 @@ class GlobalBatch(_ForStep):
     consumed: int
 
 
-def cut(batch: Any, task: Task, world: World) -> list[Micro]:
+def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     """This replica's microbatches of a global batch, which is the same on every rank, or of an OwnBatch.
 
     Called on all ranks: with a loss_weight the weights are summed over the replicas.
@@ -102,7 +111,7 @@ def cut(batch: Any, task: Task, world: World) -> list[Micro]:
     for index, (piece, span, weight) in enumerate(zip(pieces, ranges, weights, strict=True)):
         there = move(piece, world.device)
         micros.append(
-            Micro(
+            Microbatch(
                 args=unwrap(there.args),
                 kwargs=unwrap(there.kwargs),
                 target=unwrap(there.target),

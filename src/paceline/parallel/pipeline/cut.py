@@ -89,7 +89,7 @@ def find_cuts(
         raise ParallelError(
             f"memory_bytes={memory_bytes}: no cut of the {len(blocks)} blocks into {stages} stages fits; the best needs about "
             f"{least * stages // workers} bytes on one worker (parameters, gradients, Adam's moments and saved activations). "
-            "Use more stages, more and smaller microbatches, or FullyShard() @ Pipeline()."
+            "Use more stages, more and smaller microbatches, or FullyShard() @ PipelineParallel()."
         )
     for tie in sorted(tied, key=len):
         # No stage may begin between the first and the last block that hold it.

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.guards import refuse_calls
@@ -37,7 +37,7 @@ from paceline.parallel.tracing.segments import stage_module
 TAGS = 2**20
 
 
-def build(task: Task, world: World, sample: Micro, *, memory_bytes: int | None = None) -> Pipelined:
+def build(task: Task, world: World, sample: Microbatch, *, memory_bytes: int | None = None) -> Pipelined:
     """The executor of this rank's stages. Called on all ranks.
 
     sample: a microbatch as those to come; the first rank's is what the cost of each block is measured on.
@@ -49,8 +49,8 @@ def build(task: Task, world: World, sample: Micro, *, memory_bytes: int | None =
     layout = world.layout
     if layout.tensor > 1:
         raise ParallelError(
-            f"{layout}: a pipeline's stages can't be cut into tensor parts too. Use FullyShard() @ Pipeline(), or Tensor() "
-            "with Data()."
+            f"{layout}: a pipeline's stages can't be cut into tensor parts too. Use FullyShard() @ PipelineParallel(), or "
+            "TensorParallel() with DataParallel()."
         )
     check_microbatches(layout.schedule, layout.pipe, task.microbatches)
     with normalization.alone(task.model):
@@ -111,7 +111,7 @@ class Pipelined:
             found.setdefault(name, param)
         return found
 
-    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+    def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
@@ -151,7 +151,7 @@ class Pipelined:
             sum_gradients([param for param in params.values() if param.requires_grad], group)
         self.ties.sum_gradients(params)
 
-    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         total: Tensor | None = None
         self._programs.refresh()
@@ -183,7 +183,7 @@ class Pipelined:
             if len({stage % self._workers for stage in stages}) < len(stages):
                 raise ParallelError(
                     f"{name} is in the stages {', '.join(map(str, stages))}, some of them on one worker, and FullyShard can't "
-                    "have it in two. Take schedule='1f1b', or cut where its uses stay together (Pipeline(cut=[...]))."
+                    "have it in two. Take schedule='1f1b', or cut where its uses stay together (PipelineParallel(cut=[...]))."
                 )
 
     def _sharded(self, module: nn.Module) -> Used:
@@ -195,7 +195,7 @@ class Pipelined:
         module.register_forward_hook(lambda *_: used.watch())
         return used
 
-    def _turns(self, micro: Micro, *, trains: bool) -> list[Turn]:
+    def _turns(self, micro: Microbatch, *, trains: bool) -> list[Turn]:
         """The microbatch's way through each of this rank's stages."""
         # Asked of the module each time: who restores modes after an evaluation sets them there.
         training = self._module.training
@@ -208,7 +208,7 @@ class Pipelined:
                 raise ParallelError(
                     f"stage {index} needs {', '.join(sorted(missing))}, which it doesn't hold: for a batch of this shape, in "
                     f"this mode (training={training}){since}, the model's forward takes another way than for the first batch. "
-                    "Put that choice into one block, or cut elsewhere (Pipeline(cut=[...]))."
+                    "Put that choice into one block, or cut elsewhere (PipelineParallel(cut=[...]))."
                 )
         last = self.plan.stages - 1
         return [
@@ -218,7 +218,9 @@ class Pipelined:
     def _context(self) -> Any:
         return self._task.autocast(self._world.device)
 
-    def _forward_round(self, turns: Sequence[Sequence[Turn]], consume: Callable[[Any, Micro], Tensor]) -> list[Tensor]:
+    def _forward_round(
+        self, turns: Sequence[Sequence[Turn]], consume: Callable[[Any, Microbatch], Tensor]
+    ) -> list[Tensor]:
         """Send the microbatches through all stages; what `consume` makes of the outputs, where the last stage is."""
         found, sending = [], []
         for place, index in enumerate(self._own):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.pipeline.costs import measure
@@ -43,7 +43,7 @@ class StagePlan:
         return len(self.marks) + 1
 
 
-def agree(task: Task, world: World, sample: Micro, programs: Programs, memory_bytes: int | None) -> StagePlan:
+def agree(task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None) -> StagePlan:
     """The plan of the first rank. Called on all ranks: they wait while it measures.
 
     Raises:
@@ -57,7 +57,9 @@ def agree(task: Task, world: World, sample: Micro, programs: Programs, memory_by
     )
 
 
-def _decide(task: Task, world: World, sample: Micro, programs: Programs, memory_bytes: int | None) -> tuple[Any, ...]:
+def _decide(
+    task: Task, world: World, sample: Microbatch, programs: Programs, memory_bytes: int | None
+) -> tuple[Any, ...]:
     layout = world.layout
     stages = layout.pipe * layout.chunks
     traced = programs.trace(sample)
@@ -118,7 +120,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
     return list({frozenset(own) for own in users.values() if len(own) > 1})
 
 
-def _uses(task: Task, sample: Micro, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
+def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
     """What each stage holds: all that its part calls, in training and in evaluation; what nothing calls, the first one."""
     found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
     for training in (None, False, True):

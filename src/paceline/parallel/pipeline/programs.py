@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.mesh import World
 from paceline.parallel.task import Task
 from paceline.parallel.tracing.blocks import LEVELS, opened_modules
@@ -51,7 +51,7 @@ class Programs:
     The same on every rank of a pipeline: each has the whole batch of its replica, so each knows all shapes without asking.
     """
 
-    def __init__(self, task: Task, world: World, sample: Micro) -> None:
+    def __init__(self, task: Task, world: World, sample: Microbatch) -> None:
         self._task = task
         self._device = world.device
         self._mode = task.model.training
@@ -71,7 +71,7 @@ class Programs:
             if cut or len(Boundaries(traced).marks()) >= wanted - 1:
                 break
 
-    def trace(self, micro: Micro, training: bool | None = None) -> Traced:
+    def trace(self, micro: Microbatch, training: bool | None = None) -> Traced:
         """The outer forward for a microbatch such as this one. training: None is the mode that the model was given in."""
         key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
         found = self._traced.get(key)
@@ -81,7 +81,7 @@ class Programs:
             self._traced.keep(key, found)
         return found
 
-    def segments(self, micro: Micro, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
+    def segments(self, micro: Microbatch, training: bool | None, marks: Sequence[Mark]) -> tuple[Segment, ...]:
         """The parts of the model between the marks, for this microbatch's shapes."""
         key = key_of(micro.args, micro.kwargs, self._mode if training is None else training)
         found = self._known.get(key)
@@ -116,14 +116,14 @@ class Programs:
         """Modules that are not traced because they can't be -> why."""
         return self._tracer.shut
 
-    def digest(self, micro: Micro, training: bool) -> int:
+    def digest(self, micro: Microbatch, training: bool) -> int:
         """A number for what is computed for such a microbatch, the same on all ranks that compute the same."""
         key = key_of(micro.args, micro.kwargs, training)
         if key not in self._digests:
             self._digests[key] = self.trace(micro, training).digest
         return self._digests[key]
 
-    def digest_of_reads(self, micro: Micro, training: bool) -> int:
+    def digest_of_reads(self, micro: Microbatch, training: bool) -> int:
         """A number for what the outer forward reads beside its arguments, the same on all ranks where that is the same."""
         return self.trace(micro, training).reads.digest
 

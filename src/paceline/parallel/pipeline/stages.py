@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.replicas import normalization, shard
@@ -37,8 +37,8 @@ class Turn:
     """
 
     segment: Segment
-    micro: Micro
-    finish: Callable[[Any, Micro], Tensor] | None = None
+    micro: Microbatch
+    finish: Callable[[Any, Microbatch], Tensor] | None = None
 
 
 class StageModule(nn.Module):
@@ -72,13 +72,13 @@ class StageModule(nn.Module):
             if tensor.requires_grad and not value.requires_grad:
                 raise ParallelError(
                     f"stage {stage} computed {value.name} with a gradient, which it had not when the model was traced; the next "
-                    "stage would send none. Cut elsewhere (Pipeline(cut=[...])) so that it stays in one stage."
+                    "stage would send none. Cut elsewhere (PipelineParallel(cut=[...])) so that it stays in one stage."
                 )
             if tuple(tensor.shape) != value.shape or tensor.dtype != value.dtype:
                 raise ParallelError(
                     f"stage {stage} computed {value.name} of shape {list(tensor.shape)} and type {tensor.dtype}; expected were "
                     f"{list(value.shape)} and {value.dtype}. A value that goes from stage to stage must have a shape that the "
-                    "batch's shapes alone decide; cut elsewhere (Pipeline(cut=[...])) so that it stays in one stage."
+                    "batch's shapes alone decide; cut elsewhere (PipelineParallel(cut=[...])) so that it stays in one stage."
                 )
         return tuple(tensor.contiguous() for tensor in result)
 
@@ -182,8 +182,8 @@ def _explained(stage: int) -> Iterator[None]:
         raise ParallelError(
             f"a block of stage {stage} changes a parameter or a buffer in its forward pass which its backward pass needs (a "
             "momentum copy, for example), and in a pipeline the next microbatch's forward pass comes before this one's backward "
-            "pass. Change it in the loop, after step(), let the block compute with a copy (tensor.clone()), or use Data() or "
-            f"FullyShard(). torch says: {str(error).partition(chr(10))[0]}"
+            "pass. Change it in the loop, after step(), let the block compute with a copy (tensor.clone()), or use "
+            f"DataParallel() or FullyShard(). torch says: {str(error).partition(chr(10))[0]}"
         ) from error
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.mesh import World
@@ -77,7 +77,7 @@ class Plain:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         return dict(self._module.named_parameters())
 
-    def train_step(self, micros: Sequence[Micro]) -> Tensor:
+    def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
         total: Tensor | None = None
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
@@ -110,7 +110,7 @@ class Plain:
         else:
             sum_gradients(self._trained(), group)
 
-    def predict(self, micros: Sequence[Micro], consume: Callable[[Any, Micro], Tensor]) -> Tensor:
+    def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         total: Tensor | None = None
         with torch.no_grad():
             for micro in micros:

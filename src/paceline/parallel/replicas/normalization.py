@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.torch_private import BatchNorm, InstanceNorm
 
@@ -57,7 +57,7 @@ def alone(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def counting(micro: Micro) -> Iterator[None]:
+def counting(micro: Microbatch) -> Iterator[None]:
     """While the block runs, this microbatch is computed: padding doesn't count."""
     global _counts, _somewhere
     before = _counts, _somewhere

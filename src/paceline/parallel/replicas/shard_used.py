@@ -80,7 +80,7 @@ class Used:
                 raise ParallelError(
                     f"{name} has a hook of register_post_accumulate_grad_hook, which is called with the gradients of all "
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
-                    "or Data()."
+                    "or DataParallel()."
                 )
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
@@ -161,8 +161,8 @@ def _write_back(sharded: Any, whole: nn.Parameter) -> None:
     part = whole.detach()
     if hasattr(part, "full_tensor"):
         raise ParallelError(
-            "the model's forward pass changes a parameter that is cut by FullyShard() and by Tensor() in place. Leave its layer "
-            "whole (Tensor(plan={...: 'replicate'})), or use Data()."
+            "the model's forward pass changes a parameter that is cut by FullyShard() and by TensorParallel() in place. Leave "
+            "its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
         )
     for axis, placement in enumerate(sharded.placements):
         if placement.is_shard():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Micro, tensors_in
+from paceline.parallel.batches.batch import Microbatch, tensors_in
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import whole
@@ -21,7 +21,7 @@ _STEPS = 2000
 _MOST = 0.1
 
 
-def verify(plain: nn.Module, model: nn.Module, sample: Micro, group: Any) -> None:
+def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any) -> None:
     """Return if the model gives the outputs and gradients that the plain one gives for the sample.
 
     plain: the same model, whole, with the same values. Both are left as they were, gradients too.
@@ -38,12 +38,13 @@ def verify(plain: nn.Module, model: nn.Module, sample: Micro, group: Any) -> Non
         compiled = next((name for name, part in model.named_modules() if _is_compiled(part)), None)
         if compiled is not None:
             raise ParallelError(
-                f"{compiled or 'the model'} is compiled, and what was compiled doesn't compute with the parts that Tensor() "
-                "makes of its layers. Give parallelize the model as it was before torch.compile, or use Data() or FullyShard()."
+                f"{compiled or 'the model'} is compiled, and what was compiled doesn't compute with the parts that "
+                "TensorParallel() makes of its layers. Give parallelize the model as it was before torch.compile, or use "
+                "DataParallel() or FullyShard()."
             )
         raise ParallelError(
-            f"the model that was cut by Tensor() is not the plain one: {message}. Leave what is in this module whole: "
-            "Tensor(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
+            f"the model that was cut by TensorParallel() is not the plain one: {message}. Leave what is in this module whole: "
+            "TensorParallel(plan={...}) with the layers that may be cut, or 'replicate' for those that may not."
         )
 
 
@@ -60,7 +61,7 @@ class _Pass:
     gradients: Mapping[str, Tensor | None]
 
 
-def _pass(model: nn.Module, sample: Micro) -> _Pass:
+def _pass(model: nn.Module, sample: Microbatch) -> _Pass:
     outputs: list[tuple[str, Tensor]] = []
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from paceline.parallel.batches.batch import Micro
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
@@ -55,7 +55,7 @@ def apply(
     world: World,
     plan: Mapping[str, str] | None,
     ties: Sequence[tuple[str, ...]],
-    sample: Micro | None = None,
+    sample: Microbatch | None = None,
 ) -> Applied:
     """What was cut. The model is cut in place, tied tensors stay tied; called on all ranks, before it is sharded or replicated.
 
@@ -75,7 +75,7 @@ def apply(
             return plan_from_table(model, plan, run, parts)
         if run is None:
             raise ParallelError(
-                "a plan for Tensor() is found by a pass over a batch. Give a loader, or Tensor(plan={...})."
+                "a plan for TensorParallel() is found by a pass over a batch. Give a loader, or TensorParallel(plan={...})."
             )
         return find_plan(model, run, parts, ties)
 
@@ -83,9 +83,10 @@ def apply(
     found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
         raise ParallelError(
-            f"Tensor({parts}) finds no layer of {type(model).__name__} that it can cut"
+            f"TensorParallel({parts}) finds no layer of {type(model).__name__} that it can cut"
             + (f": {'; '.join(found.notes)}. " if found.notes else ": no pair of linear layers, no vocabulary. ")
-            + "Name layers, as in Tensor(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another strategy."
+            + "Name layers, as in TensorParallel(plan={'blocks.*.up': 'colwise', 'blocks.*.down': 'rowwise'}), or use another "
+            "strategy."
         )
     if parts > 1:
         _check_ties(model, found, ties)
@@ -96,8 +97,8 @@ def apply(
         for name, param in model.named_parameters(remove_duplicate=False):
             if name in hooked and isinstance(param, DTensor):
                 raise ParallelError(
-                    f"{name} has a hook on its gradient (register_hook), and Tensor() cuts it: no rank has all of that gradient. "
-                    "Leave its layer whole (Tensor(plan={...: 'replicate'})), or use Data()."
+                    f"{name} has a hook on its gradient (register_hook), and TensorParallel() cuts it: no rank has all of that "
+                    "gradient. Leave its layer whole (TensorParallel(plan={...: 'replicate'})), or use DataParallel()."
                 )
         cut_params: list[Any] = [param for param in model.parameters() if isinstance(param, DTensor)]
         for param in cut_params:
@@ -160,7 +161,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
         if len(set(ways.values())) > 1:
             shown = ", ".join(f"{name} {way}" for name, way in ways.items())
             raise ParallelError(
-                f"{' and '.join(names)} are one tensor, but Tensor(plan) cuts it in different ways: {shown}. Give the "
+                f"{' and '.join(names)} are one tensor, but TensorParallel(plan) cuts it in different ways: {shown}. Give the "
                 "modules that share it the same placement ('vocab' for an embedding and its head)."
             )
 
@@ -178,7 +179,7 @@ def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
     return "by rows" if by_rows else "by columns"
 
 
-def _runner(model: nn.Module, sample: Micro | None) -> Callable[[], Any] | None:
+def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | None:
     if sample is None:
         return None
     return lambda: model(*sample.args, **sample.kwargs)

@@ -164,11 +164,13 @@ def _matched(model: nn.Module, table: Mapping[str, str]) -> dict[str, str]:
         if not matching:
             close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
             hint = f"Names like it: {', '.join(close)}." if close else f"Some of the names: {', '.join(names[:8])}."
-            raise ParallelError(f"Tensor(plan): {pattern!r} is the name of no module of {type(model).__name__}. {hint}")
+            raise ParallelError(
+                f"TensorParallel(plan): {pattern!r} is the name of no module of {type(model).__name__}. {hint}"
+            )
         learning = [name for name in matching if any(p is not None for p in modules[name]._parameters.values())]
         if not learning and placement != "replicate":
             raise ParallelError(
-                f"Tensor(plan): {pattern!r} is {placement!r}, but matches only modules without weights of their own "
+                f"TensorParallel(plan): {pattern!r} is {placement!r}, but matches only modules without weights of their own "
                 f"({', '.join(matching[:3])}). Name the linear layers in them, such as {matching[0] + '.*'!r}."
             )
         for name in learning:
@@ -184,12 +186,12 @@ def _check_cut(name: str, pattern: str, placement: str, module: Any) -> None:
     kind = type(module).__name__
     if not is_plain(module):
         raise ParallelError(
-            f"Tensor(plan): {pattern!r} makes {name!r} {placement!r}, but that is a {kind}. Only nn.Linear and nn.Embedding "
-            "with torch's own forward can be cut; leave the others out, or name them 'replicate' before it."
+            f"TensorParallel(plan): {pattern!r} makes {name!r} {placement!r}, but that is a {kind}. Only nn.Linear and "
+            "nn.Embedding with torch's own forward can be cut; leave the others out, or name them 'replicate' before it."
         )
     if isinstance(module, nn.Embedding) and (why := unusual(module)):
         raise ParallelError(
-            f"Tensor(plan): {name!r} can't be {placement!r}: an embedding with {why} can't be cut. Name it 'replicate'."
+            f"TensorParallel(plan): {name!r} can't be {placement!r}: an embedding with {why} can't be cut. Name it 'replicate'."
         )
 
 

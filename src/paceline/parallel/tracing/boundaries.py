@@ -63,7 +63,7 @@ class Boundaries:
         if mark.nth >= len(places):
             raise ParallelError(
                 f"the model was cut before call {mark.nth + 1} of {mark.name!r}, but for this batch, or in this mode, it calls "
-                f"it {len(places)} times. Cut at a module that is called each time: Pipeline(cut=[...])."
+                f"it {len(places)} times. Cut at a module that is called each time: PipelineParallel(cut=[...])."
             )
         index = places[mark.nth]
         obstacle = self.obstacle(index)

@@ -337,7 +337,7 @@ class Tracer:
             raise ParallelError(
                 f"{type(model).__name__} can't be cut into stages: {where}: {reason}. Its own forward has to be the same calls "
                 "for every batch of one shape; move that line into a module of its own (one block stays in one stage), or "
-                "use Data() or FullyShard()."
+                "use DataParallel() or FullyShard()."
             ) from error
         raise error
 
