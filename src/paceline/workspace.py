@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
 from paceline.job.job import Job
-from paceline.runs import interactive, store, tags_and_properties
+from paceline.runs import interactive, read, tags_and_properties
 from paceline.runs.folder import check_experiment_name
 from paceline.runs.run import Run
 from paceline.system import durations
@@ -104,7 +104,7 @@ class Workspace:
     @property
     def experiments(self) -> dict[str, Experiment]:
         """Experiment name -> experiment, for all that have a run."""
-        names = sorted({record.experiment for record in store.all_records(self.runs_dir)})
+        names = sorted({record.experiment for record in read.all_records(self.runs_dir)})
         return {name: Experiment(self, name) for name in names}
 
     @property

@@ -22,7 +22,7 @@ import pytest
 from paceline.environments.store import EnvironmentStore
 from paceline.errors import LauncherError
 from paceline.launchers.mpi import find_open_mpi
-from paceline.runs import metrics, states, store
+from paceline.runs import metrics, read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system import locks, processes
@@ -233,7 +233,7 @@ def is_one(victim: str, pid: int) -> bool:
 def wait_for_end(folder: RunFolder) -> RunRecord:
     deadline = time.monotonic() + PATIENCE_S
     # Readers are told of the end as soon as the supervisor is gone; it is written once all else is.
-    while not ((record := store.read(folder)).is_terminal and store.stored(folder).is_terminal):
+    while not ((record := read.record(folder)).is_terminal and store.stored(folder).is_terminal):
         assert time.monotonic() < deadline, f"the run is still {record.status}"
         time.sleep(0.01)
     return record

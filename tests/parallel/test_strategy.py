@@ -97,5 +97,7 @@ def test_equal_strategies_are_equal() -> None:
 
 
 def test_a_strategy_is_written_down_without_torch() -> None:
-    code = "import sys, paceline.parallel as p; p.DataParallel(2) @ p.PipelineParallel(2); print('torch' in sys.modules)"
+    code = (
+        "import sys, paceline.parallel as p; p.DataParallel(2) @ p.PipelineParallel(2); print('torch' in sys.modules)"
+    )
     assert run_python(code).strip() == "False"

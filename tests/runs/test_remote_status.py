@@ -13,7 +13,7 @@ from paceline.cli import logs as logs_verb
 from paceline.cli import metrics as metrics_verb
 from paceline.cli import read as read_verbs
 from paceline.errors import RunStateError, TargetError
-from paceline.runs import remote_status, states, store, tags_and_properties
+from paceline.runs import read, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
@@ -59,16 +59,16 @@ def folder(tmp_path):
 
 
 def gone_for(folder, seconds):
-    store.read(folder)
+    read.record(folder)
     since = folder.gone.stat().st_mtime - seconds
     os.utime(folder.gone, (since, since))
 
 
 def test_a_run_whose_lock_nobody_holds_lives_as_long_as_the_engine_says_so(engine, folder):
     run = folder()
-    assert store.read(run).status == states.RUNNING
+    assert read.record(run).status == states.RUNNING
     engine.says = Look(state="queued", message="Priority: 3 jobs ahead")
-    found = store.read(run)
+    found = read.record(run)
     assert (found.status, found.waiting_for) == (states.QUEUED, "Priority: 3 jobs ahead")
     assert store.stored(run).status == states.RUNNING  # readers write nothing that only the supervisor knows
 
@@ -79,14 +79,14 @@ def test_a_run_whose_lock_nobody_holds_lives_as_long_as_the_engine_says_so(engin
 def test_an_engine_that_does_not_answer_makes_no_run_fail(engine, folder, says):
     run = folder()
     engine.says = says
-    found = store.read(run)
+    found = read.record(run)
     assert (found.status, found.waiting_for, found.is_terminal) == (states.NOT_RESPONDING, "no route", False)
 
 
 def test_a_disk_without_room_for_what_comes_back_makes_no_run_fail(engine, folder):
     run = folder()
     engine.says = OSError(28, "No space left on device", "/ws/uploads/model")
-    found = store.read(run)
+    found = read.record(run)
     assert (found.status, found.is_terminal) == (states.NOT_RESPONDING, False)
     assert found.waiting_for == "/ws/uploads/model: No space left on device"
 
@@ -94,9 +94,9 @@ def test_a_disk_without_room_for_what_comes_back_makes_no_run_fail(engine, folde
 def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folder):
     run = folder()
     engine.says = Look(state="gone", cause="failed", message="gone")
-    assert store.read(run).status == states.RUNNING
+    assert read.record(run).status == states.RUNNING
     store.change(run, store.stored(run), states.COMPLETED, exit_code=0)
-    assert store.read(run).status == states.COMPLETED
+    assert read.record(run).status == states.COMPLETED
 
 
 @pytest.mark.parametrize(
@@ -112,14 +112,14 @@ def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, 
     run = folder(attempts=(Attempt(number=1, started_utc=utc_now(), nodes=("n1",)),))
     engine.says = Look(state="gone", cause=cause, message="The job was ended.", by="root")
     gone_for(run, 60)
-    found = store.read(run)
+    found = read.record(run)
     assert (found.status, found.exit_code) == (status, exit_code)
     assert store.stored(run).to_json() == found.to_json()
     assert found.attempts[-1].cause == cause
     assert (found.canceled_by, found.failure) == ("root", None) if cause == "canceled" else found.failure.cause == cause
     assert not run.gone.exists()
     engine.says = Look(state="running")
-    assert store.read(run).status == status
+    assert read.record(run).status == status
 
 
 def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
@@ -127,7 +127,7 @@ def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
     engine.says = Look(state="gone", cause="canceled", by="root")
     gone_for(run, 60)
-    assert (store.read(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
+    assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
 
 def test_a_job_that_comes_back_starts_the_wait_anew(engine, folder):
@@ -135,24 +135,24 @@ def test_a_job_that_comes_back_starts_the_wait_anew(engine, folder):
     engine.says = Look(state="gone", cause="failed")
     gone_for(run, 60)
     engine.says = Look(state="running")
-    assert store.read(run).status == states.RUNNING
+    assert read.record(run).status == states.RUNNING
     engine.says = Look(state="gone", cause="failed")
-    assert store.read(run).status == states.RUNNING
+    assert read.record(run).status == states.RUNNING
 
 
 def test_a_job_that_is_canceled_in_the_queue_ends_at_once(engine, folder):
     run = folder(states.NOT_STARTED)
-    store.request_cancel(run, "me")
+    read.request_cancel(run, "me")
     engine.says = Look(state="gone", cause="canceled", by="uid 1000")
-    found = store.read(run)
+    found = read.record(run)
     assert (found.status, found.canceled_by) == (states.CANCELED, "me")
 
 
 def test_a_cancel_reaches_the_engine_and_the_folder(engine, folder):
     run = folder()
-    store.request_cancel(run, "me")
+    read.request_cancel(run, "me")
     assert (engine.canceled, run.cancel_request.exists()) == (1, True)
-    assert store.read(run).status == states.CANCEL_REQUESTED
+    assert read.record(run).status == states.CANCEL_REQUESTED
 
 
 class Far(Engine):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import FileNameError, RunNotFoundError, RunStateError, WorkspaceError
-from paceline.runs import states, store
+from paceline.runs import read, states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt
@@ -38,7 +38,7 @@ def deserted(runs_dir, status=states.RUNNING, run_id=RUN_ID, **values):
 
 def test_a_new_run_has_its_folders_its_record_and_its_lock(runs_dir):
     folder, fd = make_run(runs_dir)
-    assert store.read(folder).status == states.NOT_STARTED
+    assert read.record(folder).status == states.NOT_STARTED
     assert locks.is_held(folder.lock)
     assert all(part.is_dir() for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints))
     assert [event["status"] for event in json_lines(folder.events)] == [states.NOT_STARTED]
@@ -96,7 +96,7 @@ def test_each_change_is_noted_with_its_time(runs_dir):
     assert [event["status"] for event in events] == ["NotStarted", "Queued", "Running", "Failed"]
     assert events[-1]["message"] == "bad batch"
     assert [event["time_utc"] for event in events] == sorted(event["time_utc"] for event in events)
-    assert (store.read(folder).failure, store.read(folder).exit_code) == (report, 1)
+    assert (read.record(folder).failure, read.record(folder).exit_code) == (report, 1)
 
 
 @pytest.mark.parametrize("status", sorted(states.TERMINAL))
@@ -105,7 +105,7 @@ def test_an_end_is_the_end(runs_dir, status):
     with pytest.raises(RunStateError, match=f"is {status}; it can't become Running"):
         store.change(folder, store.stored(folder), states.RUNNING)
     os.close(fd)
-    assert store.read(folder).status == status
+    assert read.record(folder).status == status
 
 
 # --- a full disk
@@ -119,24 +119,24 @@ def test_on_a_full_disk_the_last_record_is_written_all_the_same(small_disk):
     report = FailureReport(cause="disk", message="the disk is full", last_lines=("x" * 200,) * 20)
     store.change(folder, store.stored(folder), states.FAILED, failure=report, exit_code=1)
     os.close(fd)
-    assert (store.read(folder).status, store.read(folder).failure) == (states.FAILED, report)
+    assert (read.record(folder).status, read.record(folder).failure) == (states.FAILED, report)
 
 
 def test_on_a_full_disk_a_state_on_the_way_is_not_worth_the_run(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.STARTING)
     fill_disk(small_disk)
     record = store.change(folder, store.stored(folder), states.RUNNING)
-    assert (record.status, store.read(folder).status) == (states.RUNNING, states.STARTING)
+    assert (record.status, read.record(folder).status) == (states.RUNNING, states.STARTING)
     store.change(folder, record, states.COMPLETED)
-    assert store.read(folder).status == states.COMPLETED
+    assert read.record(folder).status == states.COMPLETED
     os.close(fd)
 
 
 def test_on_a_full_disk_a_cancel_can_be_asked_for(small_disk):
     folder, fd = make_run(small_disk / "runs", status=states.RUNNING)
     fill_disk(small_disk)
-    store.request_cancel(folder, by="me")
-    assert store.read(folder).status == states.CANCEL_REQUESTED
+    read.request_cancel(folder, by="me")
+    assert read.record(folder).status == states.CANCEL_REQUESTED
     os.close(fd)
 
 
@@ -196,12 +196,12 @@ def test_runs_are_listed_newest_first(runs_dir):
         os.close(make_run(runs_dir, run_id)[1])
     expected = ["a_1700000003_00000000", "c_1700000002_00000000", "b_1700000001_00000000", "by-hand"]
     assert store.ids(runs_dir) == expected
-    assert [record.run_id for record in store.all_records(runs_dir)] == expected
+    assert [record.run_id for record in read.all_records(runs_dir)] == expected
 
 
 def test_a_workspace_without_runs_has_none(runs_dir):
     assert store.ids(runs_dir) == []
-    assert list(store.all_records(runs_dir)) == []
+    assert list(read.all_records(runs_dir)) == []
 
 
 @pytest.mark.parametrize("name", ["half", "a_²_b", "x_y_z"])
@@ -209,7 +209,7 @@ def test_folders_without_a_record_are_passed_over(runs_dir, name):
     os.close(make_run(runs_dir)[1])
     (runs_dir / name).mkdir()
     (runs_dir / ".new-x").mkdir()
-    assert [record.run_id for record in store.all_records(runs_dir)] == [RUN_ID]
+    assert [record.run_id for record in read.all_records(runs_dir)] == [RUN_ID]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"status": "Completed"}', "\0" * 100], ids=repr)
@@ -217,25 +217,25 @@ def test_a_damaged_record_is_no_run_and_hides_no_other(runs_dir, text):
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
     folder.record.write_text(text)
     with pytest.raises(RunNotFoundError, match="no readable record"):
-        store.read(folder)
-    assert [record.run_id for record in store.all_records(runs_dir)] == [other.run_id]
+        read.record(folder)
+    assert [record.run_id for record in read.all_records(runs_dir)] == [other.run_id]
 
 
 def test_a_run_of_a_newer_version_hides_no_other(runs_dir):
     # A workspace may be a team's, and not everybody updates on the same day.
     folder, other = deserted(runs_dir), deserted(runs_dir, run_id="digits_1700000000_00000002")
-    data = store.read(folder).to_json()
+    data = read.record(folder).to_json()
     data["version"] = data["job"]["version"] = 99
     data["job"]["flavour"] = "mint"
     write_json(folder.record, data)
-    assert other.run_id in [record.run_id for record in store.all_records(runs_dir)]
+    assert other.run_id in [record.run_id for record in read.all_records(runs_dir)]
 
 
 def test_the_raw_record_is_what_reading_gives(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
-    assert store.raw(folder) == store.read(folder).to_json()
+    assert read.raw(folder) == read.record(folder).to_json()
     os.close(fd)
-    assert store.raw(folder)["status"] == states.FAILED
+    assert read.raw(folder)["status"] == states.FAILED
 
 
 # --- runs that nobody looks after
@@ -244,19 +244,19 @@ def test_the_raw_record_is_what_reading_gives(runs_dir):
 @pytest.mark.parametrize("status", LIVE)
 def test_a_run_whose_owner_is_gone_has_failed_whatever_it_was(runs_dir, status):
     folder = deserted(runs_dir, status)
-    record = store.read(folder)
+    record = read.record(folder)
     assert (record.status, record.exit_code) == (states.FAILED, 1)
     assert record.ended_utc is not None
     assert read_json(folder.record)["status"] == states.FAILED
     assert [event["status"] for event in json_lines(folder.events)][-1] == states.FAILED
     # Whoever looks next finds the same.
-    assert store.read(folder) == record
+    assert read.record(folder) == record
 
 
 @pytest.mark.parametrize("status", LIVE)
 def test_a_run_whose_owner_lives_is_as_it_says(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
-    assert store.read(folder).status == status
+    assert read.record(folder).status == status
     os.close(fd)
 
 
@@ -272,7 +272,7 @@ def test_a_run_whose_owner_lives_is_as_it_says(runs_dir, status):
     ],
 )
 def test_why_it_was_deserted_is_said(runs_dir, values, cause, said):
-    record = store.read(deserted(runs_dir, **values))
+    record = read.record(deserted(runs_dir, **values))
     assert record.failure.cause == cause
     assert said in record.failure.message
     assert record.failure.see == (None if "kind" in values else f"paceline logs {RUN_ID}")
@@ -286,7 +286,7 @@ def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monke
         store.mark_closing(folder)
     else:  # they saw the lock free a moment before
         monkeypatch.setattr(locks, "is_held", lambda path, here: False)
-    record = store.read(folder)
+    record = read.record(folder)
     os.close(fd)
     assert (record.status, record.exit_code, record.attempts[0].cause) == (states.FAILED, 1, "supervisor")
     assert record.ended_utc is not None
@@ -295,7 +295,7 @@ def test_while_a_deserted_run_is_being_ended_others_read_its_end(runs_dir, monke
 
 
 def test_a_submission_that_was_killed_half_way_says_so(runs_dir):
-    assert store.read(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
+    assert read.record(deserted(runs_dir, states.NOT_STARTED)).failure.cause == "not_started"
 
 
 def test_the_owner_is_this_process():
@@ -316,10 +316,10 @@ time.sleep(60)
     with start_python(code, runs_dir, environment={"PYTHONPATH": root}) as process:
         process.stdout.readline()
         folder = RunFolder(runs_dir / RUN_ID)
-        assert store.read(folder).status == states.RUNNING
+        assert read.record(folder).status == states.RUNNING
         process.kill()
         process.wait()
-    assert store.read(folder).status == states.FAILED
+    assert read.record(folder).status == states.FAILED
 
 
 def test_several_readers_at_once_set_it_right_once(runs_dir):
@@ -327,11 +327,11 @@ def test_several_readers_at_once_set_it_right_once(runs_dir):
     code = """
 import sys
 from pathlib import Path
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.folder import RunFolder
 print("ready", flush=True)
 sys.stdin.readline()
-print(store.read(RunFolder(Path(sys.argv[1]))).status)
+print(read.record(RunFolder(Path(sys.argv[1]))).status)
 """
     started = [start_python(code, folder.path, stdin=subprocess.PIPE) for _ in range(4)]
     for process in started:
@@ -346,11 +346,11 @@ def test_what_is_left_of_it_is_ended(runs_dir):
     worker = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": str(folder.path)})
     other = subprocess.Popen(["sleep", "60"], env={**os.environ, "PACELINE_RUN_DIR": f"{folder.path}0"})
     try:
-        assert store.read(folder).status == states.RUNNING
+        assert read.record(folder).status == states.RUNNING
         assert worker.poll() is None
         os.close(fd)
         wait_until(lambda: processes.with_variable("PACELINE_RUN_DIR", str(folder.path)), "the worker")
-        assert store.read(folder).status == states.FAILED
+        assert read.record(folder).status == states.FAILED
         assert worker.wait(timeout=60) < 0
         assert other.poll() is None
     finally:
@@ -362,7 +362,7 @@ def test_what_is_left_of_it_is_ended(runs_dir):
 def test_its_scratch_folder_is_removed(runs_dir, tmp_path):
     scratch = tmp_path / "scratch"
     (scratch / "socket").mkdir(parents=True)
-    store.read(deserted(runs_dir, scratch_dir=str(scratch)))
+    read.record(deserted(runs_dir, scratch_dir=str(scratch)))
     assert not scratch.exists()
 
 
@@ -375,13 +375,13 @@ def test_an_end_written_between_two_looks_counts(runs_dir, monkeypatch):
         return False
 
     monkeypatch.setattr(locks, "is_held", ends_meanwhile)
-    assert store.read(folder).status == states.COMPLETED
+    assert read.record(folder).status == states.COMPLETED
 
 
 def test_a_reader_that_may_not_write_says_what_is_true_all_the_same(runs_dir, monkeypatch):
     folder = deserted(runs_dir)
     monkeypatch.setattr(os, "access", lambda *arguments: False)
-    record = store.read(folder)
+    record = read.record(folder)
     assert (record.status, record.failure.cause) == (states.FAILED, "supervisor")
     assert read_json(folder.record)["status"] == states.RUNNING
 
@@ -392,8 +392,8 @@ def test_a_reader_that_may_not_write_says_what_is_true_all_the_same(runs_dir, mo
 def test_a_live_run_shows_that_its_cancel_is_asked_for(runs_dir):
     folder, fd = make_run(runs_dir, status=states.RUNNING)
     for _ in range(2):
-        store.request_cancel(folder, by="me", reason="typo")
-    assert store.read(folder).status == states.CANCEL_REQUESTED
+        read.request_cancel(folder, by="me", reason="typo")
+    assert read.record(folder).status == states.CANCEL_REQUESTED
     assert store.stored(folder).status == states.RUNNING
     assert read_json(folder.cancel_request)["by"] == "me"
     os.close(fd)
@@ -402,27 +402,27 @@ def test_a_live_run_shows_that_its_cancel_is_asked_for(runs_dir):
 @pytest.mark.parametrize("status", [states.FINALIZING, *sorted(states.TERMINAL)])
 def test_a_run_that_is_ending_shows_its_end(runs_dir, status):
     folder, fd = make_run(runs_dir, status=status)
-    store.request_cancel(folder, by="me")
-    assert store.read(folder).status == status
+    read.request_cancel(folder, by="me")
+    assert read.record(folder).status == status
     os.close(fd)
 
 
 def test_a_deserted_run_whose_cancel_was_asked_for_has_failed(runs_dir):
     folder = deserted(runs_dir)
-    store.request_cancel(folder, by="me")
-    assert store.read(folder).status == states.FAILED
+    read.request_cancel(folder, by="me")
+    assert read.record(folder).status == states.FAILED
 
 
 def test_a_run_s_own_process_never_takes_its_run_for_deserted(runs_dir, monkeypatch):
     folder = deserted(runs_dir)
     monkeypatch.setenv("PACELINE_RUN_ID", RUN_ID)
-    assert store.read(folder).status == states.RUNNING
+    assert read.record(folder).status == states.RUNNING
 
 
 def test_a_node_s_copy_of_a_run_s_folder_is_not_a_deserted_run(runs_dir):
     folder = deserted(runs_dir)
     folder.lock.unlink()
-    assert store.read(folder).status == states.RUNNING
+    assert read.record(folder).status == states.RUNNING
 
 
 # --- other users
@@ -439,10 +439,10 @@ def test_nobody_else_can_keep_a_dead_run_running(runs_dir):
 READ = """
 import os, sys
 from pathlib import Path
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.folder import RunFolder
 os.setgroups([int(sys.argv[3])]); os.setgid(65534); os.setuid(65534)
-record = store.read(RunFolder(Path(sys.argv[1]) / sys.argv[2]))
+record = read.record(RunFolder(Path(sys.argv[1]) / sys.argv[2]))
 print(record.status, record.failure.cause if record.failure else None)
 """
 

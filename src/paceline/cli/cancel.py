@@ -11,7 +11,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.summary import summary
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.record import user_name
 
 
@@ -29,18 +29,18 @@ def cancel(
     """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
     folders = [folder_of(run_id) for run_id in run_ids]
     for folder in folders:
-        record = store.read(folder)
+        record = read.record(folder)
         if record.is_terminal:
             print(f"{folder.run_id} is {record.status} already.", file=sys.stderr)
         else:
-            store.request_cancel(folder, by=user_name())
+            read.request_cancel(folder, by=user_name())
             if not as_json:
                 print(f"{folder.run_id}: cancel requested")
-    while wait and not all(store.read(folder).is_terminal for folder in folders):
+    while wait and not all(read.record(folder).is_terminal for folder in folders):
         time.sleep(0.05)
     if wait and not as_json:
         for folder in folders:
-            print(f"{folder.run_id}: {store.read(folder).status}")
+            print(f"{folder.run_id}: {read.record(folder).status}")
     if as_json:
         print_json([{key: found[key] for key in ("run_id", "status")} for found in map(summary, folders)])
     return 0

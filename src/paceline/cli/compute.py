@@ -14,7 +14,7 @@ from paceline.cli.compute_doctor import doctor
 from paceline.cli.compute_status import Look, counts_text, look, look_at_all
 from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
-from paceline.runs import store
+from paceline.runs import read
 from paceline.targets import configured
 from paceline.targets.kinds import load_errors
 from paceline.workspace import Workspace
@@ -117,7 +117,7 @@ def remove(
     if not force and name in configured.names(workspace.path)[1:]:
         using = [
             record.run_id
-            for record in store.all_records(workspace.runs_dir)
+            for record in read.all_records(workspace.runs_dir)
             if record.target == name and not record.is_terminal
         ]
         if using:

@@ -12,7 +12,7 @@ from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
-from paceline.runs import downloads, store
+from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
 
@@ -107,7 +107,7 @@ def download(
 
 def _folder(run_id: str | None) -> RunFolder:
     folder = folder_of(run_id)
-    store.read(folder)  # which brings the folder up to date where the run is elsewhere
+    read.record(folder)  # which brings the folder up to date where the run is elsewhere
     return folder
 
 

@@ -18,7 +18,7 @@ from paceline.cli.common import folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
 from paceline.cli.view import RunView
 from paceline.errors import UserError
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
@@ -82,7 +82,7 @@ def logs(
         raise UserError(f"--follow goes with the workers' lines; leave it out, or --{name}.")
     since_s = _moment(since) if since is not None else None
     folder = folder_of(run_id)
-    record = store.read(folder)
+    record = read.record(folder)
     size = record.job.world_size if record.job else 1
     if rank is not None and rank >= size:
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")

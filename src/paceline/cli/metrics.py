@@ -15,7 +15,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, print_table
 from paceline.errors import UserError
-from paceline.runs import series, store, tags_and_properties
+from paceline.runs import read, series, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import utc_text
 from paceline.runs.series import MetricSeries
@@ -78,7 +78,7 @@ def metrics(
 
 
 def _series_of(folder: RunFolder, rank: int | None) -> dict[str, MetricSeries]:
-    record = store.read(folder)  # which brings the folder up to date where the run is elsewhere
+    record = read.record(folder)  # which brings the folder up to date where the run is elsewhere
     size = record.job.world_size if record.job else 1
     if rank is not None and rank >= size:
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")

@@ -24,7 +24,7 @@ from paceline.cli.common import (
 from paceline.cli.job_text import data_texts, environment_text
 from paceline.cli.summary import details, summary
 from paceline.data.transfer.progress import size_text
-from paceline.runs import left_out, removal, states, store, tags_and_properties
+from paceline.runs import left_out, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
@@ -103,7 +103,7 @@ def list_runs(
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
-        for record in store.all_records(runs_dir)
+        for record in read.all_records(runs_dir)
         for folder in [RunFolder(runs_dir / record.run_id)]
         if (experiment is None or record.experiment == experiment)
         and matches(record, folder, status=status, tags=tags, children=True)
@@ -141,7 +141,7 @@ def show(run_id: RunId = None, as_json: Json = False) -> int:
     if as_json:
         print_json(found)
         return 0
-    record = store.read(folder)
+    record = read.record(folder)
     took = f", {duration_text(record.duration_s)}" if record.duration_s is not None else ""
     lines: list[tuple[str, str | Sequence[str]]] = [
         ("Run", record.run_id),

@@ -15,7 +15,7 @@ from paceline.data.transfer.progress import size_text
 from paceline.errors import PacelineError, RunNotFoundError, UserError
 from paceline.pruning import Pruned, Removed, Wish
 from paceline.pruning import prune as prune_workspace
-from paceline.runs import removal, store, tags_and_properties
+from paceline.runs import read, removal, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.system.files import tree_size
@@ -60,7 +60,7 @@ def rm(
             raise UserError(f"there are runs below: {shown}{more}. --children removes them as well.")
         folders = [*below, *folders]
     for folder in folders:
-        removal.check_removable(store.read(folder), force=force)
+        removal.check_removable(read.record(folder), force=force)
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
     if not dry_run:
         names = [run.name for run in removed]
@@ -155,7 +155,7 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
         return []
     runs_dir = folders[0].path.parent
     named = {folder.run_id for folder in folders}
-    records: list[RunRecord] = [record for record in store.all_records(runs_dir) if record.parent_run_id]
+    records: list[RunRecord] = [record for record in read.all_records(runs_dir) if record.parent_run_id]
     parents = set(named)
     while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
         parents |= grown

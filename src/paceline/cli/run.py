@@ -56,7 +56,7 @@ from paceline.cli.view import Following, RunView, print_end
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, RunStateError
 from paceline.job.job import Job
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.system.files import read_json
@@ -163,7 +163,7 @@ def rerun(
     from paceline.submit import submit as submit_job
 
     values, _ = read_env_files([Path(path) for path in env_file or ()])
-    old = store.read(folder_of(run_id))
+    old = read.record(folder_of(run_id))
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
     workspace = Workspace.from_config()
@@ -249,7 +249,7 @@ def _print_submitted(folder: RunFolder, as_json: bool) -> None:
 
 
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
-    record = store.read(folder)
+    record = read.record(folder)
     size = record.job.world_size if record.job else 1
     view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
     view.say(_headline(record))
@@ -294,7 +294,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
                 interrupts.let_one_through()
                 return following.to_the_end()
             except KeyboardInterrupt:
-                record = store.read(folder)
+                record = read.record(folder)
                 if record.is_terminal:
                     return record
                 if canceled:
@@ -306,7 +306,7 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
                         return record
                     if answer != "c":
                         continue
-                store.request_cancel(folder, by=user_name(), reason="Ctrl-C")
+                read.request_cancel(folder, by=user_name(), reason="Ctrl-C")
                 canceled = True
                 view.say("Canceling; the workers have their grace period to end.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.runs import metrics, store, tags_and_properties
+from paceline.runs import metrics, read, tags_and_properties
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -13,7 +13,7 @@ from paceline.system.files import read_json, tree_size
 
 def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any]:
     """The keys of `status`, `list`, `submit` and `run`. record: the run's, if it was read already."""
-    record = store.read(folder) if record is None else record
+    record = read.record(folder) if record is None else record
     noted = tags_and_properties.read(folder.notes)
     return {
         "run_id": record.run_id,
@@ -44,7 +44,7 @@ def summary(folder: RunFolder, record: RunRecord | None = None) -> dict[str, Any
 
 def details(folder: RunFolder) -> dict[str, Any]:
     """The keys of `show`: those of `summary`, and all the rest there is."""
-    record = store.read(folder)
+    record = read.record(folder)
     noted = tags_and_properties.read(folder.notes)
     return {
         **summary(folder, record),

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import inline_reduce, plain
@@ -21,7 +20,7 @@ from paceline.collectives.coordinator import Coordinator, Key, Message, Response
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
 from paceline.collectives.perform import Performer
-from paceline.collectives.request import JOIN, Agreement, Fields, Request
+from paceline.collectives.request import JOIN, Agreement, Fields, Request, Task
 from paceline.collectives.response_cache import Member
 from paceline.collectives.settings import Settings
 from paceline.collectives.stall import StallWatch
@@ -65,19 +64,6 @@ def waiting_at_once() -> Iterator[None]:
         yield
     finally:
         _caller.waits_at_once = False
-
-
-@dataclass(slots=True)
-class Task:
-    """An operation that this rank has submitted. arrays, outs: contiguous; an out of None is made when it is filled."""
-
-    request: Request
-    arrays: Sequence[Any]
-    outs: Sequence[Any]
-    handle: Handle
-    finish: Callable[[Any], Any] | None = None
-    submitted_s: float = 0.0
-    arrivals: Sequence[tuple[int, float]] = ()
 
 
 class Channel:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.collectives import world
-from paceline.collectives.background_loop import Channel, Task
+from paceline.collectives.background_loop import Channel
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
 from paceline.collectives.liveness import Peers
@@ -27,6 +27,7 @@ from paceline.collectives.request import (
     JOIN,
     REDUCESCATTER,
     Request,
+    Task,
 )
 from paceline.collectives.settings import Settings
 from paceline.collectives.transport import Transport

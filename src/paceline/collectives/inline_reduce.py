@@ -10,13 +10,10 @@ waits does; many small arrays are faster in one buffer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.collectives import numbers
-from paceline.collectives.request import ALLREDUCE, Request
-
-if TYPE_CHECKING:
-    from paceline.collectives.background_loop import Task
+from paceline.collectives.request import ALLREDUCE, Request, Task
 
 #: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
 LIMIT_BYTES = 8 << 10

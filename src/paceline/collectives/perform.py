@@ -19,13 +19,13 @@ from paceline.collectives.request import (
     REDUCESCATTER,
     Agreement,
     Request,
+    Task,
 )
 
 if TYPE_CHECKING:
-    from paceline.collectives.background_loop import Task
     from paceline.collectives.transport import Transport
 
-Ready = tuple["Task", Agreement]
+Ready = tuple[Task, Agreement]
 
 
 class Performer:

@@ -5,8 +5,11 @@ A request is a plain tuple, so that it is compared and sent fast: a step makes h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from paceline.collectives.handle import Handle
 
 ALLREDUCE, ALLGATHER, BROADCAST, ALLTOALL, REDUCESCATTER = (
     "allreduce",
@@ -41,6 +44,19 @@ class Request(NamedTuple):
     def key(self) -> tuple[str, str]:
         """What tells it from other operations in flight."""
         return (self.kind, self.name)
+
+
+@dataclass(slots=True)
+class Task:
+    """An operation that this rank has submitted. arrays, outs: contiguous; an out of None is made when it is filled."""
+
+    request: Request
+    arrays: Sequence[Any]
+    outs: Sequence[Any]
+    handle: Handle
+    finish: Callable[[Any], Any] | None = None
+    submitted_s: float = 0.0
+    arrivals: Sequence[tuple[int, float]] = ()
 
 
 class Agreement(NamedTuple):

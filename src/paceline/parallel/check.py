@@ -31,9 +31,9 @@ from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.reads import plain_attributes
 
 if TYPE_CHECKING:
+    from paceline.parallel.handle import ParallelHandle
     from paceline.parallel.mesh import World
     from paceline.parallel.task import Task
-    from paceline.parallel.training import Parallel
 
 #: The part of the largest gradient by which any may differ: rounding in other orders of summing, of small models.
 LIMITS = {torch.float64: 1e-9, torch.float32: 5e-5, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -59,7 +59,7 @@ class Checked:
         )
 
 
-def check(par: Parallel, batch: Any, limit: float | None = None) -> Checked:
+def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checked:
     """What was compared, if it is equal within rounding. Called on all ranks, with a batch from `epoch` or a global one.
 
     limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters, and by how
@@ -78,7 +78,12 @@ class CannotCompareError(Exception):
 
 
 def compare(
-    par: Parallel, parts: Parts, micros: Sequence[Microbatch], limit: float | None = None, *, is_short: bool = False
+    par: ParallelHandle,
+    parts: Parts,
+    micros: Sequence[Microbatch],
+    limit: float | None = None,
+    *,
+    is_short: bool = False,
 ) -> Checked:
     """The same, of all rows of a global batch and this rank's share of them.
 
@@ -137,7 +142,7 @@ def _farthest(apart: dict[str, float]) -> float:
     return max((value for name, value in apart.items() if not name.startswith("buffer ")), default=0.0)
 
 
-def _rows_compared(par: Parallel, found: _Result, plain: _Result) -> ParallelError:
+def _rows_compared(par: ParallelHandle, found: _Result, plain: _Result) -> ParallelError:
     return ParallelError(
         f"on {par.world.layout} the loss is {found.loss:.6g}, and the plain model's {plain.loss:.6g}: the layout's is what comes "
         "of each replica's rows by themselves. The loss, or the model's forward, compares the rows of a batch with one another "
@@ -157,7 +162,7 @@ class _Result:
         return max(sizes, default=0.0)
 
 
-def _allowed(par: Parallel, plain: _Result, limit: float | None) -> float:
+def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
     if limit is not None:
         return limit
     dtypes = [grad.dtype for grad in plain.gradients.values() if grad is not None]
@@ -166,7 +171,7 @@ def _allowed(par: Parallel, plain: _Result, limit: float | None) -> float:
     return max((LIMITS.get(dtype, 1e-4) for dtype in dtypes), default=1e-4)
 
 
-def _distances(par: Parallel, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
+def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
     """How far each value is from the plain model's: the loss (""), gradients as parts of the largest, buffers of their own."""
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
@@ -185,7 +190,7 @@ def _distances(par: Parallel, found: _Result, plain: _Result, *, is_plain: bool 
     return apart
 
 
-def _verdict(par: Parallel, found: _Result, plain: _Result, apart: dict[str, float], allowed: float) -> Checked:
+def _verdict(par: ParallelHandle, found: _Result, plain: _Result, apart: dict[str, float], allowed: float) -> Checked:
     loss, plain_loss, largest = found.loss, plain.loss, plain.largest()
     missing = [name for name in plain.gradients if name not in apart]
     if missing:
@@ -219,7 +224,7 @@ def _verdict(par: Parallel, found: _Result, plain: _Result, apart: dict[str, flo
     return Checked(loss=loss, plain_loss=plain_loss, difference=apart.get(worst, 0.0), name=worst, limit=allowed)
 
 
-def _question(par: Parallel) -> str:
+def _question(par: ParallelHandle) -> str:
     if par.world.replicas > 1 and par.world.layout.batch_norm == "local":
         return "With batch_norm='local' each replica normalises by its own rows: 'sync' is what equals one process."
     return "Does the model draw random numbers other than dropout's, or keep state between calls?"
@@ -349,7 +354,7 @@ def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
         )
 
 
-def global_parts(batch: Any, par: Parallel) -> Parts:
+def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     """All rows of the global batch, on every rank, in their order."""
     world, task = par.world, par.task
     if not isinstance(batch, OwnBatch):
@@ -371,7 +376,7 @@ def global_parts(batch: Any, par: Parallel) -> Parts:
     return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))
 
 
-def follow_hooks(par: Parallel, reference: nn.Module) -> None:
+def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
     """Give the plain model the user's hooks on gradients."""
     for name, hooks in par.gradient_hooks.items():
         param = reference.get_parameter(name)

@@ -28,7 +28,7 @@ from paceline.parallel.reduce import anywhere
 from paceline.torch_private import BatchNorm
 
 if TYPE_CHECKING:
-    from paceline.parallel.training import Parallel
+    from paceline.parallel.handle import ParallelHandle
 
 #: Of each replica and microbatch, where there is no pipeline; more with batch normalisation, which makes nothing of two rows.
 ROWS, ROWS_NORMALISED = 2, 4
@@ -37,7 +37,7 @@ MICROBATCHES = 2
 SHARE = 0.5
 
 
-def first_check(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> str:
+def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> str:
     """What came of it, in words for `explain`. Called on all ranks.
 
     batch: what `step` was given; micros: this rank's share of it.
@@ -56,7 +56,7 @@ def first_check(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> str:
         ) from None
 
 
-def _compared(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> Any:
+def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> Any:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
     if anywhere(bool(par.skeleton.reason), par.world):
@@ -71,7 +71,7 @@ def _compared(par: Parallel, batch: Any, micros: Sequence[Microbatch]) -> Any:
     return compare(par, short, own, is_short=True)
 
 
-def _refuse_large(par: Parallel) -> None:
+def _refuse_large(par: ParallelHandle) -> None:
     """Raises:
     CannotCompareError: there is no room for the plain model, on some rank.
     """
@@ -86,7 +86,7 @@ def _refuse_large(par: Parallel) -> None:
         )
 
 
-def _short(par: Parallel, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
+def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count: int) -> Parts:
     """The first rows of the first microbatches, of all replicas, on every rank."""
     world, is_own = par.world, isinstance(batch, OwnBatch)
     parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, par.task)

@@ -14,8 +14,8 @@ from paceline.environments.store import EnvironmentStore
 from paceline.errors import PacelineError
 from paceline.pruning.wish import Wish
 from paceline.runs.folder import RunFolder
+from paceline.runs.read import all_records
 from paceline.runs.record import RunRecord, parse_utc
-from paceline.runs.store import all_records
 from paceline.system.files import read_json, tree_size
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.pruning.wish import Wish
-from paceline.runs import store, tags_and_properties
+from paceline.runs import read, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, parse_utc
 from paceline.system.files import tree_size
@@ -39,7 +39,7 @@ class Family:
 
 def families(runs_dir: Path) -> list[Family]:
     """All runs of the workspace by family, the newest first."""
-    records = {record.run_id: record for record in store.all_records(runs_dir)}
+    records = {record.run_id: record for record in read.all_records(runs_dir)}
     members: dict[str, list[RunRecord]] = {}
     for record in records.values():
         members.setdefault(_root(record, records), []).append(record)

@@ -21,11 +21,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from paceline.errors import RunStateError, UserError
-from paceline.runs import states, store
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
+from paceline.runs.passage import Passage
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, write_json
 
@@ -38,31 +39,6 @@ _CHUNK = 1 << 15
 _RECORD_S = 1.0
 #: The same where that is a question to another machine, and the passage itself knows first.
 _FAR_RECORD_S = 15.0
-
-
-class Passage(Protocol):
-    """The way to a run's supervisor and back, for one command."""
-
-    #: Whether nothing more can come: the command was ended.
-    is_over: bool
-
-    def begin(self, request: dict[str, Any]) -> None:
-        """Ask for the command: {"argv", "rank", "terminal", "term"}."""
-
-    def tell(self, told: dict[str, Any]) -> None:
-        """Pass on one of `in_<n>.json`."""
-
-    def heard(self) -> list[dict[str, Any]]:
-        """What has come since the last call, without waiting for it: {"out"}, {"err"}, {"exit"} or {"error"}.
-
-        To be called every second at least: so the other side knows that somebody is here.
-
-        Raises:
-            TargetError: the way is closed.
-        """
-
-    def close(self) -> None:
-        """End the command, if it has not ended, and leave nothing."""
 
 
 class Files:
@@ -152,9 +128,9 @@ class Beside:
     ) -> None:
         self._folder = folder
         self._argv = [os.fspath(word) for word in argv]
-        _check(store.read(folder), self._argv, rank)
+        _check(read.record(folder), self._argv, rank)
         self.exit_code: int | None = None
-        far = store.passage(folder)
+        far = read.passage(folder)
         self._passage: Passage = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
@@ -216,7 +192,7 @@ class Beside:
         if now - self._record_at < self._record_s:
             return False
         self._record_at = now
-        return store.read(self._folder).is_terminal
+        return read.record(self._folder).is_terminal
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import IO
 
-from paceline.runs import states, store
+from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
 from paceline.runs.logs import Line, LogFollower, PrepareFollower
@@ -25,14 +25,14 @@ class Watch:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self.record = store.read(folder)
+        self.record = read.record(folder)
         self._seen = self._stamp()
         self._looked = time.monotonic()
 
     def look(self) -> RunRecord:
         stamp, now = self._stamp(), time.monotonic()
         if not self.record.is_terminal and (stamp != self._seen or now - self._looked > _LOOK_S):
-            self.record = store.read(self.folder)
+            self.record = read.record(self.folder)
             self._seen, self._looked = stamp, now
         return self.record
 
@@ -143,7 +143,7 @@ def node_prefix(said: Line, node_count: int) -> str:
 
 def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
     """Print the run to `out` as plain text until its end; the final record."""
-    record = store.read(folder)
+    record = read.record(folder)
     size = record.job.world_size if record.job else 1
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError, RunStateError
-from paceline.runs import states, store
+from paceline.runs import read, states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
 from paceline.runs.folder import RunFolder, check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
@@ -70,7 +70,7 @@ def is_ours(folder: RunFolder) -> bool:
 
 def begin(folder: RunFolder) -> None:
     """NotStarted -> Running; a run that runs stays as it is."""
-    record = store.read(folder)
+    record = read.record(folder)
     if record.status == states.NOT_STARTED:
         store.change(folder, record, states.RUNNING, started_utc=utc_now())
 
@@ -81,7 +81,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
     Raises:
         RunStateError: another process, which lives, looks after the run.
     """
-    record = store.read(folder)
+    record = read.record(folder)
     if record.is_terminal or record.kind != "interactive":
         return
     if not is_ours(folder):

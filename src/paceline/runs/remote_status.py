@@ -31,7 +31,7 @@ from paceline.system import locks
 from paceline.system.files import read_json
 
 if TYPE_CHECKING:
-    from paceline.runs.execute import Passage
+    from paceline.runs.passage import Passage
 
 #: What a job's end leaves behind needs a moment to be seen through a shared file system.
 _GRACE_S = 10.0
@@ -124,7 +124,7 @@ def reads(
 ) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
     """For a handle's methods that read what a run leaves in its folder: `refresh` comes first.
 
-    Methods that read the record need none of it, for `paceline.runs.store.read` asks the engine by itself.
+    Methods that read the record need none of it, for `paceline.runs.read` asks the engine by itself.
     """
 
     @functools.wraps(method)
@@ -215,7 +215,7 @@ def _teller(folder: RunFolder) -> Teller:
 
 
 def passage(folder: RunFolder) -> Passage | None:
-    """As `store.passage`, by the run's target, where it has one."""
+    """As `paceline.runs.read.passage`, by the run's target, where it has one."""
     return _teller(folder).passage(folder)
 
 

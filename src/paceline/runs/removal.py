@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.errors import RunNotFoundError, RunStateError
-from paceline.runs import states, store
+from paceline.runs import read, states, store
 from paceline.runs.containers import remove_containers
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
@@ -62,7 +62,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
         RunNotFoundError: there is no such run any more.
         RunStateError: it has not ended, or some of its files can't be removed; it is in no list any more then.
     """
-    record = store.read(folder)
+    record = read.record(folder)
     check_removable(record, force=force)
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
     with _locked(folder):

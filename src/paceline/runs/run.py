@@ -17,6 +17,7 @@ from paceline.runs import (
     artifacts,
     interactive,
     metrics,
+    read,
     removal,
     series,
     states,
@@ -115,7 +116,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 )
             return OfflineRun()
         folder = RunFolder(context.run_dir)
-        run = Run(Run.make_experiment(context.run_dir.parent, store.read(folder).experiment), folder.run_id)
+        run = Run(Run.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
         run._worker = context
         return run
 
@@ -127,7 +128,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             RunNotFoundError: there is none, or there are several.
         """
         folder = store.find(workspace.runs_dir, run_id)
-        return cls(cls.make_experiment(workspace.runs_dir, store.read(folder).experiment), folder.run_id)
+        return cls(cls.make_experiment(workspace.runs_dir, read.record(folder).experiment), folder.run_id)
 
     @classmethod
     def list(
@@ -140,7 +141,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         include_children: bool = False,
     ) -> Iterator[Run]:
         """The experiment's runs, newest first, that are of this type and status and carry these tags and properties."""
-        for record in store.all_records(experiment.runs_dir):
+        for record in read.all_records(experiment.runs_dir):
             folder = RunFolder(experiment.runs_dir / record.run_id)
             if record.experiment == experiment.name and matches(
                 record, folder, kind=type, tags=tags, properties=properties, status=status, children=include_children
@@ -173,7 +174,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @property
     def number(self) -> int:
         """Its number among the experiment's runs, from 1, in order of submission."""
-        records = store.all_records(self._folder.path.parent)
+        records = read.all_records(self._folder.path.parent)
         ids = [record.run_id for record in records if record.experiment == self._experiment.name]
         return len(ids) - ids.index(self.id)
 
@@ -230,7 +231,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def record(self) -> RunRecord:
         """The frozen record of the run as it is now."""
-        return store.read(self._folder)
+        return read.record(self._folder)
 
     def get_status(self) -> str:
         """One of `paceline.runs.states`, such as "Queued", "Running" or "Completed"."""
@@ -427,7 +428,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
-            store.request_cancel(self._folder, by=user_name())
+            read.request_cancel(self._folder, by=user_name())
 
     def delete(self, *, children: bool = False) -> None:
         """Remove the run for good: its record, logs, metrics, outputs and checkpoints. What it stored in datastores stays.
@@ -512,7 +513,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """The runs below this one, newest first; with recursive=True also those below them."""
         runs_dir = self._folder.path.parent
         parents = {self.id}
-        records = [record for record in store.all_records(runs_dir) if record.parent_run_id]
+        records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
@@ -544,7 +545,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
 def _wait(folder: RunFolder) -> RunRecord:
     pause = 0.02
-    while not (record := store.read(folder)).is_terminal:
+    while not (record := read.record(folder)).is_terminal:
         time.sleep(pause)
         pause = min(pause * 1.2, 0.25)
     return record

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from paceline.errors import PacelineError
-from paceline.runs import states, store, tags_and_properties
+from paceline.runs import read, states, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
 from paceline.runs.record import RunRecord
@@ -17,7 +17,7 @@ _COLOURS = {states.COMPLETED: "green", states.FAILED: "firebrick", states.CANCEL
 def run_html(folder: RunFolder) -> str:
     """HTML of the run as it is now; of one that is gone, that it is gone."""
     try:
-        record = store.read(folder)
+        record = read.record(folder)
     except PacelineError as error:
         return f"<p>Run {escape(folder.run_id)}: {_text(str(error))}</p>"
     name = tags_and_properties.read(folder.notes).display_name

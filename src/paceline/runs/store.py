@@ -1,8 +1,8 @@
-"""Runs on disk: make one, read one, list them, and set right the record of one whose supervisor is gone.
+"""Runs on disk: make one, find one, write its record, and set right the record of one whose supervisor is gone.
 
 `run.json` has one writer at a time: the holder of the run's lock. Whoever reads a record that is not final asks
-whether the lock is held; where it is not, nobody looks after the run, and the reader takes the lock, ends what is
-left of it and writes down that it failed and why. So a run whose supervisor is gone is never shown as Running,
+whether the lock is held (`paceline.runs.read`); where it is not, nobody looks after the run, and the reader takes the lock,
+ends what is left of it and writes down that it failed and why. So a run whose supervisor is gone is never shown as Running,
 whether the supervisor was killed, the machine restarted or the submitting program died half-way.
 """
 
@@ -14,9 +14,9 @@ import errno
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states
@@ -26,9 +26,6 @@ from paceline.runs.folder import RunFolder, age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, append_line, read_json, write_json
-
-if TYPE_CHECKING:
-    from paceline.runs.execute import Passage
 
 _BALLAST_BYTES = 1 << 16
 
@@ -163,56 +160,6 @@ def ids(runs_dir: Path) -> list[str]:
     return sorted(names, key=age_key, reverse=True)
 
 
-def read(folder: RunFolder) -> RunRecord:
-    """The record as it is now: set right first if nobody looks after the run any more.
-
-    Raises:
-        RunNotFoundError: there is no record that can be read.
-    """
-    record = stored(folder)
-    if record.is_terminal:
-        return record
-    if _is_own(folder) or not folder.lock.exists():
-        # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
-        return shown(folder, record)
-    if folder.engine.exists():
-        from paceline.runs import remote_status
-
-        return remote_status.read(folder, record)
-    if not locks.is_held(folder.lock, here=_was_here(record)):
-        # The owner may have written the end and gone between our two looks.
-        record = stored(folder)
-        return record if record.is_terminal else _set_right(folder)
-    return _deserted(record) if folder.closing.exists() else shown(folder, record)
-
-
-def _is_own(folder: RunFolder) -> bool:
-    """Whether this process is one of the run's own: then the run lives."""
-    return os.environ.get("PACELINE_RUN_ID") == folder.run_id
-
-
-def raw(folder: RunFolder) -> dict[str, Any] | None:
-    """The record's JSON as `read` would give it, without the cost of building a job. None where there is none."""
-    data = read_json(folder.record)
-    if not isinstance(data, dict):
-        return None
-    if data.get("status") in states.TERMINAL:
-        return data
-    try:
-        return read(folder).to_json()
-    except RunNotFoundError:
-        return None
-
-
-def all_records(runs_dir: Path) -> Iterator[RunRecord]:
-    """Every run's record, newest first; folders without a readable one are passed over."""
-    for run_id in ids(runs_dir):
-        try:
-            yield read(RunFolder(runs_dir / run_id))
-        except RunNotFoundError:
-            continue
-
-
 def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     """A live run's record as readers see it: CancelRequested once that is asked for."""
     if not record.is_terminal and record.status != states.FINALIZING and folder.cancel_request.exists():
@@ -220,38 +167,11 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
     return record
 
 
-def passage(folder: RunFolder) -> Passage | None:
-    """The way to the run's supervisor for one command, where it does not look into this folder; else None.
-
-    Raises:
-        RunStateError: this user has no way to it.
-    """
-    if not folder.engine.exists():
-        return None
-    from paceline.runs import remote_status
-
-    return remote_status.passage(folder)
-
-
-def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
-    """Ask whoever looks after the run to end it. Asking twice changes nothing."""
-    try:
-        write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
-    if folder.engine.exists():
-        from paceline.runs import remote_status
-
-        remote_status.cancel(folder)
-
-
 def deserted_report(record: RunRecord) -> FailureReport:
     """Why a run that nobody looks after has failed."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
-    elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and _was_here(record):
+    elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
         cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
     elif record.status == states.NOT_STARTED:
         cause, message = "not_started", CAUSES["not_started"]
@@ -272,7 +192,7 @@ def mark_closing(folder: RunFolder) -> None:
         folder.closing.touch()
 
 
-def _deserted(record: RunRecord) -> RunRecord:
+def deserted(record: RunRecord) -> RunRecord:
     """What the record of a run that nobody looks after will be, for those who read it before that is written."""
     return _failed(record, deserted_report(record), utc_now())
 
@@ -306,14 +226,15 @@ def close_deserted(
     return record
 
 
-def _set_right(folder: RunFolder) -> RunRecord:
+def set_right(folder: RunFolder) -> RunRecord:
+    """End what is left of a run that nobody looks after any more, and write down that it failed; its record then."""
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is None:
         # Another reader is at it, or the folder is not ours to write: say what is true all the same.
         record = stored(folder)
         if record.is_terminal:
             return record
-        return _deserted(record)
+        return deserted(record)
     try:
         record = stored(folder)
         if record.is_terminal:
@@ -341,5 +262,6 @@ def stored(folder: RunFolder) -> RunRecord:
         ) from error
 
 
-def _was_here(record: RunRecord) -> bool:
+def was_here(record: RunRecord) -> bool:
+    """Whether the run's owner was a process of this machine."""
     return record.owner.get("host") == socket.gethostname()

@@ -35,7 +35,7 @@ from paceline.runs.folder import RunFolder
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from paceline.runs.execute import Passage
+    from paceline.runs.passage import Passage
     from paceline.runs.record import RunRecord
     from paceline.runs.remote_status import Look
     from paceline.targets.status import Status

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError, TargetError
-from paceline.runs import store
+from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
 from paceline.system.files import make_own, read_json, write_json
@@ -172,7 +172,7 @@ class Queue:
                 continue
             # Before its cores are given to another, whatever a killed supervisor may have left on them is ended.
             with contextlib.suppress(PacelineError, OSError):
-                store.read(folder)
+                read.record(folder)
             (self._tickets / name).unlink(missing_ok=True)
         return living
 

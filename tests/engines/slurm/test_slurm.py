@@ -511,10 +511,10 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     # The first that looks is killed once one of two files is stored.
     looks = (
         "import os, sys, time\nfrom pathlib import Path\nfrom paceline.data.transfer import upload\n"
-        "from paceline.runs import store\n"
+        "from paceline.runs import read\n"
         "from paceline.runs.folder import RunFolder\nput, upload._AT_ONCE = upload._put_file, 1\n"
         "upload._put_file = lambda *args: (put(*args), os.kill(os.getpid(), 9))\n"
-        "while not store.read(RunFolder(Path(sys.argv[1]))).is_terminal:\n    time.sleep(0.2)\n"
+        "while not read.record(RunFolder(Path(sys.argv[1]))).is_terminal:\n    time.sleep(0.2)\n"
     )
     process = start_python(looks, failing.folder.path)
     process.communicate(timeout=180)

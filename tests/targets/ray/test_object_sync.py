@@ -23,7 +23,7 @@ from paceline.data.stores.filesystem import Store
 from paceline.errors import DataError, TargetError, TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.remote.staging.stage_out_local import settle
-from paceline.runs import states, store
+from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
 from paceline.targets.ray.client import RayClient
@@ -188,7 +188,7 @@ def test_a_run_that_failed_there_is_a_failed_job(trip: Trip, tmp_path: Path) -> 
 
 def test_who_has_canceled_it_is_known_here(trip: Trip, tmp_path: Path) -> None:
     script = trip.send()
-    store.request_cancel(trip.folder, "ada")
+    read.request_cancel(trip.folder, "ada")
     trip.run_there(script, tmp_path, end=states.CANCELED)
     fetch_run(trip.settings, trip.folder)
     assert store.stored(trip.folder).canceled_by == "ada"

@@ -16,8 +16,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-#: The release whose interface this is; scripts compare it.
-__version__ = "0.28.1"
+from paceline.compat.horovod._version import __version__ as __version__
 
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:

@@ -11,30 +11,30 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.partial import Partial, claim
 from paceline.data.transfer.progress import Meter
 
 if TYPE_CHECKING:
     from paceline.data.transfer.reading import ObjectReader
-    from paceline.data.transfer.transfer import Job
 
 #: Larger ones are streamed, and resumed where they break off.
 SMALL_BYTES = 1 << 20
 _AT_ONCE = 32
 
 
-def fetch_small(reader: ObjectReader, jobs: Sequence[Job], meter: Meter, left: list[Job]) -> int:
+def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """How many bytes came. The jobs that are still to be done are put into `left`: those that failed in any way, that
     another process is fetching, or of which something has come before."""
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 
 
-async def _fetch(reader: ObjectReader, jobs: Iterator[Job], meter: Meter, left: list[Job]) -> int:
+async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     counts = await asyncio.gather(*[_take(reader, jobs, meter, left) for _ in range(_AT_ONCE)])
     return sum(counts)
 
 
-async def _take(reader: ObjectReader, waiting: Iterator[Job], meter: Meter, left: list[Job]) -> int:
+async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """Fetch one after the other, as long as there are any and none has failed."""
     fetched = 0
     for job in waiting:
@@ -60,7 +60,7 @@ async def _take(reader: ObjectReader, waiting: Iterator[Job], meter: Meter, left
     return fetched
 
 
-async def _one(reader: ObjectReader, job: Job, partial: Partial, meter: Meter) -> int:
+async def _one(reader: ObjectReader, job: FileToFetch, partial: Partial, meter: Meter) -> int:
     if job.is_there():
         with contextlib.suppress(OSError):
             partial.discard()

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from paceline.data.stores.filesystem import Store
 from paceline.data.stores.names import check_relative, check_tree
+from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, path_in_store
 from paceline.data.transfer.partial import Partial
 from paceline.data.transfer.progress import Meter, Progress
-from paceline.data.transfer.transfer import Job, transfer
+from paceline.data.transfer.transfer import transfer
 from paceline.errors import TransferError
 
 
@@ -51,7 +52,7 @@ def download_files(
     return len(wanted)
 
 
-def _job(target: Path, name: str, info: FileInfo, mode: int) -> Job:
+def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
     # Of this version: what came of another one is no beginning of this.
     sign = hashlib.sha256(f"{target.name}\0{info.size}\0{info.version}".encode("utf-8", "surrogateescape")).hexdigest()[
         :32
@@ -61,7 +62,7 @@ def _job(target: Path, name: str, info: FileInfo, mode: int) -> Job:
         partial.finish(target, mode=mode, mtime_ns=None)
 
     part = target.with_name(f".paceline-{sign}.part")
-    return Job(path=name, size=info.size, version=info.version, part=part, place=place, is_there=lambda: False)
+    return FileToFetch(path=name, size=info.size, version=info.version, part=part, place=place, is_there=lambda: False)
 
 
 def _umask() -> int:

@@ -15,10 +15,11 @@ from paceline.data.stores.filesystem import Store, place_of
 from paceline.data.stores.names import check_tree, clean_path, is_pattern
 from paceline.data.stores.record import StoreRecord
 from paceline.data.transfer.cache import DataCache
+from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.listing import FileInfo, fingerprint, is_single_file, list_files, path_in_store
 from paceline.data.transfer.partial import Partial
 from paceline.data.transfer.progress import Meter, Progress, size_text
-from paceline.data.transfer.transfer import Job, transfer
+from paceline.data.transfer.transfer import transfer
 from paceline.errors import DataError, TransferError
 from paceline.job.data_reference import DataReference, Source
 
@@ -251,11 +252,11 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
     )
 
 
-def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> Job:
+def _job(info: FileInfo, target: str, key: str, cache: DataCache) -> FileToFetch:
     def place(partial: Partial) -> None:
         cache.keep(key, partial, target)
 
-    return Job(
+    return FileToFetch(
         path=path_in_store(info),
         size=info.size,
         version=info.version,

@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.filesystem import Store
 from paceline.data.transfer.async_batch import SMALL_BYTES, fetch_small
+from paceline.data.transfer.file_to_fetch import FileToFetch
 from paceline.data.transfer.partial import SINGLE_BYTES, Partial, claim
 from paceline.data.transfer.progress import Meter, size_text
 from paceline.data.transfer.reading import ObjectReader, Reader, reader_of
@@ -38,22 +38,7 @@ _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.1, 5.0
 _CHANGES = 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """A file to fetch. path, size, version: in the store. part: where it grows. place: gives the whole file its name.
-
-    is_there: whether somebody else has finished it; asked once its lock is had.
-    """
-
-    path: str
-    size: int
-    version: str
-    part: Path
-    place: Callable[[Partial], None]
-    is_there: Callable[[], bool]
-
-
-def transfer(store: Store, jobs: Sequence[Job], meter: Meter) -> int:
+def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
     """Fetch these files; how many bytes came over the line.
 
     Raises:
@@ -78,7 +63,7 @@ class _Work:
         self._guard = threading.Lock()
         self._ranges: ThreadPoolExecutor | None = None
 
-    def run(self, jobs: Sequence[Job]) -> int:
+    def run(self, jobs: Sequence[FileToFetch]) -> int:
         pool = ThreadPoolExecutor(min(_FILES_AT_ONCE, len(jobs)), thread_name_prefix="paceline-fetch")
         try:
             if isinstance(self._reader, ObjectReader):
@@ -91,12 +76,14 @@ class _Work:
             pool.shutdown(wait=True, cancel_futures=True)
         return self._fetched
 
-    def _without_small(self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[Job]) -> Sequence[Job]:
+    def _without_small(
+        self, pool: ThreadPoolExecutor, reader: ObjectReader, jobs: Sequence[FileToFetch]
+    ) -> Sequence[FileToFetch]:
         """The jobs that remain when the small ones that go well at once are done."""
         small = [job for job in jobs if 0 <= job.size <= SMALL_BYTES]
         left = [job for job in jobs if not 0 <= job.size <= SMALL_BYTES]
         if small:
-            failed: list[Job] = []
+            failed: list[FileToFetch] = []
             # In a thread of its own: the caller may have an event loop running, as notebooks do.
             self._fetched += pool.submit(fetch_small, reader, small, self._meter, failed).result()
             left += failed
@@ -107,7 +94,7 @@ class _Work:
         if self._ranges is not None:
             self._ranges.shutdown(wait=True, cancel_futures=True)
 
-    def _do(self, job: Job) -> None:
+    def _do(self, job: FileToFetch) -> None:
         while not self._stop.is_set():
             with self._telling(job):
                 partial = claim(job.part, job.size, wait=True)
@@ -126,7 +113,7 @@ class _Work:
             self._meter.add(0, files=1)
             return
 
-    def _fill(self, job: Job, partial: Partial) -> None:
+    def _fill(self, job: FileToFetch, partial: Partial) -> None:
         self._meter.add(partial.done_bytes)
         for change in range(_CHANGES):
             try:
@@ -141,7 +128,7 @@ class _Work:
                 if change == _CHANGES - 1 or self._stop.wait(_FIRST_DELAY_S * 2**change):
                     raise
 
-    def _fill_gaps(self, job: Job, partial: Partial) -> None:
+    def _fill_gaps(self, job: FileToFetch, partial: Partial) -> None:
         if job.size < 0:
             partial.start_over()
             self._read(job, partial, 0, -1)
@@ -170,7 +157,7 @@ class _Work:
             stop.set()
             wait(reads)
 
-    def _read(self, job: Job, partial: Partial, start: int, end: int) -> None:
+    def _read(self, job: FileToFetch, partial: Partial, start: int, end: int) -> None:
         """Fetch one range, again and again from where it broke off as long as that helps."""
         position = marked = start
         idle = 0
@@ -214,7 +201,7 @@ class _Work:
         raise ShortError(f"{job.path!r} broke off {_ALL_TRIES} times")
 
     @contextlib.contextmanager
-    def _telling(self, job: Job):  # type: ignore[no-untyped-def]
+    def _telling(self, job: FileToFetch):  # type: ignore[no-untyped-def]
         try:
             yield
         except _StoppedError:

@@ -43,17 +43,17 @@ from paceline.parallel.exchange import NotPlainError, gather
 from paceline.parallel.mesh import World
 
 if TYPE_CHECKING:
-    from paceline.parallel.training import Parallel
+    from paceline.parallel.handle import ParallelHandle
 
 #: Of the record, the one file that is not torch's.
 FORMAT = 1
 
 _T = TypeVar("_T")
-_background: WeakKeyDictionary[Parallel, Background] = WeakKeyDictionary()
+_background: WeakKeyDictionary[ParallelHandle, Background] = WeakKeyDictionary()
 
 
 def save(
-    par: Parallel, path: str | Path | None = None, *, asynchronous: bool = False, schedulers: Sequence[Any] = ()
+    par: ParallelHandle, path: str | Path | None = None, *, asynchronous: bool = False, schedulers: Sequence[Any] = ()
 ) -> Path:
     """The path of the checkpoint, which is complete when this returns; with `asynchronous`, when `wait` does.
 
@@ -92,7 +92,7 @@ def save(
     return target
 
 
-def wait(par: Parallel) -> None:
+def wait(par: ParallelHandle) -> None:
     """Return once no save is under way.
 
     Raises:
@@ -104,7 +104,7 @@ def wait(par: Parallel) -> None:
         _raise_agreed(par.world, job.error)
 
 
-def load(par: Parallel, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
+def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
     """Whether there was a checkpoint to go on from: model, optimizer, progress and random streams are then as they were.
 
     path: None takes the newest complete one in the folder that PACELINE_CHECKPOINT_DIR names; False if there is none.
@@ -137,12 +137,12 @@ def load(par: Parallel, path: str | Path | None = None, *, schedulers: Sequence[
     return True
 
 
-def full_state_dict(par: Parallel) -> dict[str, Tensor]:
+def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
     """Every parameter and kept buffer, whole, on the CPU, under each of its names: for `load_state_dict` of the plain model."""
     return _full_state_dict(hold(par), par.world)
 
 
-def hold(par: Parallel) -> Held:
+def hold(par: ParallelHandle) -> Held:
     """What this rank has of the model and its optimizer."""
     executor = par.executor
     # Of FSDP: parameters are whole for a while after a forward pass, and asking for the state puts them in parts again.
@@ -213,7 +213,7 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Siz
 
 
 def _compare(
-    par: Parallel,
+    par: ParallelHandle,
     held: Held,
     folder: Path,
     record: dict[str, Any],

@@ -105,7 +105,7 @@ _REFUSED_S = 5.0
 
 
 class StorePassage:
-    """The asking program's side: as `paceline.runs.execute.Passage`."""
+    """The asking program's side: as `paceline.runs.passage.Passage`."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder) -> None:
         try:

@@ -36,7 +36,7 @@ from paceline.targets.status import NodeStatus, Status
 
 if TYPE_CHECKING:
     from paceline.remote.link import Link
-    from paceline.runs.execute import Passage
+    from paceline.runs.passage import Passage
 
 _PREFIX = "paceline-"
 #: Who has canceled a run whose job was stopped: Ray does not know whom it has obeyed.

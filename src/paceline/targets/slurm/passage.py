@@ -24,7 +24,7 @@ _AHEAD = 64
 
 
 class LoginPassage:
-    """As `paceline.runs.execute.Passage`. run_dir: the run's folder there."""
+    """As `paceline.runs.passage.Passage`. run_dir: the run's folder there."""
 
     def __init__(self, login: Login, run_dir: str) -> None:
         self.is_over = False

@@ -35,7 +35,7 @@ from paceline.targets.slurm.states import parse_sinfo, sinfo_words
 from paceline.targets.status import NodeStatus, SettingError, Status
 
 if TYPE_CHECKING:
-    from paceline.runs.execute import Passage
+    from paceline.runs.passage import Passage
     from paceline.targets.slurm.login import Login
 
 _DOWN = ("down", "drain", "fail", "maint", "unk", "error", "no_respond", "not_responding", "power_down", "powered_down")

@@ -7,8 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod import tensorflow as hvd
 from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
+from paceline.compat.horovod.common.ops import Min
+from paceline.compat.horovod.tensorflow.allreduce import allreduce
+from paceline.compat.horovod.tensorflow.broadcast import broadcast
+from paceline.compat.horovod.tensorflow.compression import Compression
+from paceline.compat.horovod.tensorflow.gather import allgather
+from paceline.compat.horovod.tensorflow.reducescatter import reducescatter
 from paceline.compat.horovod.tensorflow.reduction import Accumulator, Reduction, reduce_gradients
 
 __all__ = [
@@ -23,9 +28,6 @@ __all__ = [
     "reducescatter",
     "tensor",
 ]
-
-Compression = hvd.Compression
-allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
 
 
 def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[Any]:
@@ -50,8 +52,8 @@ def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[A
 
 def on_all_ranks(condition: Any, settings: Settings) -> Any:
     with tf.name_scope(""):
-        held = hvd.allreduce(
-            tf.cast(condition, tf.int32), op=hvd.Min, name=f"{settings.prefix}.finite", process_set=settings.process_set
+        held = allreduce(
+            tf.cast(condition, tf.int32), op=Min, name=f"{settings.prefix}.finite", process_set=settings.process_set
         )
     return tf.cast(held, tf.bool)
 

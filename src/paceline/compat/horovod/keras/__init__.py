@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from paceline.compat.horovod import __version__
 from paceline.compat.horovod._keras import libraries
 from paceline.compat.horovod._keras.loading import loader_for
 from paceline.compat.horovod._keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from paceline.compat.horovod._keras.reducing import side_of
 from paceline.compat.horovod._keras.values import Values
+from paceline.compat.horovod._version import __version__
 from paceline.compat.horovod.common import interface
 from paceline.compat.horovod.common.interface import *  # noqa: F403
 from paceline.compat.horovod.keras import callbacks, elastic

@@ -56,12 +56,12 @@ def run(
             and its traceback; `__cause__` is the exception itself where it could be sent. Also a RuntimeError.
         UserError: a wrong argument, or one of an elastic job; func or its arguments can't be pickled. Also a ValueError.
     """
-    from paceline.compat.horovod.runner import launch, settings, start
+    from paceline.compat.horovod.runner import asked_job, settings, start
     from paceline.compat.horovod.runner.driver import Driver, Job
     from paceline.compat.horovod.runner.output import Output
 
     elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
-    launch.refuse_elastic(*elastic)
+    asked_job.refuse_elastic(*elastic)
     if use_gloo and use_mpi:
         raise UserError("use_gloo=True and use_mpi=True: choose one of them.")
     if hosts is not None and hostfile is not None:
@@ -70,15 +70,15 @@ def run(
         warnings.warn("network_interface is the old name of network_interfaces.", DeprecationWarning, stacklevel=2)
     names = network_interfaces or network_interface or ()
     interfaces = names if isinstance(names, str) else ",".join(names)
-    places = launch.slots_of(_ranks(num_proc, np), hosts, hostfile)
+    places = asked_job.slots_of(_ranks(num_proc, np), hosts, hostfile)
     job = Job(
         argv=(executable or sys.executable, _TASK),
         slots=tuple(places),
-        environment=launch.environment_of(os.environ) | settings.of_interfaces(interfaces),
+        environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
-        transport=launch.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
+        transport=asked_job.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
         ssh=start.Ssh(port=ssh_port, identity_file=ssh_identity_file),
-        start_timeout_s=launch.start_timeout_s(start_timeout),
+        start_timeout_s=asked_job.start_timeout_s(start_timeout),
         interfaces=interfaces or None,
         mpi_args=mpi_args,
         python=executable,
@@ -97,7 +97,7 @@ def run(
         raise RunFailedError(f"horovod.run was stopped by {signal.Signals(outcome.stopped_by).name}.")
     if outcome.problem is not None:
         raise RunFailedError(outcome.problem)
-    failed = launch.why(outcome)
+    failed = asked_job.why(outcome)
     results = [_loaded(bytes(place.result)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed

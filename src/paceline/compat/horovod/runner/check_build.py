@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
+from paceline.compat.horovod._version import __version__
 from paceline.compat.horovod.common import basics
 from paceline.compat.horovod.runner import start
 
@@ -11,7 +12,6 @@ from paceline.compat.horovod.runner import start
 def text() -> str:
     """Frameworks and transports, each with a cross where it can be used."""
     from paceline import __version__ as own
-    from paceline.compat.horovod import __version__
 
     frameworks = {
         "TensorFlow": find_spec("tensorflow") is not None,

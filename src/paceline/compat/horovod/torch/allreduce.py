@@ -1,4 +1,4 @@
-"""allreduce: alone, in groups, in place, asynchronous, of sparse tensors, and its gradient."""
+"""allreduce: alone, in groups, in place, asynchronous, and its gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, Average, Sum, resolve_op
+from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, resolve_op
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
     check_adasum,
@@ -25,7 +25,6 @@ from paceline.compat.horovod.torch.arrays import (
     write_back,
 )
 from paceline.compat.horovod.torch.compression import Compression
-from paceline.compat.horovod.torch.gather import allgather_async
 
 
 def allreduce(
@@ -171,37 +170,6 @@ def grouped_allreduce_async_(
     asked = resolve_op(op, average)
     given = _checked(tensors)
     return _submit(given, given, name, asked, prescale_factor, postscale_factor, process_set)
-
-
-def sparse_allreduce_async(
-    tensor: torch.Tensor, name: str | None, op: int, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
-    """A function that waits for the sum (or average) of the ranks' sparse tensors and returns it, sparse.
-
-    Indices and values are gathered from all ranks; what stands at the same place is added up where the tensor is
-    coalesced.
-
-    Raises:
-        ValueError: `op` is neither Average nor Sum, or the tensor isn't sparse.
-    """
-    if op not in (Average, Sum):
-        raise ValueError(
-            "sparse tensors can be reduced with op=hvd.Average or op=hvd.Sum; convert others with to_dense()."
-        )
-    if not tensor.is_sparse:
-        raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not one of layout {tensor.layout}.")
-    own = tensor.detach().coalesce()
-    indices = allgather_async(own.indices().t(), None if name is None else f"{name}.indices", process_set)
-    values = allgather_async(own.values(), None if name is None else f"{name}.values", process_set)
-
-    def result() -> torch.Tensor:
-        everywhere, summed = handles.synchronize(indices), handles.synchronize(values)
-        if op == Average:
-            rounding = None if summed.dtype.is_floating_point or summed.dtype.is_complex else "trunc"
-            summed = torch.div(summed, len(checked_members(process_set)), rounding_mode=rounding)
-        return torch.sparse_coo_tensor(everywhere.t(), summed, own.shape, check_invariants=False)
-
-    return result
 
 
 class _Allreduce(torch.autograd.Function):

@@ -15,6 +15,7 @@ from paceline.compat.horovod.common.process_sets import (
     global_process_set,
     registered_number,
 )
+from paceline.compat.horovod.torch.allreduce import allreduce
 from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, from_array, host
 
 
@@ -203,8 +204,6 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
-    from paceline.compat.horovod.torch.allreduce import allreduce
-
     averaged = allreduce(grad, op=Average, process_set=process_set)
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()
     before = sum(counts[: process_set.rank()])

@@ -15,7 +15,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet
-from paceline.compat.horovod.torch.allreduce import allreduce_async_, grouped_allreduce_async_, sparse_allreduce_async
+from paceline.compat.horovod.torch.allreduce import allreduce_async_, grouped_allreduce_async_
+from paceline.compat.horovod.torch.sparse import sparse_allreduce_async
 
 Finish = Callable[[], None]
 

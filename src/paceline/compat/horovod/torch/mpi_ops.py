@@ -17,7 +17,6 @@ from paceline.compat.horovod.torch.allreduce import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
-    sparse_allreduce_async,
 )
 from paceline.compat.horovod.torch.broadcast import broadcast, broadcast_, broadcast_async, broadcast_async_
 from paceline.compat.horovod.torch.gather import (
@@ -34,6 +33,7 @@ from paceline.compat.horovod.torch.reducescatter import (
     reducescatter,
     reducescatter_async,
 )
+from paceline.compat.horovod.torch.sparse import sparse_allreduce_async
 
 __all__ = [
     "allgather",

@@ -1,0 +1,104 @@
+"""What `horovodrun` and `horovod.run` make of their arguments alike, and of a job's end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+from paceline.compat.horovod.runner import hosts as host_lists
+from paceline.compat.horovod.runner import start
+from paceline.compat.horovod.runner.hosts import Slot
+from paceline.compat.horovod.runner.ranks import Outcome
+from paceline.errors import UserError
+
+_START_TIMEOUT_S = 30.0
+
+
+def why(outcome: Outcome) -> tuple[int, int, str] | None:
+    """(rank, exit code, sentence) of the rank that failed first; None where none did."""
+    from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
+
+    ends = [
+        WorkerEnd(
+            rank=rank,
+            node=end.hello.get("host", end.host),
+            exit_code=end.exit_code,
+            error=end.error,
+            ended_at=end.ended_at,
+            stopped=end.stopped,
+        )
+        for rank, end in enumerate(outcome.ranks)
+    ]
+    first = first_failure(ends)
+    if first is None:
+        return None
+    code = first.exit_code or int((first.error or {}).get("exit_code", 1))
+    what = f"its process ended with exit code {code}"
+    if first.signal:
+        what = f"killed by {signal.Signals(first.signal).name}"
+    if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
+        what = str(first.error["exception"])
+    return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
+
+
+def slots_of(np: int, hosts: str | None, hostfile: str | None) -> list[Slot]:
+    """The place of each rank; without hosts, all on this machine.
+
+    Raises:
+        UserError: the hosts can't be read, are not known, or have too few slots.
+    """
+    named = host_lists.parse(hosts) if hosts else host_lists.read(hostfile) if hostfile else None
+    return host_lists.slots(named or [host_lists.Host(name="localhost", slots=np)], np)
+
+
+def transport_of(*, gloo: bool, mpi: bool) -> str:
+    """ "mpi" or "gloo": as asked; unasked, MPI where there is one.
+
+    Raises:
+        UserError: there is neither.
+    """
+    if gloo or not (mpi or start.has_mpi()):
+        from importlib.util import find_spec
+
+        if not gloo and find_spec("torch") is None:
+            raise UserError(
+                "there is no Open MPI, and no torch with its Gloo, for the ranks to talk over. "
+                "Install one: pip install 'paceline[mpi]'."
+            )
+        return "gloo"
+    return "mpi"
+
+
+def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment that ranks inherit: without what another launcher has set for this process alone."""
+    from paceline.launchers.environment import inherited
+
+    kept = inherited(environ)
+    if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
+        kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
+    return kept
+
+
+def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ) -> float:
+    """How long ranks may take to come up: as given, else as HOROVOD_START_TIMEOUT says."""
+    text = environ.get("HOROVOD_START_TIMEOUT", "")
+    if given is not None or not text:
+        return _START_TIMEOUT_S if given is None else float(given)
+    if not text.replace(".", "", 1).isdigit():
+        raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is no number of seconds. Unset it, or give one.")
+    return float(text)
+
+
+def refuse_elastic(*given: object) -> None:
+    """Say what to do instead of an elastic job.
+
+    Raises:
+        UserError: any of these options was given.
+    """
+    if any(value is not None for value in given):
+        raise UserError(
+            "elastic jobs (--min-np, --max-np, --host-discovery-script and their settings) can't be had here: ranks neither "
+            "join nor leave a running job. Start it with `paceline run --backend mpi --max-restarts 3`: the next attempt "
+            "goes on from the script's checkpoints; or give -np alone."
+        )

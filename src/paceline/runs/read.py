@@ -1,0 +1,93 @@
+"""The record of a run as it is now, whoever looks after the run: its supervisor here, one on another machine, or nobody.
+
+`store` knows this machine's files and locks, `remote_status` asks an engine; this decides which of the two is asked.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import RunNotFoundError
+from paceline.runs import remote_status, states, store
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, utc_now
+from paceline.system import locks
+from paceline.system.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from paceline.runs.passage import Passage
+
+
+def record(folder: RunFolder) -> RunRecord:
+    """The record as it is now: set right first if nobody looks after the run any more.
+
+    Raises:
+        RunNotFoundError: there is no record that can be read.
+    """
+    found = store.stored(folder)
+    if found.is_terminal:
+        return found
+    if _is_own(folder) or not folder.lock.exists():
+        # Without a lock it is a node's copy of the folder: the supervisor, and the lock, are elsewhere.
+        return store.shown(folder, found)
+    if folder.engine.exists():
+        return remote_status.read(folder, found)
+    if not locks.is_held(folder.lock, here=store.was_here(found)):
+        # The owner may have written the end and gone between our two looks.
+        found = store.stored(folder)
+        return found if found.is_terminal else store.set_right(folder)
+    return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
+
+
+def _is_own(folder: RunFolder) -> bool:
+    """Whether this process is one of the run's own: then the run lives."""
+    return os.environ.get("PACELINE_RUN_ID") == folder.run_id
+
+
+def raw(folder: RunFolder) -> dict[str, Any] | None:
+    """The record's JSON as `record` would give it, without the cost of building a job. None where there is none."""
+    data = read_json(folder.record)
+    if not isinstance(data, dict):
+        return None
+    if data.get("status") in states.TERMINAL:
+        return data
+    try:
+        return record(folder).to_json()
+    except RunNotFoundError:
+        return None
+
+
+def all_records(runs_dir: Path) -> Iterator[RunRecord]:
+    """Every run's record, newest first; folders without a readable one are passed over."""
+    for run_id in store.ids(runs_dir):
+        try:
+            yield record(RunFolder(runs_dir / run_id))
+        except RunNotFoundError:
+            continue
+
+
+def passage(folder: RunFolder) -> Passage | None:
+    """The way to the run's supervisor for one command, where it does not look into this folder; else None.
+
+    Raises:
+        RunStateError: this user has no way to it.
+    """
+    if not folder.engine.exists():
+        return None
+    return remote_status.passage(folder)
+
+
+def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
+    """Ask whoever looks after the run to end it. Asking twice changes nothing."""
+    try:
+        write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        folder.cancel_request.touch()  # an empty file says it as well, and a full disk takes one
+    if folder.engine.exists():
+        remote_status.cancel(folder)

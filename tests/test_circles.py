@@ -1,0 +1,93 @@
+"""No module is below another and above it: the circles of imports, those in functions and for type checkers counted."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import paceline
+
+SOURCE = Path(paceline.__file__).parent
+
+
+def module_of(path: Path) -> str:
+    parts = ("paceline", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(module: str, code: bytes, known: Mapping[str, object], *, is_package: bool = False) -> set[str]:
+    """The modules among `known` that the code imports, wherever in it; a name of a package counts as the package."""
+    package = module if is_package else module.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            outer = package.split(".")
+            base = ".".join(outer[: len(outer) - node.level + 1]) if node.level else ""
+            names = [".".join(part for part in (base, node.module, alias.name) if part) for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            above = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+            found |= {next((known_as for known_as in above if known_as in known), "")} - {"", module}
+    return found
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[list[str]]:
+    """The strongly connected components of more than one module (Kosaraju): first by end of a walk, then back along arrows."""
+
+    def walk(start: str, along: Mapping[str, set[str]], seen: set[str]) -> list[str]:
+        """What is reached from `start` and was not seen, each behind all that is reached from it."""
+        order, open_ = [], [(start, iter(sorted(along[start])))]
+        seen.add(start)
+        while open_:
+            module, rest = open_[-1]
+            following = next((name for name in rest if name not in seen), None)
+            if following is None:
+                order.append(module)
+                open_.pop()
+            else:
+                seen.add(following)
+                open_.append((following, iter(sorted(along[following]))))
+        return order
+
+    seen: set[str] = set()
+    by_end = [module for start in sorted(arrows) if start not in seen for module in walk(start, arrows, seen)]
+    back: dict[str, set[str]] = {module: set() for module in arrows}
+    for module, others in arrows.items():
+        for other in others:
+            back[other].add(module)
+    seen = set()
+    components = [walk(start, back, seen) for start in reversed(by_end) if start not in seen]
+    return sorted(sorted(component) for component in components if len(component) > 1)
+
+
+def test_modules_import_each_other_in_no_circle() -> None:
+    files = {module_of(path): path for path in SOURCE.rglob("*.py")}
+    arrows = {
+        module: imported(module, path.read_bytes(), files, is_package=path.name == "__init__.py")
+        for module, path in files.items()
+    }
+    assert len(files) > 500
+    assert circles(arrows) == []
+
+
+def test_a_circle_would_be_seen() -> None:
+    codes = {
+        "p": "from p.a import x",
+        "p.a": "def f():\n    from . import b",
+        "p.b": "if TYPE_CHECKING:\n    from p.c import C\nimport os",
+        "p.c": "import p.a",
+        "p.d": "from p import e",
+        "p.e": "from p.a import name",
+        "p.f": "from p import run",
+        "p.g": "import p.f",
+    }
+    arrows = {
+        module: imported(module, code.encode(), codes, is_package=module == "p") for module, code in codes.items()
+    }
+    assert arrows["p.f"] == {"p"}
+    assert circles(arrows) == [["p.a", "p.b", "p.c"]]
