@@ -42,14 +42,14 @@ COLUMNS = {
     "PipelineParallel, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
-    "`mpi`": r"collectives/test_torch_(group|models)\.py::.*\[2-ranks|collectives/test_torch_(mpi|world)\.py::",
+    "`mpi`": r"torch_mpi/test_(group|models)\.py::.*\[2-ranks|torch_mpi/test_(backend|world)\.py::",
     "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[2-",
     "examples": r"parallel/test_examples\.py::",
     "private parts": r"tests/test_torch_private\.py::",
 }
 FILES = (
     *("tests/parallel/test_on_ranks.py", "tests/parallel/test_examples.py", "tests/test_torch_private.py"),
-    *("tests/collectives", "tests/compat/horovod/test_on_ranks.py", "tests/compat/horovod/test_on_gloo.py"),
+    *("tests/torch_mpi", "tests/compat/horovod/test_on_ranks.py", "tests/compat/horovod/test_on_gloo.py"),
 )
 #: What the tests need beside the package itself.
 TOOLS = ("pytest>=8.2", "pytest-timeout>=2.3", "pytest-xdist>=3.6", "hypothesis>=6.100", "torchdata>=0.10")
