@@ -73,7 +73,7 @@ def test_a_test_counts_in_its_column(compat):
         "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
-        "tests/collectives/test_torch_group.py::test_on_every_rank[2-ranks-x]": "`mpi`",
+        "tests/torch_mpi/test_group.py::test_on_every_rank[2-ranks-x]": "`mpi`",
         "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[2-a.check]": "Horovod",
         "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
@@ -91,7 +91,7 @@ REPORT = """<testsuites><testsuite>
 <testcase file="tests/test_torch_private.py" name="test_b"><failure message="no"/></testcase>
 <testcase file="tests/test_torch_private.py" name="test_c"><skipped/></testcase>
 <testcase file="tests/parallel/test_examples.py" name="test_d"><error message="no"/></testcase>
-<testcase file="tests/collectives/test_torch_mpi.py" name="test_e"/>
+<testcase file="tests/torch_mpi/test_backend.py" name="test_e"/>
 </testsuite></testsuites>"""
 
 
