@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -372,6 +373,25 @@ def test_a_full_disk_on_one_host_is_named_and_another_is_taken(
         assert full.failure is not None
         assert "pa0: " in full.failure.message
         assert "No space left on device" in full.failure.message
+    finally:
+        hosts.kill("pa0")
+
+
+def test_a_disk_of_a_host_that_is_nearly_full_is_told_with_its_host(
+    hosts: Hosts, settings: dict[str, Any], lab: Lab
+) -> None:
+    hosts.kill("pa0")
+    hosts.boot("pa0", tmp_mib=64)
+    try:
+        add(lab.workspace_dir, Configured(name="lab", kind="ssh", settings=settings | {"hosts": ["pa0", "pa1"]}))
+        assert "nearly full" not in lab.complete(SHOW, **TWO).folder.driver_log.read_text()
+        # All but 4 MB, now that the library is there.
+        fill = "head -c $(($(df --output=avail -B1 /tmp | tail -1) - 4000000)) /dev/zero >/tmp/fill"
+        hosts.run("pa0", ["sh", "-c", fill])
+        # The disks are looked at while the workers run.
+        told = lab.complete(f"{SHOW}\nimport time; time.sleep(3)", **TWO).folder.driver_log.read_text()
+        found = re.findall(r"the disk of /tmp/\S+ on (\w+) is nearly full: \d\.\d MB of 67\.1 MB are left\.", told)
+        assert found == ["pa0"], told
     finally:
         hosts.kill("pa0")
 
