@@ -8,7 +8,7 @@ import pytest
 
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, LauncherError, SnapshotError, TargetError, WorkspaceError
-from paceline.submit import Source, check, submit
+from paceline.submit import SourceCopy, check, submit
 from tests.helpers import make_job, write_program, write_tree
 
 
@@ -16,7 +16,7 @@ def refused(tmp_path, job, files=None, experiment="digits", **source):
     """The refusal of this job; that no run came of it is checked here."""
     directory = write_tree(tmp_path / "code", files if files is not None else {"train.py": ""})
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - its text is looked at by the caller
-        submit(job, Source(directory=directory, **source), tmp_path / "ws", experiment)
+        submit(job, SourceCopy(directory=directory, **source), tmp_path / "ws", experiment)
     assert not (tmp_path / "ws/runs").exists() or os.listdir(tmp_path / "ws/runs") == []
     return caught.value
 
@@ -71,7 +71,7 @@ def test_a_script_that_the_snapshot_leaves_out_is_refused(tmp_path, script, file
 
 def test_a_source_that_is_no_folder_is_refused(tmp_path):
     with pytest.raises(SnapshotError, match="is not a folder"):
-        submit(make_job(), Source(directory=tmp_path / "nowhere"), tmp_path / "ws", "digits")
+        submit(make_job(), SourceCopy(directory=tmp_path / "nowhere"), tmp_path / "ws", "digits")
 
 
 def test_a_snapshot_that_is_gone_is_refused(tmp_path):

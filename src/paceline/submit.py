@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceCopy:
     """What a run's code is: a folder, or a snapshot that is there already (a rerun's)."""
 
     directory: Path
@@ -45,7 +45,7 @@ class Source:
 
 def submit(
     job: Job,
-    source: Source,
+    source: SourceCopy,
     workspace_dir: Path,
     experiment: str,
     *,
@@ -195,7 +195,7 @@ def warn_of_secrets(job: Job) -> None:
 
 def _snapshot(
     job: Job,
-    source: Source,
+    source: SourceCopy,
     workspace_dir: Path,
     progress: snapshot.Progress | None,
     leave_out: Sequence[Path],

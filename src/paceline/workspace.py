@@ -259,7 +259,7 @@ class Experiment:
                 been started then.
         """
         from paceline.estimator import _Script, with_overrides
-        from paceline.submit import Source, submit
+        from paceline.submit import SourceCopy, submit
 
         if isinstance(config, Job):
             if overrides or source_directory is None:
@@ -274,7 +274,7 @@ class Experiment:
             )
         folder = submit(
             job,
-            Source(directory=directory.absolute()),
+            SourceCopy(directory=directory.absolute()),
             self._workspace.path,
             self._name,
             tags=tags,

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 from paceline.collectives.coordinator import Coordinator, Response
 from paceline.collectives.request import ALLREDUCE, Request
-from paceline.collectives.response_cache import Member
+from paceline.collectives.response_cache import ResponseCache
 
 
 def request(name: str) -> Request:
     return Request(ALLREDUCE, name, ("float32",), ((3,),), "sum")
 
 
-def ask(coordinator: Coordinator, member: Member, *names: str) -> tuple[Response, list[str]]:
+def ask(coordinator: Coordinator, member: ResponseCache, *names: str) -> tuple[Response, list[str]]:
     """What a rank that is alone asks for, and what it is told to do."""
     requests = {asked.key: asked for asked in map(request, names)}
     coordinator.receive(0, member.message(list(requests.values())))
@@ -19,7 +19,7 @@ def ask(coordinator: Coordinator, member: Member, *names: str) -> tuple[Response
 
 
 def test_what_was_agreed_upon_twice_is_asked_for_by_number():
-    coordinator, member = Coordinator(1, 8), Member()
+    coordinator, member = Coordinator(1, 8), ResponseCache()
     for _ in range(2):
         ask(coordinator, member, "a")
     message = member.message([request("a"), request("b")])
@@ -29,7 +29,7 @@ def test_what_was_agreed_upon_twice_is_asked_for_by_number():
 
 def test_a_number_that_comes_with_a_new_epoch_is_void_once_it_was_worked_off():
     """It was kept, so that "a" was later asked for under the number that "b" had got in the new epoch."""
-    coordinator, member = Coordinator(1, 1), Member()
+    coordinator, member = Coordinator(1, 1), ResponseCache()
     for name in ("a", "a", "b", "b"):
         ask(coordinator, member, name)
     # The cache of one is full, so this response begins a new epoch, with "a" by its old number, and "b" by a new one.

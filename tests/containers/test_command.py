@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from paceline.containers import Engine, Mount, wrap
+from paceline.containers import ContainerEngine, Mount, wrap
 from paceline.containers.command import INSIDE, distinct
 from paceline.errors import LauncherError
 from paceline.job.plan import NodeSetup
 from paceline.launchers import environment, get_launcher
 from tests.helpers import make_job, make_launch
 
-PODMAN = Engine(kind="podman", path="/usr/bin/podman", version="5")
-ROOTLESS = Engine(kind="podman", path="/usr/bin/podman", version="5", is_rootless=True)
-DOCKER = Engine(kind="docker", path="/usr/bin/docker", version="27")
-ROOTLESS_DOCKER = Engine(kind="docker", path="/usr/bin/docker", version="27", is_rootless=True)
-APPTAINER = Engine(kind="apptainer", path="/usr/bin/apptainer", version="1.3", is_rootless=True)
-SINGULARITY = Engine(kind="singularity", path="/usr/bin/singularity", version="4.1", is_rootless=True)
+PODMAN = ContainerEngine(kind="podman", path="/usr/bin/podman", version="5")
+ROOTLESS = ContainerEngine(kind="podman", path="/usr/bin/podman", version="5", is_rootless=True)
+DOCKER = ContainerEngine(kind="docker", path="/usr/bin/docker", version="27")
+ROOTLESS_DOCKER = ContainerEngine(kind="docker", path="/usr/bin/docker", version="27", is_rootless=True)
+APPTAINER = ContainerEngine(kind="apptainer", path="/usr/bin/apptainer", version="1.3", is_rootless=True)
+SINGULARITY = ContainerEngine(kind="singularity", path="/usr/bin/singularity", version="4.1", is_rootless=True)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.containers import Engine, find_engine
+from paceline.containers import ContainerEngine, find_engine
 from paceline.errors import LauncherError
 from tests.containers import fakes
 
@@ -24,7 +24,7 @@ def test_podman_comes_before_docker_and_docker_before_apptainer(bin_dir):
     fakes.program(bin_dir, "docker", fakes.DOCKER)
     assert find(bin_dir).kind == "docker"
     podman = fakes.program(bin_dir, "podman", fakes.PODMAN)
-    assert find(bin_dir) == Engine(kind="podman", path=str(podman), version="4.3.1")
+    assert find(bin_dir) == ContainerEngine(kind="podman", path=str(podman), version="4.3.1")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +92,6 @@ def test_a_named_engine_that_does_not_answer_is_not_replaced_by_another(bin_dir)
 
 
 def test_an_engine_goes_to_json_and_back():
-    engine = Engine(kind="podman", path="/usr/bin/podman", version="4.3.1", is_rootless=True)
-    assert Engine.from_json(engine.to_json()) == engine
+    engine = ContainerEngine(kind="podman", path="/usr/bin/podman", version="4.3.1", is_rootless=True)
+    assert ContainerEngine.from_json(engine.to_json()) == engine
     assert str(engine) == "podman 4.3.1 (rootless)"

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.containers import Engine, start_failure
+from paceline.containers import ContainerEngine, start_failure
 
-PODMAN = Engine(kind="podman", path="/usr/bin/podman", version="5")
-DOCKER = Engine(kind="docker", path="/usr/bin/docker", version="27")
-APPTAINER = Engine(kind="apptainer", path="/usr/bin/apptainer", version="1")
+PODMAN = ContainerEngine(kind="podman", path="/usr/bin/podman", version="5")
+DOCKER = ContainerEngine(kind="docker", path="/usr/bin/docker", version="27")
+APPTAINER = ContainerEngine(kind="apptainer", path="/usr/bin/apptainer", version="1")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.containers import Engine, check_image, check_image_name, check_shm_size
+from paceline.containers import ContainerEngine, check_image, check_image_name, check_shm_size
 from paceline.containers.image import full_name
 from paceline.errors import LauncherError
 from tests.containers import fakes
@@ -24,7 +24,7 @@ HANGS = 'case "$1" in pull) echo started; exec sleep 600;; *) exit 125;; esac'
 
 
 def engine(tmp_path, text, kind="podman"):
-    return Engine(kind=kind, path=str(fakes.program(tmp_path, kind, text)), version="5")
+    return ContainerEngine(kind=kind, path=str(fakes.program(tmp_path, kind, text)), version="5")
 
 
 def test_an_image_that_is_there_is_not_pulled(tmp_path):
@@ -75,7 +75,7 @@ def test_what_can_not_be_a_name_is_refused(image):
 
 
 def test_apptainer_gets_docker_images_by_their_address_and_files_by_their_path(tmp_path):
-    apptainer = Engine(kind="apptainer", path="/nowhere", version="1")
+    apptainer = ContainerEngine(kind="apptainer", path="/nowhere", version="1")
     assert check_image(apptainer, "img:1", print) == "docker://img:1"
     assert check_image(apptainer, "oras://registry/img", print) == "oras://registry/img"
     file = tmp_path / "my image.sif"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.containers import Engine, Mount, ensure_layer, layer
+from paceline.containers import ContainerEngine, Mount, ensure_layer, layer
 from paceline.containers.layer import named_files
 from paceline.errors import EnvironmentBuildError
 from tests.containers import fakes
@@ -34,7 +34,7 @@ exit 1
 @pytest.fixture
 def ensure(tmp_path):
     def ensure(text, *lines, **values):
-        engine = Engine(kind="podman", path=str(fakes.program(tmp_path, "podman", text)), version="5")
+        engine = ContainerEngine(kind="podman", path=str(fakes.program(tmp_path, "podman", text)), version="5")
         given = {"run_id": "r_1", "python": "python3", "say": print, "environment": {"HOME": str(tmp_path / "home")}}
         return ensure_layer(tmp_path / "images", engine, "sha", requirements=lines, **(given | values))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.containers import Engine, ImagePython, probe
+from paceline.containers import ContainerEngine, ImagePython, probe
 from paceline.errors import LauncherError
 from tests.containers import fakes
 
@@ -17,7 +17,7 @@ def answer(**values):
 @pytest.fixture
 def look(tmp_path):
     def look(text, **values):
-        engine = Engine(kind="podman", path=str(fakes.program(tmp_path, "podman", text)), version="5")
+        engine = ContainerEngine(kind="podman", path=str(fakes.program(tmp_path, "podman", text)), version="5")
         return probe(engine, "sha", run_id="r_1", name="img:1", **values)
 
     return look

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from paceline.containers import Engine, remove
+from paceline.containers import ContainerEngine, remove
 from tests.containers import fakes
 
 #: Knows one container of the run and one that never came to have a label, until they are removed.
@@ -17,7 +17,7 @@ esac
 
 def test_a_runs_containers_are_removed_and_no_others(tmp_path):
     program = fakes.program(tmp_path, "podman", FAKE)
-    assert remove(Engine(kind="podman", path=str(program), version="4"), "r_1") == 2
+    assert remove(ContainerEngine(kind="podman", path=str(program), version="4"), "r_1") == 2
     asked = (tmp_path / "podman.asked").read_text().splitlines()
     assert "rm --force --volumes --time=0 aaa bbb" in asked
 
@@ -25,15 +25,15 @@ def test_a_runs_containers_are_removed_and_no_others(tmp_path):
 def test_docker_is_looked_at_twice_for_it_may_be_at_work_still(tmp_path):
     late = FAKE.replace("test -e", '[ "$(wc -l < "$0.asked")" -lt 2 ] && exit 0\ntest -e', 1)
     program = fakes.program(tmp_path, "docker", late)
-    assert remove(Engine(kind="docker", path=str(program), version="27"), "r_1") == 1
+    assert remove(ContainerEngine(kind="docker", path=str(program), version="27"), "r_1") == 1
     assert "rm --force --volumes aaa" in (tmp_path / "docker.asked").read_text().splitlines()
 
 
 def test_an_engine_that_fails_or_is_gone_raises_nothing(tmp_path):
     broken = fakes.program(tmp_path, "podman", "exit 125")
-    assert remove(Engine(kind="podman", path=str(broken), version="4"), "r_1") == 0
-    assert remove(Engine(kind="docker", path="/nowhere/docker", version="4"), "r_1") == 0
+    assert remove(ContainerEngine(kind="podman", path=str(broken), version="4"), "r_1") == 0
+    assert remove(ContainerEngine(kind="docker", path="/nowhere/docker", version="4"), "r_1") == 0
 
 
 def test_apptainer_keeps_none(tmp_path):
-    assert remove(Engine(kind="apptainer", path="/nowhere/apptainer", version="1"), "r_1") == 0
+    assert remove(ContainerEngine(kind="apptainer", path="/nowhere/apptainer", version="1"), "r_1") == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.doctor.network import Place, common_network, place_of, same_machine
+from paceline.doctor.network import NetworkPlace, common_network, place_of, same_machine
 
 LO = {"lo": ("127.0.0.1", 8)}
 
@@ -15,8 +15,8 @@ def test_a_common_network_is_found_though_interfaces_have_other_names():
         "b": {**LO, "eno1": ("10.0.0.2", 24)},
     }
     assert common_network(nodes) == {
-        "a": Place(interface="eth0", address="10.0.0.1", network="10.0.0.0/24"),
-        "b": Place(interface="eno1", address="10.0.0.2", network="10.0.0.0/24"),
+        "a": NetworkPlace(interface="eth0", address="10.0.0.1", network="10.0.0.0/24"),
+        "b": NetworkPlace(interface="eno1", address="10.0.0.2", network="10.0.0.0/24"),
     }
 
 
@@ -51,4 +51,6 @@ def test_a_node_that_is_alone_is_reached_by_its_loopback():
 
 def test_an_address_that_the_node_does_not_know_has_no_interface():
     assert place_of("10.0.0.1", {"eth0": ("10.0.0.1", 24)}).interface == "eth0"
-    assert place_of("nodename", {"eth0": ("10.0.0.1", 24)}) == Place(interface="", address="nodename", network="")
+    assert place_of("nodename", {"eth0": ("10.0.0.1", 24)}) == NetworkPlace(
+        interface="", address="nodename", network=""
+    )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paceline.environments import pip_settings
-from paceline.environments.pip_settings import Settings, parse
+from paceline.environments.pip_settings import PipSettings, parse
 from paceline.environments.requirements import parse as parse_requirements
 from paceline.environments.venv import build_environment
 
 
 def translated(listed, requirements=""):
-    settings = Settings(values=parse(listed))
+    settings = PipSettings(values=parse(listed))
     settings.add(line for line in parse_requirements(requirements, "r.txt", None) if line.option)
     variables = settings.uv_variables()
     assert variables.pop("UV_INDEX_STRATEGY") == "unsafe-best-match"
@@ -98,7 +98,7 @@ def test_without_an_index_none_is_asked(listed, file):
 
 
 def test_the_secrets_are_passwords_and_lone_users_also_as_they_are_written():
-    settings = Settings(
+    settings = PipSettings(
         values=parse("global.index-url='https://me:p%40ss@a'\nglobal.extra-index-url='https://t0ken@b https://c'")
     )
     assert settings.secrets() == ["p%40ss", "p@ss", "t0ken", "t0ken"]
@@ -125,7 +125,7 @@ def test_a_configuration_that_pip_can_not_read_is_left_to_pip(monkeypatch, tmp_p
 def test_where_nothing_is_configured_pip_is_not_asked(monkeypatch, tmp_path):
     monkeypatch.setattr(pip_settings.os.path, "exists", lambda path: False)
     monkeypatch.setattr("subprocess.run", None)
-    assert pip_settings.read({"HOME": str(tmp_path)}) == Settings()
+    assert pip_settings.read({"HOME": str(tmp_path)}) == PipSettings()
 
 
 def test_what_would_put_packages_elsewhere_is_not_handed_on(monkeypatch):

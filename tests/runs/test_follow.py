@@ -6,8 +6,8 @@ import os
 import pytest
 
 from paceline.runs import states, store
-from paceline.runs.follow import Show, Watch, duration_text, end_text, prefix, state_text, stream
-from paceline.runs.logs import Line
+from paceline.runs.follow import RunWatch, Show, duration_text, end_text, prefix, state_text, stream
+from paceline.runs.logs import LogLine
 from paceline.runs.record import Attempt
 from tests.helpers import RUN_ID, make_job, make_record, make_run, write_tree
 
@@ -46,12 +46,12 @@ def test_an_end_says_how_long_it_took_and_who_canceled():
     ("world_size", "attempts", "text"), [(1, 1, ""), (2, 1, "[rank 3] "), (2, 2, "[2: rank 3] "), (1, 2, "")]
 )
 def test_a_line_says_whose_it_is_where_there_are_several(world_size, attempts, text):
-    assert prefix(Line(2, 3, "x"), world_size, attempts) == text
+    assert prefix(LogLine(2, 3, "x"), world_size, attempts) == text
 
 
 def test_the_record_is_read_again_once_it_has_changed(tmp_path):
     folder, fd = make_run(tmp_path / "runs", status=states.QUEUED)
-    watch = Watch(folder)
+    watch = RunWatch(folder)
     assert watch.look().status == states.QUEUED
     store.change(folder, store.stored(folder), states.RUNNING)
     assert watch.look().status == states.RUNNING
@@ -61,7 +61,7 @@ def test_the_record_is_read_again_once_it_has_changed(tmp_path):
 def test_a_run_that_is_deserted_while_it_is_watched_is_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.runs.follow._LOOK_S", 0)
     folder, fd = make_run(tmp_path / "runs", status=states.RUNNING)
-    watch = Watch(folder)
+    watch = RunWatch(folder)
     os.close(fd)
     assert watch.look().status == states.FAILED
 
@@ -159,7 +159,7 @@ def test_one_rank_may_be_shown_alone(tmp_path):
     os.close(fd)
     seen = []
     Show(folder, line=seen.append, state=lambda record: None, ranks=[1]).to_the_end()
-    assert seen == [Line(1, 1, "one")]
+    assert seen == [LogLine(1, 1, "one")]
 
 
 def test_the_stream_is_plain_text(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from paceline.runs import log_start
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start, tail_offset
-from paceline.runs.logs import AttemptLog, Line, LogFollower
+from paceline.runs.logs import AttemptLog, LogFollower, LogLine
 from paceline.runs.record import Attempt
 
 #: When the first note of `write` is made, and how far apart they are.
@@ -169,7 +169,7 @@ def test_a_log_is_followed_from_its_last_lines_on(tmp_path):
     folder = RunFolder(tmp_path)
     write(folder, 1, [(0, b"one\ntwo\n"), (1, b"three\nhal")])
     follower = LogFollower(folder, [0, 1], last_lines_start(folder, [1], [0, 1], 2, unended=False), 2)
-    assert list(follower.new(1, is_over=False)) == [Line(1, 0, "two"), Line(1, 1, "three")]
+    assert list(follower.new(1, is_over=False)) == [LogLine(1, 0, "two"), LogLine(1, 1, "three")]
     write(folder, 1, [(1, b"f\nfour\nfive\n")], noted=0)
     assert [line.text for line in follower.new(1, is_over=False)] == ["half", "four", "five"]
     follower.close()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.runs import logs
 from paceline.runs.folder import RunFolder
-from paceline.runs.logs import AttemptLog, Line, LineAssembler, LogFollower, last_lines
+from paceline.runs.logs import AttemptLog, LineAssembler, LogFollower, LogLine, last_lines
 from paceline.supervisor.long_logs import shorten_logs
 from paceline.system import gaps
 from tests.helpers import write_tree
@@ -207,11 +207,11 @@ def test_logs_that_are_not_there_yet_are_waited_for(folder):
     log = AttemptLog(folder, 1, [0])
     assert list(log.new()) == []
     attempt(folder, 1, {0: b"a\n"})
-    assert list(log.new()) == [Line(1, 0, "a")]
+    assert list(log.new()) == [LogLine(1, 0, "a")]
     with open(folder.rank_log(1, 0), "ab") as file:
         file.write(b"b\nhalf")
-    assert list(log.new()) == [Line(1, 0, "b")]
-    assert list(log.end()) == [Line(1, 0, "half")]
+    assert list(log.new()) == [LogLine(1, 0, "b")]
+    assert list(log.end()) == [LogLine(1, 0, "half")]
     log.close()
 
 
@@ -315,9 +315,9 @@ def test_a_progress_bar_s_state_is_marked_as_unfinished(folder, monkeypatch):
     monkeypatch.setattr(logs.time, "monotonic", lambda: now[0])
     attempt(folder, 1, {0: b"start\n10%\r50%"})
     follower = LogFollower(folder, [0])
-    assert list(follower.new(1, is_over=False)) == [Line(1, 0, "start")]
+    assert list(follower.new(1, is_over=False)) == [LogLine(1, 0, "start")]
     now[0] = 10
-    assert list(follower.new(1, is_over=False)) == [Line(1, 0, "50%", complete=False)]
+    assert list(follower.new(1, is_over=False)) == [LogLine(1, 0, "50%", complete=False)]
     assert list(follower.new(1, is_over=True)) == []
     follower.close()
 

@@ -17,7 +17,7 @@ from paceline.runs import read, remote_status, states, store, tags_and_propertie
 from paceline.runs.folder import RunFolder
 from paceline.runs.metrics import MetricLog
 from paceline.runs.record import Attempt, utc_now
-from paceline.runs.remote_status import Look
+from paceline.runs.remote_status import JobStatus
 from paceline.system.files import write_json
 from tests.helpers import RUN_ID, make_record, make_run, write_tree
 
@@ -26,7 +26,7 @@ class Engine:
     """Says what it is told to say."""
 
     def __init__(self):
-        self.says = Look(state="running")
+        self.says = JobStatus(state="running")
         self.canceled = 0
 
     def look(self, folder, record):
@@ -67,14 +67,14 @@ def gone_for(folder, seconds):
 def test_a_run_whose_lock_nobody_holds_lives_as_long_as_the_engine_says_so(engine, folder):
     run = folder()
     assert read.record(run).status == states.RUNNING
-    engine.says = Look(state="queued", message="Priority: 3 jobs ahead")
+    engine.says = JobStatus(state="queued", message="Priority: 3 jobs ahead")
     found = read.record(run)
     assert (found.status, found.waiting_for) == (states.QUEUED, "Priority: 3 jobs ahead")
     assert store.stored(run).status == states.RUNNING  # readers write nothing that only the supervisor knows
 
 
 @pytest.mark.parametrize(
-    "says", [Look(state="unreachable", message="no route"), TargetError("no route")], ids=["look", "error"]
+    "says", [JobStatus(state="unreachable", message="no route"), TargetError("no route")], ids=["look", "error"]
 )
 def test_an_engine_that_does_not_answer_makes_no_run_fail(engine, folder, says):
     run = folder()
@@ -93,7 +93,7 @@ def test_a_disk_without_room_for_what_comes_back_makes_no_run_fail(engine, folde
 
 def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folder):
     run = folder()
-    engine.says = Look(state="gone", cause="failed", message="gone")
+    engine.says = JobStatus(state="gone", cause="failed", message="gone")
     assert read.record(run).status == states.RUNNING
     store.change(run, store.stored(run), states.COMPLETED, exit_code=0)
     assert read.record(run).status == states.COMPLETED
@@ -110,7 +110,7 @@ def test_a_job_that_is_gone_gets_a_moment_for_its_record_to_arrive(engine, folde
 )
 def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, cause, status, exit_code):
     run = folder(attempts=(Attempt(number=1, started_utc=utc_now(), nodes=("n1",)),))
-    engine.says = Look(state="gone", cause=cause, message="The job was ended.", by="root")
+    engine.says = JobStatus(state="gone", cause=cause, message="The job was ended.", by="root")
     gone_for(run, 60)
     found = read.record(run)
     assert (found.status, found.exit_code) == (status, exit_code)
@@ -118,32 +118,32 @@ def test_the_end_that_no_supervisor_could_write_is_written_once(engine, folder, 
     assert found.attempts[-1].cause == cause
     assert (found.canceled_by, found.failure) == ("root", None) if cause == "canceled" else found.failure.cause == cause
     assert not run.gone.exists()
-    engine.says = Look(state="running")
+    engine.says = JobStatus(state="running")
     assert read.record(run).status == status
 
 
 def test_a_run_that_its_engine_has_ended_waits_for_nothing(engine, folder):
     # Story: after scancel the supervisor leaves the end to the engine; the canceled run "waited for" that for ever.
     run = folder(states.QUEUED, waiting_for="interrupted by the engine")
-    engine.says = Look(state="gone", cause="canceled", by="root")
+    engine.says = JobStatus(state="gone", cause="canceled", by="root")
     gone_for(run, 60)
     assert (read.record(run).status, store.stored(run).waiting_for) == (states.CANCELED, None)
 
 
 def test_a_job_that_comes_back_starts_the_wait_anew(engine, folder):
     run = folder()
-    engine.says = Look(state="gone", cause="failed")
+    engine.says = JobStatus(state="gone", cause="failed")
     gone_for(run, 60)
-    engine.says = Look(state="running")
+    engine.says = JobStatus(state="running")
     assert read.record(run).status == states.RUNNING
-    engine.says = Look(state="gone", cause="failed")
+    engine.says = JobStatus(state="gone", cause="failed")
     assert read.record(run).status == states.RUNNING
 
 
 def test_a_job_that_is_canceled_in_the_queue_ends_at_once(engine, folder):
     run = folder(states.NOT_STARTED)
     read.request_cancel(run, "me")
-    engine.says = Look(state="gone", cause="canceled", by="uid 1000")
+    engine.says = JobStatus(state="gone", cause="canceled", by="uid 1000")
     found = read.record(run)
     assert (found.status, found.canceled_by) == (states.CANCELED, "me")
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from paceline.job.plan import Command
-from paceline.supervisor.this_host import Beside
+from paceline.supervisor.this_host import ThisHost
 from paceline.system import processes
 from tests.helpers import wait_until
 
@@ -20,7 +20,7 @@ def test_its_own_process_is_ended_and_the_links_to_nodes_are_left(tmp_path: Path
     # Story: outputs were looked at with the nodes of `local`, which end all that is below the supervisor: each node's ssh.
     with subprocess.Popen(["sleep", "60"]) as link:
         try:
-            nodes = Beside()
+            nodes = ThisHost()
             started = nodes.start(command(tmp_path, "import time; time.sleep(60)"), tmp_path, {})
             nodes.kill_all()
             assert not processes.is_alive(started.pid)

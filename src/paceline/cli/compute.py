@@ -11,7 +11,7 @@ from paceline.cli import completing
 from paceline.cli.common import print_fields, print_json, print_table, warn
 from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
-from paceline.cli.compute_status import Look, counts_text, look, look_at_all
+from paceline.cli.compute_status import TargetLook, counts_text, look, look_at_all
 from paceline.cli.durations import duration_option
 from paceline.errors import TargetError
 from paceline.runs import read
@@ -132,7 +132,7 @@ def remove(
     return 0
 
 
-def _row(found: Look) -> tuple[str, ...]:
+def _row(found: TargetLook) -> tuple[str, ...]:
     status = found.status
     if status is None:
         return (found.name, found.kind or "?", found.state, "", "", "", "")

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.common import warn
-from paceline.cli.compute_status import Look, look_at_all
+from paceline.cli.compute_status import TargetLook, look_at_all
 from paceline.doctor.finding import counted
 from paceline.errors import TargetError
 from paceline.targets import configured
@@ -97,7 +97,7 @@ def _one_name(alone: Sequence[str]) -> str:
     )
 
 
-def _tell(found: Look) -> None:
+def _tell(found: TargetLook) -> None:
     """What was seen of the new target; that it can't be reached now is no failure."""
     if found.error:
         warn(

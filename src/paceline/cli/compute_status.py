@@ -17,7 +17,7 @@ from paceline.targets.timeouts import all_within, said
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class TargetLook:
     """What was found out of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
     settings, not of the target's being away."""
 
@@ -48,7 +48,7 @@ class Look:
         }
 
 
-def look(workspace_dir: Path, name: str, limit_s: float) -> Look:
+def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     """How one target stands.
 
     Raises:
@@ -58,7 +58,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> Look:
     return look_at_all(workspace_dir, [name], limit_s)[0]
 
 
-def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[Look]:
+def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
     """How the targets stand, in the order of their names; none takes longer than `limit_s`."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
@@ -71,11 +71,11 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
     looks = []
     for name, found in described.items():
         if isinstance(found, TargetError):
-            looks.append(Look(name=name, kind=None, error=str(found)))
+            looks.append(TargetLook(name=name, kind=None, error=str(found)))
             continue
         answer = answers[name]
         looks.append(
-            Look(
+            TargetLook(
                 name=name,
                 kind=found.kind,
                 settings=found.settings,

@@ -22,7 +22,7 @@ from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show
 from paceline.runs.log_start import LogStart, last_lines_start, moment_start
-from paceline.runs.logs import AttemptLog, Line
+from paceline.runs.logs import AttemptLog, LogLine
 from paceline.runs.record import RunRecord
 from paceline.system import durations
 
@@ -152,7 +152,7 @@ def _moment(text: str) -> float:
     return found
 
 
-def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: LogStart) -> Iterator[Line]:
+def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: LogStart) -> Iterator[LogLine]:
     for number in attempts:
         log = AttemptLog(folder, number, ranks, start if number == start.attempt else None)
         try:
@@ -161,7 +161,7 @@ def _lines(folder: RunFolder, attempts: Sequence[int], ranks: list[int], start: 
             log.close()
 
 
-def _print_json_line(line: Line) -> None:
+def _print_json_line(line: LogLine) -> None:
     print(json.dumps({"attempt": line.attempt, "rank": line.rank, "text": line.text}), flush=True)
 
 

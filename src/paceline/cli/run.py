@@ -159,7 +159,7 @@ def rerun(
 
     Values that were not recorded are taken anew: from your shell, or the file that --env-file names.
     """
-    from paceline.submit import Source
+    from paceline.submit import SourceCopy
     from paceline.submit import submit as submit_job
 
     values, _ = read_env_files([Path(path) for path in env_file or ()])
@@ -169,7 +169,7 @@ def rerun(
     workspace = Workspace.from_config()
     folder = submit_job(
         _with_locked_environment(old.job, folder_of(run_id)),
-        Source(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
+        SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         workspace.path,
         old.experiment,
         tags={"rerun_of": old.run_id},
@@ -191,13 +191,13 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
 
 
 def _submit(wanted: Asked) -> RunFolder:
-    from paceline.submit import Source
+    from paceline.submit import SourceCopy
     from paceline.submit import submit as submit_job
 
     progress = _HashingProgress()
     folder = submit_job(
         wanted.job,
-        Source(directory=wanted.directory.absolute()),
+        SourceCopy(directory=wanted.directory.absolute()),
         Workspace.from_config().path,
         wanted.experiment,
         tags=wanted.tags,

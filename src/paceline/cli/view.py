@@ -9,7 +9,7 @@ from paceline.runs import left_out, states
 from paceline.runs.artifacts import names
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import Show, attempt_text, end_text, node_prefix, prefix, state_text
-from paceline.runs.logs import Line
+from paceline.runs.logs import LogLine
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines, visible, visible_line
 
@@ -31,7 +31,7 @@ class RunView:
         self._open_line = False
         self._lines = TerminalLines() if self._terminal and not raw else None
 
-    def line(self, line: Line) -> None:
+    def line(self, line: LogLine) -> None:
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + text
         if self._open_line:
@@ -47,7 +47,7 @@ class RunView:
     def attempt(self, before: Attempt, now: Attempt) -> None:
         self.say(attempt_text(before, now))
 
-    def note(self, said: Line) -> None:
+    def note(self, said: LogLine) -> None:
         """A line of a node's that prepares, on standard error; its progress bar is drawn over on a terminal."""
         if self._quiet:
             return

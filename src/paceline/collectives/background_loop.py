@@ -20,8 +20,8 @@ from paceline.collectives.coordinator import Coordinator, Key, Message, Response
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
 from paceline.collectives.perform import Performer
-from paceline.collectives.request import JOIN, Agreement, Fields, Request, Task
-from paceline.collectives.response_cache import Member
+from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields, Request
+from paceline.collectives.response_cache import ResponseCache
 from paceline.collectives.settings import Settings
 from paceline.collectives.stall import StallWatch
 
@@ -66,7 +66,7 @@ def waiting_at_once() -> Iterator[None]:
         _caller.waits_at_once = False
 
 
-class Channel:
+class BackgroundLoop:
     """The engine's part for one process set.
 
     transport: of the set's ranks alone, or None for a set of one. lost: is called with the reason when communication
@@ -100,16 +100,16 @@ class Channel:
         self._asleep = False
         # It only has to see in time what is waited for in vain.
         self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
-        self._news: list[Task] = []
-        self._pending: dict[tuple[str, str], Task] = {}
+        self._news: list[CollectiveTask] = []
+        self._pending: dict[tuple[str, str], CollectiveTask] = {}
         self._leaving = False
         self._left = False
-        self._member = Member()
+        self._member = ResponseCache()
         #: As `wait`, made once: each look at a method makes an object.
         self.waiter = self.wait
         self._claim = threading.Lock()  # of the one caller that may take the thread's place
         self._turn = threading.Lock()  # of whoever does the work
-        self._todo: list[tuple[Task, Agreement]] = []
+        self._todo: list[tuple[CollectiveTask, Agreement]] = []
         self._end: str | None = None
         self._doing: tuple[float, str] | None = None
         self._thread = threading.Thread(target=self._run, name=f"paceline-set-{number}", daemon=True)
@@ -119,7 +119,7 @@ class Channel:
         """The request of these fields: the equal one that was agreed upon before, if there is."""
         return self._member.known(fields)
 
-    def submit(self, task: Task) -> Handle:
+    def submit(self, task: CollectiveTask) -> Handle:
         """The task's handle, once it is queued.
 
         Raises:
@@ -350,7 +350,7 @@ class Channel:
 
     def _step(self) -> bool:
         """Whether there was anything to say or to hear."""
-        news: list[Task] = []
+        news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self._left):
             with self._wake:
                 news, self._news = self._news, []
@@ -362,7 +362,7 @@ class Channel:
             self._take(response)
         return response is not None or bool(news)
 
-    def _announce(self, news: Sequence[Task], leaving: bool) -> None:
+    def _announce(self, news: Sequence[CollectiveTask], leaving: bool) -> None:
         payload = None
         if len(news) == 1 and self.size > 1:
             payload = inline_reduce.payload(news[0])
@@ -435,15 +435,15 @@ class Channel:
             self.has_heard_end = True
             self.fail(ShutDownError(_ENDED.format(reason=self._end)))
 
-    def _stand_in(self, request: Request) -> Task:
+    def _stand_in(self, request: Request) -> CollectiveTask:
         """Zeros, for an operation that this rank takes part in after it has joined."""
         import numpy
 
         dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]
         zeros = [numpy.zeros(shape, dtype) for shape, dtype in zip(request.shapes, dtypes, strict=True)]
-        return Task(request, zeros, zeros, Handle(request.key))
+        return CollectiveTask(request, zeros, zeros, Handle(request.key))
 
-    def _complete(self, task: Task, result: Any = None, error: BaseException | None = None) -> None:
+    def _complete(self, task: CollectiveTask, result: Any = None, error: BaseException | None = None) -> None:
         key = task.request.key
         # Not under the lock, which hundreds would take one after the other: `fail` may have taken it out meanwhile.
         if self._pending.get(key) is task:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.collectives import world
-from paceline.collectives.background_loop import Channel
+from paceline.collectives.background_loop import BackgroundLoop
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
 from paceline.collectives.liveness import Peers
@@ -26,12 +26,12 @@ from paceline.collectives.request import (
     CHANGE_SETS,
     JOIN,
     REDUCESCATTER,
+    CollectiveTask,
     Request,
-    Task,
 )
 from paceline.collectives.settings import Settings
 from paceline.collectives.transport import Transport
-from paceline.collectives.world import World
+from paceline.collectives.world import RankedWorld
 
 _DYING_S, _LET_GO_S = 0.3, 3.0
 _NUMBERS = "biufc"
@@ -55,7 +55,7 @@ class Engine:
     Process set 0 is all ranks; an operation in a set is called by the set's ranks alone.
     """
 
-    def __init__(self, joined: World, settings: Settings) -> None:
+    def __init__(self, joined: RankedWorld, settings: Settings) -> None:
         transport = joined.transport
         self.rank: int = transport.rank if transport is not None else 0
         self.size: int = transport.size if transport is not None else 1
@@ -75,7 +75,7 @@ class Engine:
         self._device_groups: dict[int, Any] = {}
         self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(self.size))}
         self._failed = False
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, BackgroundLoop] = {}
         self._channels[0] = self._channel(transport, self._sets[0], 0)
         watched = {} if transport is None else transport.watched()
         self._peers = Peers(joined.places, self.rank, self._peer_lost, self._watch, watched)
@@ -203,7 +203,7 @@ class Engine:
                 done = group.allreduce(tensors, outs, op, prescale, postscale, ready)
             return lambda: group.let_wait(done)
 
-        return channel.submit(Task(request, [], [], Handle(request.key, channel.waiter), begin))
+        return channel.submit(CollectiveTask(request, [], [], Handle(request.key, channel.waiter), begin))
 
     # Movements.
 
@@ -395,7 +395,7 @@ class Engine:
             (kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped)
         )
         # Tuples: those of arrays alone the garbage collector soon leaves out.
-        return channel.submit(Task(request, tuple(ready), given, Handle(request.key, channel.waiter), finish))
+        return channel.submit(CollectiveTask(request, tuple(ready), given, Handle(request.key, channel.waiter), finish))
 
     def _check_op(
         self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None
@@ -475,12 +475,12 @@ class Engine:
             channel.join()
         return True
 
-    def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> Channel:
-        channel = Channel(transport, members, number, self.settings, self._lost)
+    def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> BackgroundLoop:
+        channel = BackgroundLoop(transport, members, number, self.settings, self._lost)
         self._let_observe(channel, number)
         return channel
 
-    def _let_observe(self, channel: Channel, number: int) -> None:
+    def _let_observe(self, channel: BackgroundLoop, number: int) -> None:
         """Have the channel tell whoever asked after its process set; one that nobody asks after saves the time."""
         mine = [one for one in self._observers if one.process_set in (None, number)]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.collectives import links, numbers
 from paceline.collectives.errors import LostRankError, ShutDownError
-from paceline.collectives.links import Link
+from paceline.collectives.links import PeerLink
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class GlooTransport:
                 return taken
         return None
 
-    def _taken(self, rank: int, link: Link) -> tuple[int, bytes] | None:
+    def _taken(self, rank: int, link: PeerLink) -> tuple[int, bytes] | None:
         try:
             message = link.receive()
         except (OSError, EOFError) as error:
@@ -293,7 +293,7 @@ class GlooTransport:
             links.wait(waiting.values(), end_s - time.monotonic())
 
     @staticmethod
-    def _flushed(link: Link) -> bool:
+    def _flushed(link: PeerLink) -> bool:
         try:
             return link.flush()
         except OSError:
@@ -306,7 +306,7 @@ class GlooTransport:
             link.close()
 
 
-def _star(meeting: Meeting) -> dict[int, Link]:
+def _star(meeting: Meeting) -> dict[int, PeerLink]:
     """Links between rank 0 and each of the others."""
     if meeting.size == 1:
         return {}

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.collectives import numbers
-from paceline.collectives.request import ALLREDUCE, Request, Task
+from paceline.collectives.request import ALLREDUCE, CollectiveTask, Request
 
 #: The first rank takes so much from each of the others. A guess; from 16 KiB on two ranks are faster without.
 LIMIT_BYTES = 8 << 10
 
 
-def payload(task: Task) -> bytes | None:
+def payload(task: CollectiveTask) -> bytes | None:
     """What this rank adds to the sum, scaled; None where it doesn't travel with the negotiation."""
     request = task.request
     if request.kind != ALLREDUCE or request.grouped or request.op == "adasum" or task.arrays[0].nbytes > LIMIT_BYTES:
@@ -53,7 +53,7 @@ def fold(request: Request, payloads: Sequence[bytes]) -> bytes:
     return bytes(whole)
 
 
-def unpack(task: Task, data: bytes, size: int) -> Any:
+def unpack(task: CollectiveTask, data: bytes, size: int) -> Any:
     """The task's result, made of what came out of `size` ranks' payloads."""
     import numpy
 

@@ -25,7 +25,7 @@ _HELLO_S = 5.0
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
-class Link:
+class PeerLink:
     """One connection. May be used by one thread at a time."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -110,13 +110,13 @@ def listen(address: str) -> socket.socket:
     return socket.create_server((address, 0), family=family, backlog=1024)
 
 
-def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, Link]:
+def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: float) -> dict[int, PeerLink]:
     """A link to each of these ranks, once all of them have connected.
 
     Raises:
         TimeoutError: some have not; the message names them.
     """
-    links: dict[int, Link] = {}
+    links: dict[int, PeerLink] = {}
     missing = set(ranks)
     end_s = time.monotonic() + timeout_s
     while missing:
@@ -131,13 +131,13 @@ def accept(server: socket.socket, key: bytes, ranks: Iterable[int], timeout_s: f
         rank = _greeted(connected, key)
         if rank in missing:
             missing.discard(rank)
-            links[rank] = Link(connected)
+            links[rank] = PeerLink(connected)
         else:
             connected.close()
     return links
 
 
-def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> Link:
+def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) -> PeerLink:
     """A link to the server there, as this rank.
 
     Raises:
@@ -146,13 +146,13 @@ def connect(address: str, port: int, key: bytes, rank: int, timeout_s: float) ->
     connected = socket.create_connection((address, port), timeout=timeout_s)
     try:
         connected.sendall(_HELLO.pack(rank, _proof(key, rank)))
-        return Link(connected)
+        return PeerLink(connected)
     except BaseException:
         connected.close()
         raise
 
 
-def wait(links: Iterable[Link], timeout_s: float) -> None:
+def wait(links: Iterable[PeerLink], timeout_s: float) -> None:
     """Return when one of them has something to read, or room for what is queued, or after the time."""
     poll = select.poll()
     for link in links:

@@ -20,7 +20,7 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class PeerPlace:
     """A rank's process. namespace: processes see each other's ids if it is the same."""
 
     host: str
@@ -32,7 +32,7 @@ class Place:
     cross_size: int = 1
 
     @classmethod
-    def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[Place]:
+    def of_all(cls, transport: Transport | None, environ: Mapping[str, str]) -> list[PeerPlace]:
         """The place of each rank. The launcher's word counts where it has one for this world, else the host names."""
         namespace = ""
         with contextlib.suppress(OSError):
@@ -75,16 +75,16 @@ class Peers:
 
     def __init__(
         self,
-        places: Sequence[Place],
+        places: Sequence[PeerPlace],
         rank: int,
         lost: Callable[[int, str], object],
         tick: Callable[[], object],
         watched: Mapping[int, int] | None = None,
     ) -> None:
         self._lost, self._tick = lost, tick
-        self._ranks: dict[int, tuple[int, Place]] = {}
+        self._ranks: dict[int, tuple[int, PeerPlace]] = {}
         # Copies, which stay open until this thread is done with them. Processes of this machine are watched better.
-        self._links: dict[int, tuple[int, Place]] = {}
+        self._links: dict[int, tuple[int, PeerPlace]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]
         for other, place in enumerate(places):

@@ -18,14 +18,14 @@ from paceline.collectives.request import (
     JOIN,
     REDUCESCATTER,
     Agreement,
+    CollectiveTask,
     Request,
-    Task,
 )
 
 if TYPE_CHECKING:
     from paceline.collectives.transport import Transport
 
-Ready = tuple[Task, Agreement]
+Ready = tuple[CollectiveTask, Agreement]
 
 
 class Performer:
@@ -62,7 +62,7 @@ class Performer:
                 return True
         return False
 
-    def perform(self, ready: Sequence[Ready], complete: Callable[[Task, Any], None]) -> None:
+    def perform(self, ready: Sequence[Ready], complete: Callable[[CollectiveTask, Any], None]) -> None:
         """Do all of them; `complete(task, result)` follows each one, or each bunch that was fused."""
         # op and type -> all that can be reduced together, in the order in which the coordinator named them.
         fused: dict[tuple[str, str], list[Ready]] = {}
@@ -83,7 +83,7 @@ class Performer:
             for (task, _), result in zip(members, results, strict=True):
                 complete(task, result)
 
-    def _fill_parts(self, parts: list[Part], task: Task, request: Request) -> list[Any]:
+    def _fill_parts(self, parts: list[Part], task: CollectiveTask, request: Request) -> list[Any]:
         """The outputs; what is to be reduced into them is added to `parts`."""
         import numpy
 
@@ -97,7 +97,7 @@ class Performer:
             parts.append(Part(source, target, prescale, postscale, self._divisor(op, dtype)))
         return outs
 
-    def _one(self, task: Task, agreement: Agreement) -> Any:
+    def _one(self, task: CollectiveTask, agreement: Agreement) -> Any:
         request = agreement.request
         kind = request.kind
         if kind == ALLREDUCE:
@@ -117,7 +117,7 @@ class Performer:
             return _shaped(request, [self._reducescatter(array, dtype, request) for array, dtype in arrays])
         return agreement.joined if kind == JOIN else agreement
 
-    def _allreduce(self, task: Task, request: Request) -> Any:
+    def _allreduce(self, task: CollectiveTask, request: Request) -> Any:
         """Adasum, or a group of different types."""
         parts: list[Part] = []
         outs = self._fill_parts(parts, task, request)

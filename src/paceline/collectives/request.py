@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 @dataclass(slots=True)
-class Task:
+class CollectiveTask:
     """An operation that this rank has submitted. arrays, outs: contiguous; an out of None is made when it is filled."""
 
     request: Request

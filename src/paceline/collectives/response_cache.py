@@ -8,7 +8,7 @@ from paceline.collectives.coordinator import Key, Message, Response
 from paceline.collectives.request import Agreement, Fields, Request
 
 
-class Member:
+class ResponseCache:
     """What a rank knows of what the ranks have agreed upon. Knows no transport, as `Coordinator`."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.collectives import mpi
 from paceline.collectives.errors import ArgumentError, CollectivesError, LostRankError
-from paceline.collectives.liveness import Place
+from paceline.collectives.liveness import PeerPlace
 from paceline.collectives.transport import Transport
 
 MPI, GLOO, ALONE = "mpi", "gloo", "alone"
@@ -27,26 +27,26 @@ _MPI_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RA
 
 _generations: defaultdict[object, Iterator[int]] = defaultdict(itertools.count)
 _comm: Any = None
-_comm_places: Sequence[Place] = ()
+_comm_places: Sequence[PeerPlace] = ()
 #: Ranks that were lost, and the rendezvous that they were of. Another one may be joined, the same one not.
 _lost: tuple[set[int], object] = (set(), None)
 _lost_of_mpi: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class RankedWorld:
     """name: of the transport; transport: None for a rank that is alone. lost_ranks: filled by whoever sees them go.
     generation: how many engines the process has had before in this world.
     """
 
     name: str
     transport: Transport | None
-    places: Sequence[Place]
+    places: Sequence[PeerPlace]
     lost_ranks: set[int] = field(default_factory=set)
     generation: int = 0
 
 
-def join(environ: Mapping[str, str]) -> World:
+def join(environ: Mapping[str, str]) -> RankedWorld:
     """The world of the ranks that were started together. Every rank has to call it, equally often.
 
     Raises:
@@ -55,7 +55,7 @@ def join(environ: Mapping[str, str]) -> World:
     """
     name = choice(environ)
     if name == ALONE:
-        return World(name=name, transport=None, places=Place.of_all(None, environ))
+        return RankedWorld(name=name, transport=None, places=PeerPlace.of_all(None, environ))
     return _join_mpi(environ) if name == MPI else _join_gloo(environ)
 
 
@@ -92,7 +92,7 @@ def _ranks_of_mpi(environ: Mapping[str, str]) -> bool:
     return any(name in environ for name in _MPI_LAUNCHERS) and "TORCHELASTIC_USE_AGENT_STORE" not in environ
 
 
-def _join_mpi(environ: Mapping[str, str]) -> World:
+def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
     from paceline.collectives.mpi_transport import MpiTransport
 
     global _comm, _comm_places
@@ -107,19 +107,21 @@ def _join_mpi(environ: Mapping[str, str]) -> World:
     generation = next(_generations[MPI])
     if _comm is None:
         _comm = world.Dup()
-        _comm_places = Place.of_all(MpiTransport(_comm), environ)
+        _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)
     transport = MpiTransport(_comm, generation) if _comm.size > 1 else None
-    return World(name=MPI, transport=transport, places=_comm_places, lost_ranks=_lost_of_mpi, generation=generation)
+    return RankedWorld(
+        name=MPI, transport=transport, places=_comm_places, lost_ranks=_lost_of_mpi, generation=generation
+    )
 
 
-def _join_gloo(environ: Mapping[str, str]) -> World:
+def _join_gloo(environ: Mapping[str, str]) -> RankedWorld:
     from paceline.collectives import rendezvous
     from paceline.collectives.gloo_transport import GlooTransport
 
     global _lost
     rank, size, host, port = where = rendezvous.place(environ)
     if size == 1:
-        return World(name=GLOO, transport=None, places=Place.of_all(None, environ))
+        return RankedWorld(name=GLOO, transport=None, places=PeerPlace.of_all(None, environ))
     if _lost[0] and _lost[1] == where:
         names = ", ".join(map(str, sorted(_lost[0])))
         raise LostRankError(
@@ -133,6 +135,10 @@ def _join_gloo(environ: Mapping[str, str]) -> World:
     transport = GlooTransport(meeting, range(size))
     lost: set[int] = set()
     _lost = (lost, where)
-    return World(
-        name=GLOO, transport=transport, places=Place.of_all(transport, environ), lost_ranks=lost, generation=generation
+    return RankedWorld(
+        name=GLOO,
+        transport=transport,
+        places=PeerPlace.of_all(transport, environ),
+        lost_ranks=lost,
+        generation=generation,
     )

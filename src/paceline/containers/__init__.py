@@ -5,8 +5,8 @@ mpirun. The container has the host's network, process ids and user, and the run'
 that addresses, ports, pids, signals and file names mean the same inside and outside.
 """
 
-from paceline.containers.command import Host, Mount, wrap
-from paceline.containers.engine import ENGINE_VARIABLE, Engine, find_engine
+from paceline.containers.command import HostFiles, Mount, wrap
+from paceline.containers.engine import ENGINE_VARIABLE, ContainerEngine, find_engine
 from paceline.containers.failure import start_failure
 from paceline.containers.image import check_image, check_image_name, check_shm_size
 from paceline.containers.kept_layers import KeptLayer, all_layers, hold_layer, key_of, prune_layers
@@ -18,8 +18,8 @@ from paceline.containers.remove import SETTLE_S, remove
 __all__ = [
     "ENGINE_VARIABLE",
     "SETTLE_S",
-    "Engine",
-    "Host",
+    "ContainerEngine",
+    "HostFiles",
     "ImagePython",
     "KeptLayer",
     "Layer",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.containers import inside
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
 
@@ -47,7 +47,7 @@ class Mount:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class HostFiles:
     """The machine that a container is on, as far as the container takes it over; found out on that machine.
 
     inside: path of `inside.py`. library: the folders that links on the workers' PYTHONPATH lead to.
@@ -60,7 +60,7 @@ class Host:
     names: Mapping[str, str]
 
     @classmethod
-    def here(cls, engine: Engine, library_dir: Path) -> Host:
+    def here(cls, engine: ContainerEngine, library_dir: Path) -> HostFiles:
         """This machine."""
         library = tuple(str(path) for path in _library(library_dir))
         return cls(inside=INSIDE, library=library, user=tuple(_user(engine)), names=_who())
@@ -69,7 +69,7 @@ class Host:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Host:
+    def from_json(cls, data: Mapping[str, Any]) -> HostFiles:
         return cls(**{**data, "library": tuple(data["library"]), "user": tuple(data["user"])})
 
 
@@ -77,13 +77,13 @@ def wrap(
     command: Command,
     launch: Launch,
     *,
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     shm_size: str | None = None,
     memory: str | None = None,
     mounts: Sequence[Mount] = (),
     shell: Mapping[str, str] | None = None,
-    host: Host | None = None,
+    host: HostFiles | None = None,
     beside: int | None = None,
 ) -> Command:
     """The command that runs `command` in a container of its own. `command` has its PYTHONPATH already (`with_paths`).
@@ -99,7 +99,7 @@ def wrap(
         LauncherError: a path that can't be mounted.
     """
     prepared = launch.prepared[command.node_rank]
-    host = host or Host.here(engine, launch.library_dir)
+    host = host or HostFiles.here(engine, launch.library_dir)
     values = _variables(command, launch, shell or {}, host.names)
     folders = [
         Mount(path=launch.run_dir),
@@ -143,7 +143,7 @@ def container_name(launch: Launch, rank: int) -> str:
 
 
 def run_argv(
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     command: Sequence[str],
     *,
@@ -182,7 +182,7 @@ def run_argv(
     return (*words, f"--entrypoint={program}", "--", image, *arguments)
 
 
-def for_client(engine: Engine, values: Mapping[str, str]) -> dict[str, str]:
+def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, str]:
     """The client's own variables by which the container gets these."""
     if engine.keeps_containers:
         return dict(values)
@@ -256,7 +256,7 @@ def _who() -> dict[str, str]:
     return {"USER": name, "LOGNAME": name}
 
 
-def _user(engine: Engine) -> list[str]:
+def _user(engine: ContainerEngine) -> list[str]:
     """The same user inside: in a rootless engine's user namespace, that is, whom the engine maps there."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
@@ -267,6 +267,6 @@ def _user(engine: Engine) -> list[str]:
     return [f"--user={uid}:{gid}", *(word for group in groups for word in ("--group-add", str(group)))]
 
 
-def _gpu_words(engine: Engine) -> list[str]:
+def _gpu_words(engine: ContainerEngine) -> list[str]:
     # All of them: given some alone, a container numbers those from 0, and CUDA_VISIBLE_DEVICES would name others.
     return ["--device=nvidia.com/gpu=all"] if engine.kind == "podman" else ["--gpus=all"]

@@ -28,7 +28,7 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Engine:
+class ContainerEngine:
     """A container engine that has answered.
 
     kind: "podman", "docker", "apptainer" or "singularity", by what it says of itself, whatever its file is called.
@@ -49,14 +49,14 @@ class Engine:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Engine:
+    def from_json(cls, data: Mapping[str, Any]) -> ContainerEngine:
         return cls(**data)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.version}{' (rootless)' if self.is_rootless else ''}"
 
 
-def find_engine(environment: Mapping[str, str] | None = None) -> Engine:
+def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine:
     """The engine that `PACELINE_CONTAINER_ENGINE` names, else the first of podman, docker and apptainer that answers.
 
     environment: None is this process's own.
@@ -73,7 +73,7 @@ def find_engine(environment: Mapping[str, str] | None = None) -> Engine:
             reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
             continue
         found = _ask(os.path.abspath(path), variables)
-        if isinstance(found, Engine):
+        if isinstance(found, ContainerEngine):
             return found
         reasons.append(found)
     if named:
@@ -87,7 +87,7 @@ def find_engine(environment: Mapping[str, str] | None = None) -> Engine:
     )
 
 
-def _ask(path: str, variables: Mapping[str, str]) -> Engine | str:
+def _ask(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     """The engine at this path, or why it does not do."""
     code, text = _output([path, "--version"], variables)
     itself = _NAMES_ITSELF.search(text)
@@ -98,27 +98,27 @@ def _ask(path: str, variables: Mapping[str, str]) -> Engine | str:
         return _podman(path, version, variables)
     if kind == "docker":
         return _docker(path, version, variables)
-    return Engine(kind=kind, path=path, version=version, is_rootless=True)
+    return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
-def _podman(path: str, version: str, variables: Mapping[str, str]) -> Engine | str:
+def _podman(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "{{.Host.Security.Rootless}} {{.Host.ServiceIsRemote}}"], variables)
     words = text.split()
     if code != 0 or len(words) < 2:
         return f"{path} does not work: {_last_line(text) or f'`podman info` ended with exit code {code}'}"
     if words[-1] == "true":
         return f"{path} serves another machine, where this one's folders are not"
-    return Engine(kind="podman", path=path, version=version, is_rootless=words[-2] == "true")
+    return ContainerEngine(kind="podman", path=path, version=version, is_rootless=words[-2] == "true")
 
 
-def _docker(path: str, version: str, variables: Mapping[str, str]) -> Engine | str:
+def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerEngine | str:
     code, text = _output([path, "info", "--format", "server={{.ServerVersion}} {{json .SecurityOptions}}"], variables)
     server = re.search(r"server=(\S+) (.*)", text)
     # Older clients end with 0 and an empty version when the daemon is away.
     if code != 0 or server is None:
         reason = _last_line(text) or f"`docker info` ended with exit code {code}"
         return f"{path} has no daemon that answers it: {reason}"
-    return Engine(kind="docker", path=path, version=server[1], is_rootless="name=rootless" in server[2])
+    return ContainerEngine(kind="docker", path=path, version=server[1], is_rootless="name=rootless" in server[2])
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:

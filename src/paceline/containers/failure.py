@@ -10,14 +10,16 @@ import re
 from collections.abc import Sequence
 
 from paceline.containers.client import reason
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 
 #: The client's own: the engine failed; the program can't be run; there is no such program. apptainer: any of these.
 _CODES = {"podman": (125, 126, 127), "docker": (125, 126, 127)}
 _NO_PROGRAM = re.compile(r"executable file not found|executable file .* not found|no such file or directory", re.I)
 
 
-def start_failure(engine: Engine, image: str, program: str, exit_code: int, lines: Sequence[str]) -> str | None:
+def start_failure(
+    engine: ContainerEngine, image: str, program: str, exit_code: int, lines: Sequence[str]
+) -> str | None:
     """Why no container of `image` came to run `program`; None where the exit code is not the engine's own.
 
     image: as the user called it. lines: the last of the client's output. Only for a worker that has not reported its

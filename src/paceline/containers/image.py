@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from paceline.containers.client import call, reason
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 from paceline.errors import LauncherError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@/+-]*")
@@ -42,7 +42,7 @@ def check_shm_size(shm_size: str) -> None:
 
 
 def check_image(
-    engine: Engine, image: str, say: Callable[[str], None], stop: Callable[[], object] | None = None
+    engine: ContainerEngine, image: str, say: Callable[[str], None], stop: Callable[[], object] | None = None
 ) -> str | None:
     """What the engine is to run: the image's id, so that all workers of all attempts have the same one.
 
@@ -87,7 +87,7 @@ def full_name(image: str) -> str:
     return f"docker.io/{image}" if "/" in image else f"docker.io/library/{image}"
 
 
-def _id(engine: Engine, image: str, stop: Callable[[], object] | None) -> str | None:
+def _id(engine: ContainerEngine, image: str, stop: Callable[[], object] | None) -> str | None:
     """The image's id; "" where it is not on this machine, None where `stop()` said to end."""
     done = call([engine.path, "image", "inspect", "--format", "id={{.Id}}", image], stop=stop)
     if done is None:

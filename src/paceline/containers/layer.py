@@ -28,7 +28,7 @@ from urllib.parse import unquote
 from paceline.containers import inside, layer_inside
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, for_client, run_argv
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 from paceline.errors import EnvironmentBuildError
 from paceline.system import locks
 
@@ -61,7 +61,7 @@ class Layer:
 
 def ensure_layer(
     folder: Path,
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     *,
     run_id: str,

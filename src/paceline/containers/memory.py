@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, run_argv, wrap
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 from paceline.containers.failure import start_failure
 from paceline.errors import LauncherError
 from paceline.job.plan import Command, Launch
@@ -22,7 +22,7 @@ def wrap_all(
     commands: Sequence[Command],
     launch: Launch,
     *,
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     shm_size: str | None = None,
     mounts: Sequence[Mount] = (),
@@ -61,7 +61,7 @@ def wrap_all(
 def _hold(
     launch: Launch,
     node_rank: int,
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     shm_size: str,
     mounts: Sequence[Mount],

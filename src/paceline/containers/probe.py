@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.containers.client import call
 from paceline.containers.command import INSIDE, Mount, run_argv
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 from paceline.containers.failure import start_failure
 from paceline.errors import LauncherError
 
@@ -33,7 +33,7 @@ class ImagePython:
 
 
 def probe(
-    engine: Engine,
+    engine: ContainerEngine,
     image: str,
     *,
     run_id: str,
@@ -98,7 +98,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
     return data
 
 
-def _why_not(engine: Engine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
+def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
     if INSIDE in text and "No such file" in text:
         return (

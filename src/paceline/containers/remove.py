@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from paceline.containers.command import RUN_LABEL
-from paceline.containers.engine import Engine
+from paceline.containers.engine import ContainerEngine
 
 _CALL_S = 60.0
 _TRIES = 5
@@ -16,7 +16,7 @@ _LOOK_S = 0.25
 SETTLE_S = 2.0
 
 
-def remove(engine: Engine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
+def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
     """Kill and remove every container of the run; how many there were. Never raises: it runs when a run is being ended.
 
     settle_s: how long to look for one that docker's daemon is still making, where none is there yet; 0 where no client
@@ -41,7 +41,7 @@ def remove(engine: Engine, run_id: str, *, settle_s: float = SETTLE_S) -> int:
     return len(removed)
 
 
-def _containers(engine: Engine, run_id: str) -> list[str]:
+def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
     """Ids of the run's containers in whatever state; podman's half-made ones, known by their name alone, among them."""
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
@@ -53,7 +53,7 @@ def _containers(engine: Engine, run_id: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _runtimes(engine: Engine, containers: Sequence[str]) -> list[list[str]]:
+def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[str]]:
     """The programs below podman that made these containers.
 
     Killed between the runtime's first step and its own note of it, podman removes a container without telling the

@@ -17,7 +17,7 @@ from paceline.remote import call
 from paceline.targets.timeouts import all_within
 
 if TYPE_CHECKING:
-    from paceline.remote.link.link import Done, Link
+    from paceline.remote.link.link import CommandEnd, Link
 
 #: Beyond what a question itself may take.
 _SLACK_S = 5.0
@@ -52,7 +52,7 @@ class Patient:
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
-    ) -> Done:
+    ) -> CommandEnd:
         """A command on the node: its returncode, stdout and stderr.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from paceline.doctor.asking import NoAnswerError, Patient
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding, counted
-from paceline.doctor.network import Place, addresses_of, common_network, place_of, same_machine
+from paceline.doctor.network import NetworkPlace, addresses_of, common_network, place_of, same_machine
 from paceline.errors import TargetError
 
 #: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
@@ -58,7 +58,7 @@ def check_network(examination: Examination) -> Iterator[Finding]:
     )
 
 
-def _chosen(examination: Examination, patients: list[Patient]) -> dict[str, Place] | None:
+def _chosen(examination: Examination, patients: list[Patient]) -> dict[str, NetworkPlace] | None:
     """The addresses that the target itself chooses for runs, if it says."""
     if examination.addresses is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.doctor.asking import NoAnswerError, Patient, everywhere
 from paceline.doctor.finding import FAIL, SKIPPED, Finding
-from paceline.doctor.network import Place
+from paceline.doctor.network import NetworkPlace
 
 #: For looking at a node: importing torch from a cold network folder takes tens of seconds.
 FACTS_S = 90.0
@@ -31,7 +31,7 @@ class Examination:
     interface: str | None = None
     addresses: Callable[[Sequence[Any], str | None], Sequence[tuple[str, str | None]]] | None = None
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
-    places: dict[str, Place] | None = None
+    places: dict[str, NetworkPlace] | None = None
 
     @property
     def well(self) -> list[Patient]:

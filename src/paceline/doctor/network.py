@@ -14,7 +14,7 @@ Interfaces = Mapping[str, tuple[str, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class NetworkPlace:
     """Where others reach a node. network: as "10.0.0.0/24". interface, network: "" where the node has no such address."""
 
     interface: str
@@ -22,7 +22,7 @@ class Place:
     network: str
 
 
-def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, Place] | None:
+def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -> dict[str, NetworkPlace] | None:
     """A place for each node in one network that all of them are in; None where there is none.
 
     wanted: only this interface counts. Of several networks the largest one wins, then the first. A single node is
@@ -56,21 +56,21 @@ def addresses_of(interfaces: Interfaces) -> frozenset[str]:
     )
 
 
-def place_of(address: str, interfaces: Interfaces) -> Place:
+def place_of(address: str, interfaces: Interfaces) -> NetworkPlace:
     """The place that a node has at this address; a name of the node, too, will do as one."""
     for name, (own, prefix) in interfaces.items():
         if own == address:
-            return Place(interface=name, address=address, network=_network(address, prefix))
-    return Place(interface="", address=address, network="")
+            return NetworkPlace(interface=name, address=address, network=_network(address, prefix))
+    return NetworkPlace(interface="", address=address, network="")
 
 
-def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[Place]:
+def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[NetworkPlace]:
     places = []
     for name, (address, prefix) in interfaces.items():
         is_loopback = ipaddress.ip_address(address).is_loopback
         if (name != wanted) if wanted else (name.startswith(_OF_NO_USE) or is_loopback != alone):
             continue
-        places.append(Place(interface=name, address=address, network=_network(address, prefix)))
+        places.append(NetworkPlace(interface=name, address=address, network=_network(address, prefix)))
     return places
 
 
@@ -78,5 +78,5 @@ def _network(address: str, prefix: int) -> str:
     return str(ipaddress.ip_network(f"{address}/{prefix}", strict=False))
 
 
-def _addresses(places: Mapping[str, list[Place]], network: str) -> set[str]:
+def _addresses(places: Mapping[str, list[NetworkPlace]], network: str) -> set[str]:
     return {place.address for found in places.values() for place in found if place.network == network}

@@ -11,7 +11,7 @@ from paceline.doctor.connections import free_port
 from paceline.doctor.environment import has_module
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding, counted
-from paceline.doctor.network import Place
+from paceline.doctor.network import NetworkPlace
 from paceline.targets.timeouts import all_within
 
 #: Of float32: 4 MiB.
@@ -73,7 +73,7 @@ def check_gloo(examination: Examination) -> Iterator[Finding]:
         yield Finding(check="gloo all-reduce", level=OK, seen=reduced_text(ranks, places, slowest))
 
 
-def reduced_text(ranks: Sequence[Patient], places: Mapping[str, Place], ms: float) -> str:
+def reduced_text(ranks: Sequence[Patient], places: Mapping[str, NetworkPlace], ms: float) -> str:
     """ "4 MiB among 2 nodes over eth0: 12.5 ms"."""
     count = len({patient.name for patient in ranks})
     who = counted(count, "node") if count > 1 else "2 processes of one node"

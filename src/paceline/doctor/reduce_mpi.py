@@ -17,7 +17,7 @@ from paceline.doctor.asking import NoAnswerError, Patient, answer_in, program_of
 from paceline.doctor.environment import has_module
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding
-from paceline.doctor.network import Place
+from paceline.doctor.network import NetworkPlace
 from paceline.doctor.reduce import ELEMENTS, reduced_text
 from paceline.job.plan import Node
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
@@ -81,7 +81,7 @@ def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
 def _reduced(
     examination: Examination,
     patients: Sequence[Patient],
-    places: Mapping[str, Place],
+    places: Mapping[str, NetworkPlace],
     mpirun: tuple[str, int],
     scratch: str,
     shell: Sequence[str],
@@ -117,7 +117,7 @@ def _reduced(
     return answer_in(text, _without_frames(text), code)
 
 
-def _options(places: Sequence[Place], major: int, shell: Sequence[str]) -> list[str]:
+def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
     """As a run's mpirun has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
     words = ["--bind-to", "none"]
     if len(places) == 1:

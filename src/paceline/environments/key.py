@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.environments.base import Base
-from paceline.environments.requirements import Line, constraints_of, lines_of
+from paceline.environments.requirements import RequirementLine, constraints_of, lines_of
 from paceline.errors import EnvironmentSpecError
 from paceline.job.environment import EnvironmentSpec
 from paceline.job.local_paths import LocalPath
@@ -49,7 +49,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:_LENGTH]
 
 
-def _canonical(line: Line) -> str:
+def _canonical(line: RequirementLine) -> str:
     """The requirement, in one spelling for all that mean the same."""
     if line.path is not None:
         return f"{line.path} {_content(line.path)}"

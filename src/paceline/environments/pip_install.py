@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from paceline.environments import pip_settings, program, reasons
 from paceline.environments.base import Base
 from paceline.environments.installed import Visible, bare, canonical, name_of_project
-from paceline.environments.pip_settings import Settings
+from paceline.environments.pip_settings import PipSettings
 from paceline.environments.program import Say
-from paceline.environments.requirements import Line, constraints_of, lines_of, parse
+from paceline.environments.requirements import RequirementLine, constraints_of, lines_of, parse
 from paceline.environments.venv import build_environment, site_packages
 from paceline.errors import EnvironmentBuildError
 from paceline.job.environment import EnvironmentSpec
@@ -49,10 +49,10 @@ class Installer:
     uv: str | None
     say: Say
     lock_fd: int
-    _options: list[Line] = field(default_factory=list)
-    _constraints: list[Line] = field(default_factory=list)
-    _wanted: list[Line] = field(default_factory=list)
-    _settings: Settings | None = None
+    _options: list[RequirementLine] = field(default_factory=list)
+    _constraints: list[RequirementLine] = field(default_factory=list)
+    _wanted: list[RequirementLine] = field(default_factory=list)
+    _settings: PipSettings | None = None
 
     def install(self, environment: EnvironmentSpec) -> None:
         """Install what the environment asks for, or what its lock says.
@@ -95,7 +95,7 @@ class Installer:
         names = {version.partition("==")[0] for version in versions}
         return tuple(sorted([*own.locks(plain), *(line for name, line in asked.items() if name in names)]))
 
-    def _layer(self, wanted: list[Line]) -> None:
+    def _layer(self, wanted: list[RequirementLine]) -> None:
         """Install what of these the base does not have."""
         named = [line.requirement for line in wanted if line.requirement is not None]
         others = [line for line in wanted if line.requirement is None]
@@ -136,7 +136,7 @@ class Installer:
                 there = now.found[canonical(requirement.name)].version
                 self.say(f"warning: {name} of the base requires {requirement}, and the layer has {there}")
 
-    def _run(self, lines: Sequence[Line], *more: str, excluded: Sequence[str] = ()) -> bool:
+    def _run(self, lines: Sequence[RequirementLine], *more: str, excluded: Sequence[str] = ()) -> bool:
         """Install these lines; True where uv did it, False where pip did, which sees the base."""
         settings = self._settings_of_pip()
         variables = settings.uv_variables()
@@ -169,14 +169,14 @@ class Installer:
             return False
         raise EnvironmentBuildError(_sentence(reasons.of_uv(output)))
 
-    def _settings_of_pip(self) -> Settings:
+    def _settings_of_pip(self) -> PipSettings:
         """The user's configuration with the options of this environment; pip is asked once."""
         if self._settings is None:
             self._settings = pip_settings.read(build_environment())
             self._settings.add(self._options)
         return self._settings
 
-    def _pip(self, lines: Sequence[Line], *more: str) -> None:
+    def _pip(self, lines: Sequence[RequirementLine], *more: str) -> None:
         file = self._write("requirements.txt", [line.text for line in (*self._options, *lines)])
         # As `pip --python` does it, but as our own child, which ends with us and holds the lock.
         command = [str(self.python), str(_pip_folder()), "install", *more]
@@ -204,11 +204,11 @@ class Installer:
         return path
 
 
-def _line(requirement: Requirement) -> Line:
-    return Line(where="", value=str(requirement), requirement=requirement)
+def _line(requirement: Requirement) -> RequirementLine:
+    return RequirementLine(where="", value=str(requirement), requirement=requirement)
 
 
-def _check_variables(lines: Sequence[Line]) -> None:
+def _check_variables(lines: Sequence[RequirementLine]) -> None:
     """Refuse a `${NAME}` that nothing would be put in the place of; the request would only fail later, and elsewhere.
 
     Raises:
@@ -234,7 +234,7 @@ def _pip_folder() -> Path:
     return Path(next(iter(found.submodule_search_locations)))
 
 
-def _name_of(line: Line) -> str | None:
+def _name_of(line: RequirementLine) -> str | None:
     """The name of what a path or a URL leads to, as far as that can be told without building it."""
     from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -255,7 +255,7 @@ def _name_of(line: Line) -> str | None:
         return None
 
 
-def _refreshed(lines: Sequence[Line]) -> list[str]:
+def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
     """Options that make uv build source folders again: it goes by the times of pyproject.toml and setup.py alone."""
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
@@ -270,14 +270,14 @@ def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> di
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 
 
-def _for_pip(lines: Sequence[Line]) -> str:
+def _for_pip(lines: Sequence[RequirementLine]) -> str:
     for line in lines:
         if any(option in line.tail for option in ("--config-setting", "--global-option", "-C")):
             return f"{line.text!r} has an option of pip's own"
     return ""
 
 
-def _secrets_in(lines: Sequence[Line]) -> list[str]:
+def _secrets_in(lines: Sequence[RequirementLine]) -> list[str]:
     """The values of variables that the lines name: they are secrets more often than not."""
     names = {name for line in lines for name in re.findall(r"\$\{([A-Z0-9_]+)\}", line.text)}
     return [os.environ[name] for name in names if name in os.environ]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
 
-from paceline.environments.requirements import Line
+from paceline.environments.requirements import RequirementLine
 
 #: Settings that say how pip shows, keeps or names things, and change nothing of what is installed.
 _WITHOUT_EFFECT = frozenset(
@@ -58,13 +58,13 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 
 @dataclass(kw_only=True)
-class Settings:
+class PipSettings:
     """What pip is configured to, and what a requirements file adds. for_pip: why uv can't do it; empty where it can."""
 
     values: dict[str, list[str]] = field(default_factory=dict)
     for_pip: str = ""
 
-    def add(self, lines: Iterable[Line]) -> None:
+    def add(self, lines: Iterable[RequirementLine]) -> None:
         """Lay the options of a requirements file over these, as pip does it."""
         for line in lines:
             name, value = (line.option or "").lstrip("-"), _filled_in(line.value)
@@ -178,10 +178,10 @@ class Settings:
         return {}
 
 
-def read(environment: Mapping[str, str]) -> Settings:
+def read(environment: Mapping[str, str]) -> PipSettings:
     """The settings of `pip install`, by the pip of the interpreter that runs this. Takes some 0.3 s."""
     if not _may_be_configured(environment):
-        return Settings()
+        return PipSettings()
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         env=dict(environment),
@@ -194,8 +194,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         check=False,
     )
     if done.returncode != 0:
-        return Settings(for_pip="`pip config list` fails, so only pip can say what is wrong with its configuration")
-    return Settings(values=parse(done.stdout))
+        return PipSettings(for_pip="`pip config list` fails, so only pip can say what is wrong with its configuration")
+    return PipSettings(values=parse(done.stdout))
 
 
 def parse(listed: str) -> dict[str, list[str]]:

@@ -42,7 +42,7 @@ _OWN_OPTIONS = re.compile(r"\s+(--hash|--config-settings?|-C|--global-option)[\s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RequirementLine:
     """A line of a requirements file that says something.
 
     option: such as "--index-url", with `value`; None for a requirement. path: of one that names a folder or an archive.
@@ -77,7 +77,7 @@ def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
 
-def lines_of(environment: EnvironmentSpec) -> list[Line]:
+def lines_of(environment: EnvironmentSpec) -> list[RequirementLine]:
     """The lines of `pip_requirements`, then `pip_packages`.
 
     Raises:
@@ -100,7 +100,7 @@ def lines_of(environment: EnvironmentSpec) -> list[Line]:
     return found
 
 
-def constraints_of(environment: EnvironmentSpec) -> list[Line]:
+def constraints_of(environment: EnvironmentSpec) -> list[RequirementLine]:
     """The lines of `pip_constraints`.
 
     Raises:
@@ -113,7 +113,7 @@ def constraints_of(environment: EnvironmentSpec) -> list[Line]:
     ]
 
 
-def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[Line]:
+def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True) -> Iterator[RequirementLine]:
     """Line by line what a requirements file says; folder: what its paths are relative to.
 
     Raises:
@@ -124,7 +124,7 @@ def parse(text: str, source: str, folder: Path | None, *, numbered: bool = True)
         yield _parse_line(line, where, folder)
 
 
-def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[tuple[Line, bool]]:
+def _walk(path: Path, above: tuple[Path, ...], is_constraint: bool) -> Iterator[tuple[RequirementLine, bool]]:
     if path in above:
         chain = " -> ".join(str(each) for each in (*above, path))
         raise EnvironmentSpecError(f"requirements files include each other: {chain}. Take one of the -r lines out.")
@@ -180,7 +180,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
         joined, first = "", 0
 
 
-def _parse_line(line: str, where: str, folder: Path | None) -> Line:
+def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
     if line.startswith("-"):
         return _parse_option(line, where, folder)
     found = _OWN_OPTIONS.search(line)
@@ -189,11 +189,11 @@ def _parse_line(line: str, where: str, folder: Path | None) -> Line:
     if path is not None:
         return _local(path, line, where)
     if re.match(r"(?:[a-z]+\+)?[a-z]+://", head, re.IGNORECASE):
-        return Line(where=where, value=head, tail=tail)
+        return RequirementLine(where=where, value=head, tail=tail)
     from packaging.requirements import InvalidRequirement, Requirement
 
     try:
-        return Line(where=where, value=head, requirement=Requirement(head), tail=tail)
+        return RequirementLine(where=where, value=head, requirement=Requirement(head), tail=tail)
     except InvalidRequirement as error:
         reason = str(error).splitlines()[0].rstrip(".: ")
         raise EnvironmentSpecError(
@@ -202,13 +202,13 @@ def _parse_line(line: str, where: str, folder: Path | None) -> Line:
         ) from error
 
 
-def _parse_option(line: str, where: str, folder: Path | None) -> Line:
+def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
     word, _, value = line.replace("=", " ", 1).partition(" ") if line.startswith("--") else line.partition(" ")
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]
     value = value.strip()
     if word in _FLAGS and not value:
-        return Line(where=where, option=word, value="")
+        return RequirementLine(where=where, option=word, value="")
     option = _WITH_VALUE.get(word)
     if option is None or not value:
         raise EnvironmentSpecError(
@@ -217,15 +217,15 @@ def _parse_option(line: str, where: str, folder: Path | None) -> Line:
         )
     if option == "--editable":
         path = local_path(f"-e {value}", folder)
-        return _local(path, line, where) if path is not None else Line(where=where, value=f"-e {value}")
+        return _local(path, line, where) if path is not None else RequirementLine(where=where, value=f"-e {value}")
     if option == "--find-links" and "://" not in value:
         there = Path(os.path.expanduser(value))
         inside = (folder or Path.cwd()) / there
         value = os.path.abspath(inside if inside.exists() else there)
-    return Line(where=where, option=option, value=value)
+    return RequirementLine(where=where, option=option, value=value)
 
 
-def _local(path: LocalPath, line: str, where: str) -> Line:
+def _local(path: LocalPath, line: str, where: str) -> RequirementLine:
     if not path.path.exists():
         raise EnvironmentSpecError(
             f"{where}: there is no {str(path.path)!r}, which {line!r} names. Give the path of a folder or an archive."
@@ -234,7 +234,7 @@ def _local(path: LocalPath, line: str, where: str) -> Line:
         raise EnvironmentSpecError(
             f"{where}: {str(path.path)!r} has neither pyproject.toml nor setup.py, so pip can't install it."
         )
-    return Line(where=where, value=str(path), path=path)
+    return RequirementLine(where=where, value=str(path), path=path)
 
 
 def _masked(text: str) -> str:

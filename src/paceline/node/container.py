@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.containers import Host, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
+from paceline.containers import HostFiles, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
 from paceline.errors import EnvironmentBuildError, LauncherError
 from paceline.job.environment import EnvironmentSpec
 from paceline.node.output import say
@@ -81,7 +81,7 @@ def prepare_container(
             "engine": engine.to_json(),
             "image": image,
             "mounts": [[str(mount.path), mount.read_only] for mount in mounts],
-            "host": Host.here(engine, library).to_json(),
+            "host": HostFiles.here(engine, library).to_json(),
         },
         "open_mpi": (found.mpirun, found.mpirun_version) if found.mpirun else None,
     }

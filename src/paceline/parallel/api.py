@@ -88,14 +88,14 @@ def parallelize(
     from paceline.parallel import strategy as strategies
     from paceline.parallel.batches.batch import default_split
     from paceline.parallel.batches.loader import feed
-    from paceline.parallel.failure.watch import Watch
+    from paceline.parallel.failure.watch import FailureWatch
     from paceline.parallel.skeleton import Skeleton
     from paceline.parallel.task import Task
     from paceline.parallel.training import OriginalParameters, Parallel
 
     place = mesh.start(device)
     # From here on what goes wrong on one rank ends the others, which would wait for it.
-    with Watch(mesh.joined(place)).guard("parallelize()"):
+    with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         model.to(place.device)
         task = Task(

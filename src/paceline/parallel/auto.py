@@ -25,7 +25,7 @@ from paceline.parallel.batches.microbatches import split
 from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather
-from paceline.parallel.mesh import Place
+from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.randomness import generators
 from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
@@ -49,7 +49,7 @@ class Needs:
 
 
 def choose(
-    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: Place, memory_bytes: int | None
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int | None
 ) -> tuple[Any, str]:
     """The strategy and the reason in one sentence, the same on every rank. Called on all ranks.
 
@@ -117,7 +117,9 @@ def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> 
     )
 
 
-def measure(task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: Place, memory_bytes: int) -> Needs:
+def measure(
+    task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int
+) -> Needs:
     """What a step takes, by one forward and backward pass over a few rows of the sample; the model is left as it was."""
     params = list(task.model.parameters())
     weights = sum(map(_size, params))

@@ -18,7 +18,7 @@ from paceline.parallel.failure.watch import is_communication
 from paceline.torch_private import whole_parameters
 
 
-class Kept:
+class KeptTensors:
     """The types and devices that parameters had when they were taken over."""
 
     def __init__(self, params: Mapping[str, nn.Parameter]) -> None:

@@ -28,7 +28,7 @@ AXES = ("pipe", "data", "shard", "tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class WorldPlace:
     """This process among all: what is known before the layout is."""
 
     rank: int
@@ -94,7 +94,7 @@ def coordinates(layout: Layout, rank: int) -> dict[str, int]:
     return found
 
 
-def start(device: torch.device | str | None = None) -> Place:
+def start(device: torch.device | str | None = None) -> WorldPlace:
     """This process's rank, the world's size and its device; torch.distributed is started where a launcher asks for it.
 
     A process group that is there already is used as it is. With neither a group nor a launcher it is a world of one.
@@ -103,24 +103,24 @@ def start(device: torch.device | str | None = None) -> Place:
         ParallelError: the launcher's variables are incomplete, or the world can't be joined.
     """
     if not dist.is_available():
-        return Place(rank=0, size=1, device=_device(device, 0))
+        return WorldPlace(rank=0, size=1, device=_device(device, 0))
     if not dist.is_initialized():
         _initialise(device)
     if not dist.is_initialized():
-        return Place(rank=0, size=1, device=_device(device, 0))
+        return WorldPlace(rank=0, size=1, device=_device(device, 0))
     chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    return Place(rank=dist.get_rank(), size=dist.get_world_size(), device=chosen)
+    return WorldPlace(rank=dist.get_rank(), size=dist.get_world_size(), device=chosen)
 
 
-def joined(place: Place) -> World:
+def joined(place: WorldPlace) -> World:
     """The world before it has a layout: without groups, and with the store for messages. Called on all ranks."""
     store = _message_store(place) if place.size > 1 else None
     return World(rank=place.rank, size=place.size, device=place.device, layout=Layout(data=place.size), store=store)
 
 
-def build(place: Place, layout: Layout) -> World:
+def build(place: WorldPlace, layout: Layout) -> World:
     """The world with the groups of this layout. Called on all ranks."""
     if place.size == 1:
         return World(rank=0, size=1, device=place.device, layout=layout)
@@ -141,7 +141,7 @@ _made: dict[tuple[int, ...], Any] = {}
 _made_for: Any = None
 
 
-def _mesh_and_groups(place: Place, layout: Layout) -> tuple[Any, dict[frozenset[str], Any]]:
+def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[frozenset[str], Any]]:
     global _made_for
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -259,7 +259,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
 _stores: list[tuple[Any, Any, Any]] = []
 
 
-def _message_store(place: Place) -> Any:
+def _message_store(place: WorldPlace) -> Any:
     """A connection of its own to a store that all ranks reach: one that waits must not keep others waiting.
 
     One for each process group that was the world's, however many models are spread over it.

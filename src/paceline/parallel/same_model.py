@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
-from paceline.parallel.mesh import Place
+from paceline.parallel.mesh import WorldPlace
 from paceline.parallel.reduce import broadcast
 from paceline.parallel.task import Task
 
 
 def check(
-    task: Task, optimizer: torch.optim.Optimizer | None, place: Place, settings: Mapping[str, Any] | None = None
+    task: Task, optimizer: torch.optim.Optimizer | None, place: WorldPlace, settings: Mapping[str, Any] | None = None
 ) -> None:
     """Compare the models, losses and optimizers of all ranks. Called on all ranks.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from paceline.parallel import ties
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.full_tensor import whole
-from paceline.parallel.tracing.fake_model import Mirror
+from paceline.parallel.tracing.fake_model import AttributeMirror
 
 
 class Skeleton:
@@ -34,7 +34,7 @@ class Skeleton:
             self._model = copy.deepcopy(model, shells)
         except Exception as error:
             self.reason = f"{type(error).__name__}: {error}"
-        self._mirror = Mirror(model, self._model, by_version=True) if self._model is not None else None
+        self._mirror = AttributeMirror(model, self._model, by_version=True) if self._model is not None else None
 
     def follow(self) -> None:
         """Take over what the user has set on the modules since: numbers, lists, plain tensors."""

@@ -20,9 +20,9 @@ from paceline.parallel.clip import Clipper
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.evaluate import evaluate
 from paceline.parallel.executor import Executor
-from paceline.parallel.failure.watch import Watch
+from paceline.parallel.failure.watch import FailureWatch
 from paceline.parallel.gradient_hooks import Hooks
-from paceline.parallel.guards import Kept, Layers
+from paceline.parallel.guards import KeptTensors, Layers
 from paceline.parallel.mesh import World
 from paceline.parallel.randomness import Streams
 from paceline.parallel.reduce import broadcast
@@ -71,7 +71,7 @@ class Parallel:
         self._build = build
         self._original = original
         self._executor: Executor | None = None
-        self._kept = Kept({})
+        self._kept = KeptTensors({})
         self._layers: Layers | None = None
         self._clipper: Clipper | None = None
         self._progress = Progress()
@@ -83,7 +83,7 @@ class Parallel:
             device=world.device,
             active=world.size > 1,
         )
-        self.watch = Watch(world)
+        self.watch = FailureWatch(world)
         self._is_stepping = False
         #: What came of the comparison with the plain model before the first step.
         self.compared = "" if check_first else "not compared with the plain model: check='off'"
@@ -316,7 +316,7 @@ class Parallel:
             self._original.forget()
             for name, param in executor.named_parameters().items():
                 self._hooks.setdefault(name, Hooks()).also(param)
-            self._kept = Kept(executor.named_parameters())
+            self._kept = KeptTensors(executor.named_parameters())
             self._layers = Layers(self.task.model, executor.module)
             self._executor = executor
         return self._executor

@@ -9,7 +9,7 @@ from typing import IO
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.log_start import LogStart
-from paceline.runs.logs import Line, LogFollower, PrepareFollower
+from paceline.runs.logs import LogFollower, LogLine, PrepareFollower
 from paceline.runs.record import Attempt, RunRecord
 from paceline.runs.visible import TerminalLines
 
@@ -20,7 +20,7 @@ _FAST_S = 0.01
 _SLOW_S = 0.15
 
 
-class Watch:
+class RunWatch:
     """The record of a run, read again only when it has changed or a while has passed."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -54,9 +54,9 @@ class Show:
         self,
         folder: RunFolder,
         *,
-        line: Callable[[Line], None],
+        line: Callable[[LogLine], None],
         state: Callable[[RunRecord], None],
-        note: Callable[[Line], None] | None = None,
+        note: Callable[[LogLine], None] | None = None,
         attempt: Callable[[Attempt, Attempt], None] | None = None,
         ranks: list[int] | None = None,
         start: LogStart | None = None,
@@ -64,9 +64,9 @@ class Show:
     ) -> None:
         self._line, self._state, self._note, self._attempt = line, state, note, attempt
         self._attempts_told = 1
-        self._watch = Watch(folder)
+        self._watch = RunWatch(folder)
         self._told: tuple[str, str | None] | None = None
-        self._lines: Iterator[Line] | None = None
+        self._lines: Iterator[LogLine] | None = None
         job = self._watch.record.job
         self._prepare = PrepareFollower(folder, job.node_count if job else 1)
         ranks = list(range(job.world_size if job else 1)) if ranks is None else ranks
@@ -129,14 +129,14 @@ class Show:
                 self._note(said)
 
 
-def prefix(line: Line, world_size: int, attempts: int = 1) -> str:
+def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
     """What stands before a line in a merged view: nothing for one worker, else its rank (and attempt, if several)."""
     if world_size == 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
-def node_prefix(said: Line, node_count: int) -> str:
+def node_prefix(said: LogLine, node_count: int) -> str:
     """What stands before a line that a node says: two spaces, and the node's number if there are several."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
@@ -150,7 +150,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
 
     terminal = TerminalLines() if out.isatty() else None
 
-    def line(found: Line) -> None:
+    def line(found: LogLine) -> None:
         text = found.text if terminal is None else terminal.line(found.rank, found.text)
         print(prefix(found, size) + text, file=out, flush=True)
 
@@ -158,7 +158,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
         if now.waiting_for or now.status != states.NOT_STARTED:
             print(f"-- {state_text(now)}", file=out, flush=True)
 
-    def note(said: Line) -> None:
+    def note(said: LogLine) -> None:
         if said.complete:
             print(node_prefix(said, nodes) + said.text, file=out, flush=True)
 

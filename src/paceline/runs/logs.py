@@ -33,7 +33,7 @@ _PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """A line of a worker's log, without its end. attempt and rank say whose.
 
     complete: its end was written; if not, it is the state by now of a progress bar, which will be replaced.
@@ -191,7 +191,7 @@ class AttemptLog:
         self._tails = {rank: _Tail(folder.rank_log(attempt, rank), offsets.get(rank, 0)) for rank in ranks}
         self._lines = {rank: LineAssembler() for rank in ranks}
 
-    def new(self) -> Iterator[Line]:
+    def new(self) -> Iterator[LogLine]:
         """Lines that have come since the last call, in order."""
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
@@ -201,9 +201,9 @@ class AttemptLog:
             yield from self._grow(rank, None)
             yield from self._as_lines(rank, lines.overdue())
             if (state := lines.unfinished()) is not None:
-                yield Line(self._attempt, rank, state, complete=False)
+                yield LogLine(self._attempt, rank, state, complete=False)
 
-    def end(self) -> Iterator[Line]:
+    def end(self) -> Iterator[LogLine]:
         """The last lines, of an attempt that is over."""
         yield from self.new()
         for rank, lines in self._lines.items():
@@ -213,7 +213,7 @@ class AttemptLog:
         for tail in (self._order, *self._tails.values()):
             tail.close()
 
-    def _to(self, note: bytes) -> Iterator[Line]:
+    def _to(self, note: bytes) -> Iterator[LogLine]:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
@@ -222,13 +222,13 @@ class AttemptLog:
         if number in self._tails:
             yield from self._grow(number, until)
 
-    def _grow(self, rank: int, until: int | None) -> Iterator[Line]:
+    def _grow(self, rank: int, until: int | None) -> Iterator[LogLine]:
         for data in self._tails[rank].read(until):
             yield from self._as_lines(rank, self._lines[rank].feed(data))
 
-    def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[Line]:
+    def _as_lines(self, rank: int, texts: Iterator[str]) -> Iterator[LogLine]:
         for text in texts:
-            yield Line(self._attempt, rank, text)
+            yield LogLine(self._attempt, rank, text)
 
 
 class LogFollower:
@@ -244,7 +244,7 @@ class LogFollower:
         self._number = start.attempt if start else 1
         self._log = AttemptLog(folder, self._number, ranks, start)
 
-    def new(self, attempts: int, *, is_over: bool) -> Iterator[Line]:
+    def new(self, attempts: int, *, is_over: bool) -> Iterator[LogLine]:
         """Lines that have come since the last call.
 
         attempts: how many there are by now. is_over: no more will be written; seen before this call.
@@ -255,7 +255,7 @@ class LogFollower:
             self._last = None
         yield from lines
 
-    def _new(self, attempts: int, *, is_over: bool) -> Iterator[Line]:
+    def _new(self, attempts: int, *, is_over: bool) -> Iterator[LogLine]:
         yield from self._log.new()
         while self._number < attempts:
             yield from self._log.end()
@@ -277,14 +277,14 @@ class PrepareFollower:
         self._tails = {rank: _Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
-    def new(self) -> Iterator[Line]:
+    def new(self) -> Iterator[LogLine]:
         """Lines that have come since the last call, and states of a progress bar; `rank` is the node's."""
         for rank, tail in self._tails.items():
             for data in tail.read():
                 for text in self._lines[rank].feed(data):
-                    yield Line(0, rank, text)
+                    yield LogLine(0, rank, text)
             if (bar := self._lines[rank].unfinished()) is not None:
-                yield Line(0, rank, bar, complete=False)
+                yield LogLine(0, rank, bar, complete=False)
 
     def close(self) -> None:
         for tail in self._tails.values():

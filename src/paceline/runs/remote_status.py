@@ -40,7 +40,7 @@ QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look:
+class JobStatus:
     """What an engine says of a run's job.
 
     state: "queued", "running", "gone" (ended, or never heard of) or "unreachable" (the engine does not answer).
@@ -57,7 +57,7 @@ class Look:
 class Teller(Protocol):
     """A target, for runs that it has given to an engine."""
 
-    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+    def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """What the engine says of the run, no older than some seconds; the run's folder here is brought up to date."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
@@ -72,9 +72,9 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
     try:
         found = _teller(folder).look(folder, record)
     except PacelineError as error:
-        found = Look(state=UNREACHABLE, message=str(error))
+        found = JobStatus(state=UNREACHABLE, message=str(error))
     except OSError as error:  # this machine's: no room for what comes back, say
-        found = Look(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
+        found = JobStatus(state=UNREACHABLE, message=f"{error.filename or folder.path}: {error.strerror or error}")
     record = store.stored(folder)  # it may have changed while the engine answered
     if record.is_terminal:
         return record
@@ -149,7 +149,7 @@ def cancel(folder: RunFolder) -> None:
     _teller(folder).cancel(folder, store.stored(folder))
 
 
-def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
+def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
     try:
         since = folder.gone.stat().st_mtime
     except OSError:
@@ -181,7 +181,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: Look) -> RunRecord:
         os.close(fd)
 
 
-def _ended(record: RunRecord, found: Look) -> RunRecord:
+def _ended(record: RunRecord, found: JobStatus) -> RunRecord:
     """The record of a run whose job has ended without a word of its supervisor's."""
     now, attempts = utc_now(), record.attempts
     record = dataclasses.replace(record, waiting_for=None)

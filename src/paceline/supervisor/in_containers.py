@@ -35,7 +35,7 @@ def wrapped_beside(command: Command, launch: Launch, shells: Sequence[Mapping[st
     """A command that joins a worker: in the worker's container, where there is one."""
     if launch.prepared[command.node_rank].container is None:
         return command
-    from paceline.containers import Host, wrap
+    from paceline.containers import HostFiles, wrap
 
     (rank,) = command.ranks
     if launch.job.launcher == "mpi":
@@ -47,7 +47,7 @@ def wrapped_beside(command: Command, launch: Launch, shells: Sequence[Mapping[st
     host = None
     if launch.remote_shell:
         container = launch.prepared[command.node_rank].container
-        host = Host.from_json(container["host"]) if container else None
+        host = HostFiles.from_json(container["host"]) if container else None
     return wrap(
         command,
         launch,
@@ -63,9 +63,9 @@ def why_not_started(launch: Launch, exit_code: int, lines: Sequence[str]) -> str
     prepared = launch.prepared[0]
     if prepared.container is None:
         return None
-    from paceline.containers import Engine, start_failure
+    from paceline.containers import ContainerEngine, start_failure
 
-    engine = Engine.from_json(prepared.container["engine"])
+    engine = ContainerEngine.from_json(prepared.container["engine"])
     return start_failure(engine, str(launch.job.environment.docker_image), prepared.python, exit_code, lines)
 
 
@@ -90,23 +90,23 @@ def _with_shells(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str, str]]) -> Command:
     """The command in a container of a node that has found an engine, an image and an environment of its own."""
-    from paceline.containers import Host, wrap
+    from paceline.containers import HostFiles, wrap
 
     node_rank = command.node_rank
     container = launch.prepared[node_rank].container
     assert container is not None, "all nodes were prepared for the same job"
-    host = Host.from_json(container["host"])
+    host = HostFiles.from_json(container["host"])
     return wrap(command, launch, shell=shells[node_rank], host=host, **_found(launch, node_rank))
 
 
 def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
     """What a node was found to have for its containers, as `wrap` takes it."""
-    from paceline.containers import Engine, Mount
+    from paceline.containers import ContainerEngine, Mount
 
     container = launch.prepared[node_rank].container
     assert container is not None, "all nodes were prepared for the same job"
     return {
-        "engine": Engine.from_json(container["engine"]),
+        "engine": ContainerEngine.from_json(container["engine"]),
         "image": container["image"],
         "shm_size": launch.job.environment.shm_size,
         "mounts": [Mount(path=Path(path), read_only=read_only) for path, read_only in container["mounts"]],

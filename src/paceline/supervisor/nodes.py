@@ -25,7 +25,7 @@ _END_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class NodeOutcome:
     """How it went on all nodes. results: one for each node; stopped: why it was stopped from outside."""
 
     results: tuple[dict[str, Any], ...] = ()
@@ -42,7 +42,7 @@ def on_nodes(
     seen: RemotePaths,
     wake: Wake,
     stop: Callable[[], str | None],
-) -> Done:
+) -> NodeOutcome:
     """Run `verb` on these nodes at once; when this returns, no process of theirs is left.
 
     verb: "prepare", "check", "store", "remove" or "clean". The first that fails, or is lost, ends the others.
@@ -72,19 +72,19 @@ def on_nodes(
             running[rank, started.pid] = rank
         while running and all(code == 0 for code in ends.values()):
             if (reason := stop()) is not None:
-                return Done(stopped=reason)
+                return NodeOutcome(stopped=reason)
             wake.sleep(_TICK_S)
             for ended in nodes.ended():
                 if (ended.node_rank, ended.pid) in running:
                     ends[running.pop((ended.node_rank, ended.pid))] = ended.exit_code
             if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
-                return Done(failure=_lost_report(nodes, lost))
+                return NodeOutcome(failure=_lost_report(nodes, lost))
     except EngineError:
         raise
     except OSError as error:
         # The interpreter that the nodes were to have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
-        return Done(failure=FailureReport(cause="prepare", message=message))
+        return NodeOutcome(failure=FailureReport(cause="prepare", message=message))
     finally:
         _end(nodes, running)
     for rank, code in ends.items():
@@ -93,8 +93,8 @@ def on_nodes(
             if verb == "prepare" and not seen.is_shared:
                 name = nodes.nodes[rank].name  # its paths are those of its own disk
                 failure = replace(failure, message=f"On node {name}: {failure.message}", node=name)
-            return Done(failure=failure)
-    return Done(results=tuple(read_json(path) for path in results.values()))
+            return NodeOutcome(failure=failure)
+    return NodeOutcome(results=tuple(read_json(path) for path in results.values()))
 
 
 def how_lost(how: str, name: str) -> str:

@@ -20,7 +20,7 @@ from paceline.runs.record import RunRecord
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
 from paceline.supervisor.inputs import hold_environment, views
-from paceline.supervisor.nodes import Done, on_nodes
+from paceline.supervisor.nodes import NodeOutcome, on_nodes
 from paceline.supervisor.storing import from_here
 from paceline.supervisor.supervision import Supervision
 from paceline.system.files import write_json
@@ -95,7 +95,7 @@ def give_nodes_back(run: Supervision) -> None:
         nodes.close()
 
 
-def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[Done, tuple[NodeSetup, ...]]:
+def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
     """Environment and data, on each node; nothing is started where the job needs neither.
 
     On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
@@ -103,12 +103,12 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[Done, t
     job, is_here = run.job, nodes.shell(0) is None
     needs_more = not is_here and (job.launcher == "mpi" or not seen.is_shared)
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
-        return Done(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
+        return NodeOutcome(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
     try:
         # From here on the views of the run's data are somebody's.
         run.held.enter_context(views(job, run.folder.run_id))
     except UserError as error:
-        return Done(failure=FailureReport(cause="data", message=str(error))), ()
+        return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
     if not seen.is_shared and any(reference.is_output for reference in job.inputs):
         looked = from_here(run, "check")
         if looked.failure is not None or looked.stopped is not None:

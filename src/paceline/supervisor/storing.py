@@ -12,9 +12,9 @@ from paceline.runs import left_out, states, tags_and_properties, work_dir
 from paceline.runs.failure import FailureReport
 from paceline.supervisor.attempt import Outcome
 from paceline.supervisor.driver_log import say
-from paceline.supervisor.nodes import Done, on_nodes
+from paceline.supervisor.nodes import NodeOutcome, on_nodes
 from paceline.supervisor.supervision import Supervision
-from paceline.supervisor.this_host import Beside
+from paceline.supervisor.this_host import ThisHost
 from paceline.system.files import read_json, write_json
 from paceline.system.library import library_dir
 
@@ -69,9 +69,9 @@ def note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
     run.left_out += new
 
 
-def from_here(run: Supervision, verb: str) -> Done:
+def from_here(run: Supervision, verb: str) -> NodeOutcome:
     """How it went to "check" outputs, or to "store" them, from the supervisor's own machine."""
-    nodes = Beside()
+    nodes = ThisHost()
     seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
     return on_nodes(verb, [0], folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=run.cancel_reason)
 

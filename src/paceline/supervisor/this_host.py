@@ -14,7 +14,7 @@ from paceline.system import processes
 from paceline.targets.local_nodes import LocalNodes
 
 
-class Beside(LocalNodes):
+class ThisHost(LocalNodes):
     """One node. Of this process's children it ends and waits for its own alone: the links to the run's nodes are others."""
 
     def __init__(self) -> None:

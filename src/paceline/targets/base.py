@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from paceline.runs.passage import Passage
     from paceline.runs.record import RunRecord
-    from paceline.runs.remote_status import Look
+    from paceline.runs.remote_status import JobStatus
     from paceline.targets.status import Status
 
 #: Told in words what a run waits for, such as "2 runs ahead"; answers whether to give up waiting.
@@ -165,7 +165,7 @@ class EarlyStart(Protocol):
 class Queued(Protocol):
     """A target whose engine has a queue of its own and runs the supervisor in its job."""
 
-    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+    def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         """As `paceline.runs.remote_status.Teller`."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:

@@ -32,9 +32,9 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     """
     relay = None
     if under_srun:
-        from paceline.worker.pmix import Relay
+        from paceline.worker.pmix import PmixRelay
 
-        relay = Relay(os.environ)
+        relay = PmixRelay(os.environ)
     report.hold_space(f"end_{os.environ['RANK']}.json")
     child = os.fork()
     if child == 0:

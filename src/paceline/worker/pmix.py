@@ -22,7 +22,7 @@ _PF_EXITING = 0x4
 _LOOK_S = 0.1
 
 
-class Relay:
+class PmixRelay:
     """Stands between one worker and its server, where the environment names one that can be relayed; changes it so that
     the worker finds this. To be made before the worker is forked."""
 

@@ -22,7 +22,7 @@ import pytest
 import paceline as pl
 from paceline import containers
 from paceline.cli.run import _with_locked_environment
-from paceline.containers import Engine, ImagePython, Layer, Mount
+from paceline.containers import ContainerEngine, ImagePython, Layer, Mount
 from paceline.errors import EnvironmentBuildError, LauncherError, UserError
 from paceline.job.plan import Launch, StartedCommand
 from paceline.runs import states
@@ -90,14 +90,14 @@ def machine(store: tuple[Machine, str | None], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(scope="session")
-def found(store: tuple[Machine, str | None]) -> Engine | None:
+def found(store: tuple[Machine, str | None]) -> ContainerEngine | None:
     """The engine as Paceline finds it; asked once, for each look costs a quarter of a second."""
     machine, why_not = store
     return None if why_not else containers.find_engine({**os.environ, **machine.environment})
 
 
 @pytest.fixture
-def engine(machine: Machine, found: Engine | None) -> Engine:
+def engine(machine: Machine, found: ContainerEngine | None) -> ContainerEngine:
     assert found is not None
     assert found.kind == machine.kind
     return found
@@ -106,7 +106,7 @@ def engine(machine: Machine, found: Engine | None) -> Engine:
 only_podman = pytest.mark.parametrize("store", [Podman], ids=["podman"], indirect=True)
 
 
-def probe(engine: Engine, machine: Machine, image: str = IMAGE, **values: Any) -> ImagePython | None:
+def probe(engine: ContainerEngine, machine: Machine, image: str = IMAGE, **values: Any) -> ImagePython | None:
     """The image's Python, as the tests' images have it."""
     return containers.probe(engine, image, run_id="lab_1", name=image, **{"mounts": machine.mounts, **values})
 
@@ -114,7 +114,7 @@ def probe(engine: Engine, machine: Machine, image: str = IMAGE, **values: Any) -
 class Runs:
     """Starts launches in containers, and ends them. The test's process is their supervisor."""
 
-    def __init__(self, folder: Path, engine: Engine, machine: Machine) -> None:
+    def __init__(self, folder: Path, engine: ContainerEngine, machine: Machine) -> None:
         self.engine, self.machine = engine, machine
         self._folder, self._launches = folder, list[Launch]()
 
@@ -165,7 +165,7 @@ def is_there(launch: Launch, name: str) -> Callable[[], bool]:
 
 
 @pytest.fixture
-def runs(tmp_path: Path, engine: Engine, machine: Machine) -> Iterator[Runs]:
+def runs(tmp_path: Path, engine: ContainerEngine, machine: Machine) -> Iterator[Runs]:
     subreaper(True)
     runs = Runs(tmp_path / 'run\'s, "own" ü', engine, machine)
     yield runs
@@ -515,7 +515,7 @@ def wheel(folder: Path, name: str = "tiny", version: str = "1.0", requires: str 
 
 
 @pytest.fixture
-def layer(engine: Engine, machine: Machine, tmp_path: Path) -> Callable[..., Layer | None]:
+def layer(engine: ContainerEngine, machine: Machine, tmp_path: Path) -> Callable[..., Layer | None]:
     """Makes layers of what lies in `tmp_path/index`; nothing is looked for in the network."""
     image = containers.check_image(engine, IMAGE, print)
     assert image

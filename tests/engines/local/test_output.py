@@ -9,13 +9,13 @@ from typing import Any
 
 import paceline as pl
 from paceline.runs.follow import Show
-from paceline.runs.logs import Line
+from paceline.runs.logs import LogLine
 from tests.engines.lab import Lab, log_text, wait_for_file
 
 
 def lines_of(run: pl.Run) -> list[tuple[int, str]]:
     """(rank, text) of the merged view, to the run's end."""
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     Show(run.folder, line=lines.append, state=lambda record: None).to_the_end()
     return [(line.rank, line.text) for line in lines]
 

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.runs import states
 from paceline.runs.follow import Show
-from paceline.runs.logs import Line
+from paceline.runs.logs import LogLine
 from paceline.targets.leases import leases_dir
 from tests.engines.lab import Lab, exit_codes, log_text, wait_for_end, wait_for_file
 
@@ -34,7 +34,7 @@ print("resumed from", open(saved).read())
 
 def test_a_run_whose_worker_was_killed_starts_over_and_completes(lab: Lab, way: dict[str, Any]) -> None:
     run = lab.submit(KILLED_ONCE, max_restarts=1, **way)
-    lines: list[Line] = []
+    lines: list[LogLine] = []
     # What `paceline logs -f` shows of it, from before the first attempt to the end.
     Show(run.folder, line=lines.append, state=lambda record: None).to_the_end()
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from paceline.parallel.pipeline.picture import draw_text
-from paceline.parallel.pipeline.timeline import Call, Receive, Send, bubble, in_flight, order, program, simulate
+from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, bubble, in_flight, order, program, simulate
 
 WORKERS = (2, 4)
 
@@ -61,7 +61,7 @@ def test_every_microbatch_goes_through_every_stage_once(schedule: str, chunks: i
     for workers, microbatches in product(WORKERS, (4, 8)):
         calls = [call for worker in range(workers) for call in order(schedule, worker, workers, microbatches, chunks)]
         expected = product("FB", range(workers * chunks), range(microbatches))
-        assert sorted(calls) == sorted(Call(*call) for call in expected)
+        assert sorted(calls) == sorted(StageCall(*call) for call in expected)
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: 
         if schedule != "gpipe" and microbatches % workers:
             continue
         todo = [list(program(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
-        assert [[step for step in own if isinstance(step, Call)] for own in todo] == [
+        assert [[step for step in own if isinstance(step, StageCall)] for own in todo] == [
             list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)
         ]
         last = workers * chunks - 1
         # What each worker has, and so can compute with.
-        there: list[set[Call]] = [set() for _ in range(workers)]
+        there: list[set[StageCall]] = [set() for _ in range(workers)]
         while any(todo):
             heads = [own[0] if own else None for own in todo]
             moved = False
@@ -87,7 +87,7 @@ def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: 
                         there[head.receiver].add(head.call)
                         del todo[worker][0], todo[head.receiver][0]
                         moved = True
-                elif isinstance(head, Call):
+                elif isinstance(head, StageCall):
                     step = -1 if head.kind == "F" else 1
                     end = 0 if head.kind == "F" else last
                     assert head.stage == end or head._replace(stage=head.stage + step) in there[worker], head

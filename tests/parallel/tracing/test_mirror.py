@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.parallel.tracing.fake_model import Mirror
+from paceline.parallel.tracing.fake_model import AttributeMirror
 from paceline.parallel.tracing.fingerprint import Fingerprint
 
 
@@ -18,7 +18,7 @@ class Masked(nn.Module):
 def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():
     model, copied = Masked(), Masked()
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
-    mirror = Mirror(model, copied, by_version=True)
+    mirror = AttributeMirror(model, copied, by_version=True)
     for step in range(20):
         # In between, the tensor whose fingerprint was taken goes, and the next but one comes to lie where it lay.
         for value in (float(step), step + 0.5):

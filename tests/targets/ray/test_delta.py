@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.targets.ray.delta import Recorder, end_part, ends, replay
+from paceline.targets.ray.delta import DeltaRecorder, end_part, ends, replay
 
 NASTY = "a b;$(touch x) 'q' \"d\" \udcff"
 
@@ -20,7 +20,7 @@ class Two:
         self.there, self.here = top / "there", top / "here"
         self.there.mkdir()
         self.here.mkdir()
-        self.recorder = Recorder(self.there, part_bytes)
+        self.recorder = DeltaRecorder(self.there, part_bytes)
         self.parts = 0
 
     def write(self, name: str, text: str, *, age_s: float = 10.0) -> None:

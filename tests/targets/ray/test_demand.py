@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.targets.ray.demand import Demand, NodeResources, demand_of, too_large, waits_for
+from paceline.targets.ray.demand import ClusterDemand, NodeResources, demand_of, too_large, waits_for
 from paceline.targets.ray.settings import read_settings
 from tests.helpers import make_job
 
 
-def demand(settings: dict[str, Any] | None = None, **job: Any) -> Demand:
+def demand(settings: dict[str, Any] | None = None, **job: Any) -> ClusterDemand:
     return demand_of(make_job(**job), read_settings("lab", settings or {}))
 
 
@@ -30,7 +30,7 @@ def test_gpus_and_the_targets_own_resources_come_on_top() -> None:
 
 
 def test_nodes_of_two_sizes_need_as_many_large_ones() -> None:
-    asked = Demand(bundles=({"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 2.0}))
+    asked = ClusterDemand(bundles=({"CPU": 3.0}, {"CPU": 3.0}, {"CPU": 2.0}))
     assert asked.text == "2 nodes with 3 CPU and 1 with 2 CPU"
     large, small = {"CPU": 3.0}, {"CPU": 2.0}
     assert asked.fits([large, small, large])
@@ -39,7 +39,7 @@ def test_nodes_of_two_sizes_need_as_many_large_ones() -> None:
 
 
 def test_what_can_never_fit_is_told_with_what_there_is() -> None:
-    asked = Demand(bundles=({"CPU": 2.0, "GPU": 1.0},) * 2)
+    asked = ClusterDemand(bundles=({"CPU": 2.0, "GPU": 1.0},) * 2)
     nodes = [node("a", CPU=8.0), node("b", CPU=8.0, GPU=1.0)]
     assert too_large(asked, nodes) == (
         "the run needs 2 nodes with 2 CPU and 1 GPU each, on different nodes; "
@@ -50,7 +50,7 @@ def test_what_can_never_fit_is_told_with_what_there_is() -> None:
 
 
 def test_a_waiting_run_says_what_is_asked_and_what_is_free() -> None:
-    asked = Demand(bundles=({"CPU": 2.0},))
+    asked = ClusterDemand(bundles=({"CPU": 2.0},))
     nodes = [node("a", {"CPU": 1.0}, CPU=2.0), node("b", {}, CPU=4.0)]
     assert waits_for(asked, nodes) == "waits for 1 node with 2 CPU; free: a 1 of 2 CPU; b 0 of 4 CPU"
     assert waits_for(asked, [node("a", CPU=2.0)]) == "waits for 1 node with 2 CPU"

@@ -17,7 +17,7 @@ from paceline.errors import RunStateError, TransferError
 from paceline.runs.folder import RunFolder
 from paceline.targets.ray import passage as passages
 from paceline.targets.ray.object_sync import put
-from paceline.targets.ray.passage import Listener, Sealed, StorePassage
+from paceline.targets.ray.passage import Sealed, StoreListener, StorePassage
 from tests.helpers import make_run, wait_until
 from tests.targets.answering import Answering, answering
 
@@ -33,7 +33,7 @@ class Both:
         self.record = StoreRecord(name="s", url=str(self.store))
         self.here, self.there = self._folder(top / "here"), self._folder(top / "there")
         self.here.exec_key.write_text(KEY)
-        self.listener = Listener(self.record, self.there, KEY)
+        self.listener = StoreListener(self.record, self.there, KEY)
 
     @staticmethod
     def _folder(top: Path) -> RunFolder:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets.ray.demand import Demand
-from paceline.targets.ray.placement_group import Asked, Holding, LostError
+from paceline.targets.ray.demand import ClusterDemand
+from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 from tests.helpers import wait_until
 
 #: Says its lines, keeps what it was asked for, and ends when its standard input does.
@@ -44,8 +44,8 @@ class Driver:
         program = self.folder / "ray python"
         program.write_text(f'#!/bin/sh\nexec {sys.executable} "{self.folder}/driver.py"\n')
         program.chmod(0o755)
-        asked = Asked(
-            demand=Demand(bundles=({"CPU": 2.0},) * nodes),
+        asked = GroupRequest(
+            demand=ClusterDemand(bundles=({"CPU": 2.0},) * nodes),
             run_id="x_1",
             ray_python=str(program),
             library_dir=self.folder,
@@ -188,8 +188,8 @@ def test_ray_that_can_not_be_asked_is_told(driver: Driver) -> None:
 
 
 def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
-    asked = Asked(
-        **{"demand": Demand(bundles=({"CPU": 1.0},)), "run_id": "x", "ray_python": str(tmp_path / "none")},
+    asked = GroupRequest(
+        **{"demand": ClusterDemand(bundles=({"CPU": 1.0},)), "run_id": "x", "ray_python": str(tmp_path / "none")},
         **{"library_dir": tmp_path, "folder": "/tmp", "python": None, "submitter": None},
         patience_s=0.0,
         is_shared=True,

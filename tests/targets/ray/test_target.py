@@ -40,7 +40,7 @@ def start(cluster: FakeCluster, folder: RunFolder) -> dict[str, Any]:
     return cluster.jobs[f"paceline-{folder.run_id}"]
 
 
-def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> remote_status.Look:
+def look(cluster: FakeCluster, folder: RunFolder, status: str = states.RUNNING) -> remote_status.JobStatus:
     # What was kept of the answer before is forgotten.
     for path in (folder.path.parent.parent / "engines").glob("*.json"):
         path.unlink()
@@ -119,7 +119,7 @@ def test_what_ray_says_of_the_job_is_said_of_the_run(
 
 def test_a_pending_job_is_queued_until_its_supervisor_has_spoken(cluster: FakeCluster, folder: RunFolder) -> None:
     start(cluster, folder)
-    assert look(cluster, folder, states.NOT_STARTED) == remote_status.Look(state="queued", message="Wait")
+    assert look(cluster, folder, states.NOT_STARTED) == remote_status.JobStatus(state="queued", message="Wait")
     assert look(cluster, folder, states.PREPARING).state == "running"
 
 

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from paceline.targets.slurm.scheduler import Done
+from paceline.targets.slurm.scheduler import CommandResult
 
 _FOLDER = Path(__file__).parent
 
@@ -26,10 +26,10 @@ def written(name: str) -> str:
     return (_FOLDER / "written" / name).read_text(encoding="utf-8")
 
 
-def failure(version: str, what: str) -> Done:
+def failure(version: str, what: str) -> CommandResult:
     """What a call said that did not go well, such as "controller down: squeue"."""
     found = _failures(version)[what]
-    return Done(returncode=found["code"], stdout=found["out"], stderr=found["err"])
+    return CommandResult(returncode=found["code"], stdout=found["out"], stderr=found["err"])
 
 
 @cache

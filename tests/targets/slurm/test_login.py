@@ -21,7 +21,7 @@ from paceline.system.files import read_json
 from paceline.targets.slurm.login import Login, There, _Taker
 from paceline.targets.slurm.passage import LoginPassage
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job, make_run, wait_until, write_program, write_tree
 from tests.targets.answering import answering
 
@@ -45,7 +45,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_login(**settings: object) -> Login:
-    made = Settings.of("far", {"login": "head", "python": sys.executable, **settings})
+    made = SlurmSettings.of("far", {"login": "head", "python": sys.executable, **settings})
     return Login("compute target 'far'", made, Scheduler("compute target 'far'", made))
 
 

@@ -8,8 +8,8 @@ from paceline.environments.environment import Environment
 from paceline.errors import TargetError
 from paceline.targets.slurm import SlurmTarget
 from paceline.targets.slurm.mpi import plugins_in, starter
-from paceline.targets.slurm.scheduler import Done
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.scheduler import CommandResult
+from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job
 from tests.targets.slurm.conftest import FakeSlurm
 
@@ -28,7 +28,7 @@ MPI = make_job(distributed_backend="mpi", node_count=2, process_count_per_node=2
     ],
 )
 def test_plugins_are_read_as_each_version_lists_them(out: str, err: str, plugins: list[str]):
-    assert plugins_in(Done(returncode=0, stdout=out, stderr=err)) == plugins
+    assert plugins_in(CommandResult(returncode=0, stdout=out, stderr=err)) == plugins
 
 
 @pytest.mark.parametrize("wanted", ["pmix", "pmix_v5"])
@@ -54,7 +54,7 @@ def test_containers_are_refused(slurm: FakeSlurm):
 
 
 def test_srun_is_told_the_node_of_each_worker(slurm: FakeSlurm, tmp_path: Path):
-    settings = Settings.of("cluster", {"mpi": "pmix_v4"})
+    settings = SlurmSettings.of("cluster", {"mpi": "pmix_v4"})
     environment = {
         "PATH": str(slurm.folder / "bin"),
         "SLURM_CONF": "/etc/x.conf",
@@ -66,7 +66,7 @@ def test_srun_is_told_the_node_of_each_worker(slurm: FakeSlurm, tmp_path: Path):
     assert (made.name, made.environment) == ("srun", {"SLURM_CONF": "/etc/x.conf", "SLURM_PMIX_TIMEOUT": "9"})
     assert {"--jobid=7", "--overlap", "--mpi=pmix_v4", "--nodes=2", "--ntasks=4"} <= set(made.argv)
     assert {"--distribution=arbitrary", "--nodelist=n1,n1,n4,n4"} <= set(made.argv)
-    assert starter(MPI, Settings.of("cluster", {}), "7", ("n1", "n4"), environment) is None
+    assert starter(MPI, SlurmSettings.of("cluster", {}), "7", ("n1", "n4"), environment) is None
     with pytest.raises(TargetError, match="node n1 has no srun on its PATH"):
         starter(MPI, settings, "7", ("n1", "n4"), {"PATH": str(tmp_path)})
 

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import JobState
 from tests.helpers import run_python, write_program
 from tests.targets.slurm.conftest import FakeSlurm
@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def make(tmp_path: Path, clock: Clock, output: str = "plain") -> Query:
-    return Query(tmp_path / "engines", Scheduler("c", Settings.of("c", {})), "1000", output=output, clock=clock)
+    return Query(tmp_path / "engines", Scheduler("c", SlurmSlurmSettings.of('c', {})), "1000", output=output, clock=clock)
 
 
 def test_200_queued_runs_cost_one_question(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
@@ -51,8 +51,8 @@ def test_processes_that_ask_at_once_share_the_answer(slurm: FakeSlurm, tmp_path:
         thread.join()
     code = (
         "import sys\nfrom pathlib import Path\nfrom paceline.targets.slurm.query import Query\n"
-        "from paceline.targets.slurm.scheduler import Scheduler\nfrom paceline.targets.slurm.settings import Settings\n"
-        "query = Query(Path(sys.argv[1]), Scheduler('c', Settings.of('c', {})), '1000', clock=lambda: float(sys.argv[2]))\n"
+        "from paceline.targets.slurm.scheduler import Scheduler\nfrom paceline.targets.slurm.settings import SlurmSettings\n"
+        "query = Query(Path(sys.argv[1]), Scheduler('c', SlurmSettings.of('c', {})), '1000', clock=lambda: float(sys.argv[2]))\n"
         "print(query.job('1', 0).state)"
     )
     assert run_python(code, tmp_path / "engines", clock.now + 1).strip() == "RUNNING"
@@ -225,7 +225,7 @@ def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: F
     for path in (tmp_path / "engines").glob("*.json"):
         path.write_text('{"time": 18000')
     assert query.job("1", 0) is not None
-    assert Query(Path("/proc/nowhere"), Scheduler("c", Settings.of("c", {})), "1000").job("1", 0) is not None
+    assert Query(Path("/proc/nowhere"), Scheduler("c", SlurmSlurmSettings.of('c', {})), "1000").job("1", 0) is not None
 
 
 def test_json_is_asked_for_where_it_is_set(slurm: FakeSlurm, tmp_path: Path, clock: Clock):

@@ -7,7 +7,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.targets.slurm import SlurmTarget, examine
 from paceline.targets.slurm.scheduler import Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.submission import try_out
 from tests.helpers import make_job
 from tests.targets.slurm.conftest import FakeSlurm
@@ -32,7 +32,7 @@ REFUSED = {
 def look_at(slurm: FakeSlurm, version: str, request: str, *, lacks_nodes: bool = False) -> None:
     said = failure(version, f"sbatch --test-only: {request}")
     slurm.say("sbatch", err=said.stderr, code=said.returncode)
-    made = Settings.of("c", {})
+    made = SlurmSettings.of("c", {})
     try_out(Scheduler("c", made), "c", "#!/bin/sh\n", made, lacks_nodes=lambda: lacks_nodes)
 
 
@@ -70,7 +70,7 @@ def test_nodes_that_are_reserved_for_later_are_not_taken_for_missing_ones(slurm:
 @pytest.mark.parametrize("version", PLAIN)
 def test_an_allocation_for_the_doctor_is_understood_whether_there_are_free_nodes_or_not(slurm: FakeSlurm, version: str):
     shutil.copy(slurm.folder / "bin" / "sbatch", slurm.folder / "bin" / "salloc")
-    made = Settings.of("c", {})
+    made = SlurmSettings.of("c", {})
     granted = failure(version, "salloc granted")
     slurm.say("salloc", err=granted.stderr, code=granted.returncode)
     number = "2" if version == "20.11" else "1"

@@ -2,14 +2,14 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.targets.slurm import scheduler as module
-from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler, plain
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler, plain
+from paceline.targets.slurm.settings import SlurmSettings
 from tests.targets.slurm.conftest import FakeSlurm
 from tests.targets.slurm.recordings import PLAIN, failure
 
 
 def make(**settings: object) -> Scheduler:
-    return Scheduler("compute target 'c'", Settings.of("c", settings))
+    return Scheduler("compute target 'c'", SlurmSettings.of("c", settings))
 
 
 def test_a_call_gives_what_the_program_says(slurm: FakeSlurm):
@@ -117,10 +117,10 @@ def test_a_program_that_gives_no_answer_is_away(slurm: FakeSlurm):
 
 def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
-    answers = [AwayError("away."), AwayError("away."), Done(returncode=0, stdout="1", stderr="")]
+    answers = [AwayError("away."), AwayError("away."), CommandResult(returncode=0, stdout="1", stderr="")]
     told: list[str] = []
 
-    def call() -> Done:
+    def call() -> CommandResult:
         answer = answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -133,7 +133,7 @@ def test_patience_outlasts_a_restart_of_the_controller_and_tells_of_it(monkeypat
 def test_patience_has_an_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSES_S", (0.001,))
 
-    def call() -> Done:
+    def call() -> CommandResult:
         raise AwayError("away.")
 
     with pytest.raises(AwayError, match=r"away\. Tried for 0 s"):

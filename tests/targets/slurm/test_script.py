@@ -5,7 +5,7 @@ import pytest
 
 from paceline.errors import TargetError
 from paceline.targets.slurm.script import sbatch_options, sbatch_text, warning_s
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from tests.helpers import make_job
 
 NASTY = "/w s/a'b\"c$d;e&f%j#g"
@@ -14,7 +14,7 @@ NASTY = "/w s/a'b\"c$d;e&f%j#g"
 def text(run_dir: str = "/ws/runs/lab_1_2", job: dict[str, object] | None = None, **settings: object) -> str:
     return sbatch_text(
         make_job(**(job or {})),
-        Settings.of("cluster", settings),
+        SlurmSettings.of("cluster", settings),
         run_id="lab_1_2",
         run_dir=PurePosixPath(run_dir),
         library_dir=PurePosixPath("/ws/lib/0123"),
@@ -23,7 +23,7 @@ def text(run_dir: str = "/ws/runs/lab_1_2", job: dict[str, object] | None = None
 
 
 def options(job: dict[str, object] | None = None, **settings: object) -> list[str]:
-    made = Settings.of("cluster", settings)
+    made = SlurmSettings.of("cluster", settings)
     return sbatch_options(make_job(**(job or {})), made, "lab_1_2", PurePosixPath("/ws/runs/lab_1_2"))
 
 
@@ -98,9 +98,9 @@ def test_parameter_servers_are_spread_as_places_are():
 
 
 def test_the_warning_leaves_the_grace_and_some_but_no_more_than_a_third_of_a_short_job():
-    assert warning_s(make_job(grace_period_seconds=90.5), Settings.of("c", {"time": "2:00:00"})) == 121
-    assert warning_s(make_job(grace_period_seconds=30), Settings.of("c", {"time": "2"})) == 40
-    assert warning_s(make_job(grace_period_seconds=1e6), Settings.of("c", {})) == 65535
+    assert warning_s(make_job(grace_period_seconds=90.5), SlurmSettings.of("c", {"time": "2:00:00"})) == 121
+    assert warning_s(make_job(grace_period_seconds=30), SlurmSettings.of("c", {"time": "2"})) == 40
+    assert warning_s(make_job(grace_period_seconds=1e6), SlurmSettings.of("c", {})) == 65535
 
 
 def test_names_with_characters_of_the_shell_are_carried_as_they_are():

@@ -1,11 +1,11 @@
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.slurm.settings import OPTIONS, Settings, time_s
+from paceline.targets.slurm.settings import OPTIONS, SlurmSettings, time_s
 
 
-def settings(**values: object) -> Settings:
-    return Settings.of("cluster", values)
+def settings(**values: object) -> SlurmSettings:
+    return SlurmSettings.of("cluster", values)
 
 
 def test_no_setting_is_required_and_each_is_a_field():

@@ -3,7 +3,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.targets.slurm import scheduler as scheduler_module
 from paceline.targets.slurm.scheduler import Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.submission import Submission, environment, submit, try_out
 from tests.helpers import write_program
 from tests.targets.slurm.conftest import FakeSlurm
@@ -16,7 +16,7 @@ TITLE = "compute target 'c'"
 
 
 def submit_it(**settings: object) -> str:
-    made = Settings.of("c", settings)
+    made = SlurmSettings.of("c", settings)
     wanted = Submission(script=SCRIPT, name="paceline-r", user="1000")
     return submit(Scheduler(TITLE, made), TITLE, wanted, made)
 
@@ -39,7 +39,7 @@ def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
         err="sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
         code=1,
     )
-    made = Settings.of("c", {})
+    made = SlurmSettings.of("c", {})
     expected = (
         "compute target 'c': Slurm refuses the job: invalid partition specified: nope; Invalid partition name specified. "
         "Asked for: --nodes=2, --partition=nope, --gres=gpu:a b. See the settings of the target: `paceline compute show`."
@@ -62,13 +62,13 @@ def test_a_refusal_is_one_clear_error_with_what_was_asked_for(slurm: FakeSlurm):
 )
 def test_what_is_only_so_at_this_moment_is_no_reason_to_refuse(slurm: FakeSlurm, words: str):
     slurm.say("sbatch", err=words, code=1)
-    made = Settings.of("c", {})
+    made = SlurmSettings.of("c", {})
     try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made)
 
 
 def test_a_job_that_needs_nodes_which_are_down_may_wait_for_them(slurm: FakeSlurm):
     slurm.say("sbatch", err="allocation failure: Requested node configuration is not available", code=1)
-    made = Settings.of("c", {})
+    made = SlurmSettings.of("c", {})
     try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made, lacks_nodes=lambda: True)
     with pytest.raises(TargetError, match="node configuration is not available"):
         try_out(Scheduler(TITLE, made), TITLE, SCRIPT, made, lacks_nodes=lambda: False)
@@ -107,5 +107,5 @@ def test_a_job_finds_the_shell_s_environment_but_nothing_of_another_job_s(slurm:
         "SBATCH_WAIT": "1",
     }
     kept = {"HOME": "/home/me", "SLURM_CONF": "/etc/x", "SBATCH_ACCOUNT": "physics"}
-    assert environment(shell, Settings.of("c", {"partition": "gpu"})) == kept
-    assert environment(shell, Settings.of("c", {})) == kept | {"SBATCH_PARTITION": "other"}
+    assert environment(shell, SlurmSettings.of("c", {"partition": "gpu"})) == kept
+    assert environment(shell, SlurmSettings.of("c", {})) == kept | {"SBATCH_PARTITION": "other"}

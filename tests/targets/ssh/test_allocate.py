@@ -17,15 +17,15 @@ import pytest
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.ssh import allocate, host_leases
-from paceline.targets.ssh.allocate import Demand, Gathering, Held
-from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.members import Member
+from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
+from paceline.targets.ssh.hosts import SshHost
+from paceline.targets.ssh.members import HostMember
 
-HOSTS = tuple(Host(name=f"h{index}", slots=2) for index in range(3))
-FOURTH = Host(name="h3", slots=2)
+HOSTS = tuple(SshHost(name=f"h{index}", slots=2) for index in range(3))
+FOURTH = SshHost(name="h3", slots=2)
 
 
-class FakeMember(Member):
+class FakeMember(HostMember):
     """A member whose node's program runs in this process."""
 
     def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
@@ -41,9 +41,9 @@ class FakeOpening:
 
     def __init__(self, down: Sequence[str] = (), gpus: int = 0, names: dict[str, str] | None = None) -> None:
         self.down, self.gpus, self.names = set(down), gpus, names or {}
-        self.failures: dict[Host, str] = {}
-        self.pending: list[Host] = []
-        self._members: dict[Host, Member] = {}
+        self.failures: dict[SshHost, str] = {}
+        self.pending: list[SshHost] = []
+        self._members: dict[SshHost, HostMember] = {}
 
     def open(self, hosts: Any) -> None:
         for host in hosts:
@@ -68,7 +68,7 @@ class FakeOpening:
     def wait_for_those_alike(self, longest_s: float, more_s: float) -> None:
         pass
 
-    def members(self, hosts: Sequence[Host]) -> list[Member]:
+    def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
         return [self._members[host] for host in hosts if host in self._members and not self._members[host].link.lost]
 
 
@@ -90,20 +90,20 @@ def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocate, "_LOOK_AROUND_S", 0.02)
 
 
-def demand(key: str, count: int, cores: int = 2, gpus: int = 0) -> Demand:
-    return Demand(count=count, cores=cores, gpus=gpus, key=key, run_id=f"run_{key}")
+def demand(key: str, count: int, cores: int = 2, gpus: int = 0) -> HostDemand:
+    return HostDemand(count=count, cores=cores, gpus=gpus, key=key, run_id=f"run_{key}")
 
 
 def patient(text: str) -> bool:
     return False
 
 
-def names(held: Sequence[Held] | None) -> list[str]:
+def names(held: Sequence[HeldHosts] | None) -> list[str]:
     assert held is not None
     return [item.member.host.name for item in held]
 
 
-def give_back(held: Sequence[Held], key: str) -> None:
+def give_back(held: Sequence[HeldHosts], key: str) -> None:
     for item in held:
         item.member.ask("give_back", {"key": key})
 

@@ -9,9 +9,9 @@ import pytest
 from paceline.errors import TargetError
 from paceline.targets.ssh import command
 from paceline.targets.ssh.command import Ssh
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 
-HOST = Host(name="gpu1")
+HOST = SshHost(name="gpu1")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def test_a_look_leaves_its_connection_open_for_a_while_for_those_that_log_in_ali
 def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path: Path) -> None:
     ssh = Ssh(config=str(tmp_path / "config"))
 
-    shared = Host(name="shared1")
+    shared = SshHost(name="shared1")
     assert not {"ControlPath", "ControlMaster"} & set(options(ssh.words(shared, ["true"], leave_open=True)))
     link = options(ssh.words(shared, ["true"]))
     assert "ControlPath" not in link
@@ -61,7 +61,7 @@ def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
     ssh = Ssh(
         config=f"{tmp_path}/config", user="al ice", port=2222, identity="/my keys/$id", options=("ProxyJump=a;b",)
     )
-    words = ssh.words(Host(name="gpu1", user="bob"), [shlex.join(["python3", "-c", "a;b"])])
+    words = ssh.words(SshHost(name="gpu1", user="bob"), [shlex.join(["python3", "-c", "a;b"])])
 
     assert words[1:7] == ["-F", f"{tmp_path}/config", "-l", "bob", "-p", "2222"]
     assert options(words)["IdentityFile"] == '"/my keys/$id"'

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paceline.targets.ssh.failures import explain
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 
-HOST = Host(name="gpu1", user="alice")
+HOST = SshHost(name="gpu1", user="alice")
 LOGIN = ["ssh", "-F", "/my config", "gpu1"]
 
 CHANGED = """\

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
-from paceline.targets.ssh.hosts import Host, check_user, read_hosts
+from paceline.targets.ssh.hosts import SshHost, check_user, read_hosts
 
 LISTS = {
     "gpu1 slots=4\ngpu2 slots=2 max_slots=8\n": ["gpu1 slots=4", "gpu2 slots=2"],
@@ -32,10 +32,10 @@ def test_hosts_may_be_named_in_place_of_a_file(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.chdir(tmp_path)
 
     assert read_hosts(["gpu1:2,gpu2", "gpu3 slots=1", "hosts.txt"]) == (
-        Host(name="gpu1", slots=2),
-        Host(name="gpu2"),
-        Host(name="gpu3", slots=1),
-        Host(name="gpu9"),
+        SshHost(name="gpu1", slots=2),
+        SshHost(name="gpu2"),
+        SshHost(name="gpu3", slots=1),
+        SshHost(name="gpu9"),
     )
 
 

@@ -11,10 +11,10 @@ import pytest
 from paceline.errors import TargetError
 from paceline.targets.ssh import members
 from paceline.targets.ssh.command import Ssh
-from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.members import Member, Opening
+from paceline.targets.ssh.hosts import SshHost
+from paceline.targets.ssh.members import HostMember, Opening
 
-A, B = Host(name="a"), Host(name="b")
+A, B = SshHost(name="a"), SshHost(name="b")
 
 
 class FakeLink(SimpleNamespace):
@@ -33,15 +33,15 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opening]:
     monkeypatch.setattr(members, "_AGAIN_S", 0.0)
     monkeypatch.setattr(Ssh, "at_once", lambda self, host: 2)
 
-    def make(answers: dict[Host, list[Any]]) -> Opening:
-        def open_member(ssh: Ssh, host: Host, **_: Any) -> Member:
+    def make(answers: dict[SshHost, list[Any]]) -> Opening:
+        def open_member(ssh: Ssh, host: SshHost, **_: Any) -> HostMember:
             answer = answers[host].pop(0)
             if isinstance(answer, Exception):
                 raise answer
             if isinstance(answer, threading.Event):
                 answer.wait(10)
                 answer = answers[host].pop(0)
-            return Member(host=host, link=answer)
+            return HostMember(host=host, link=answer)
 
         monkeypatch.setattr(members, "open_member", open_member)
         return Opening(Ssh(), python="python3", library_dir=Path("/lib"), folder="/tmp/x")
@@ -91,7 +91,7 @@ def test_a_lost_host_is_no_member_and_may_be_opened_anew(opened: Callable[..., O
 
 def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callable[..., Opening]) -> None:
     kept, left, late, gate = FakeLink(), FakeLink(), FakeLink(), threading.Event()
-    slow = Host(name="slow")
+    slow = SshHost(name="slow")
     opening = opened({A: [kept], B: [left], slow: [gate, late]})
     opening.open([A, B, slow])
     opening.wait_for_those_alike(10, 0.05)

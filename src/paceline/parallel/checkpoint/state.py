@@ -22,7 +22,7 @@ _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decide
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldState:
     """What this rank has of the model and its optimizer.
 
     module: under original names. parameters: original name -> parameter, of a tie the first name in the whole model.
@@ -66,7 +66,7 @@ class Held:
         return dict(self.module.state_dict(keep_vars=True))
 
 
-def tensors(held: Held) -> dict[str, Tensor]:
+def tensors(held: HeldState) -> dict[str, Tensor]:
     """Key -> tensor, detached, sharing memory with what is trained."""
     found = {f"model.{name}": tensor.detach() for name, tensor in held.model_tensors().items()}
     for name, (_, state) in held.optimizer_states().items():
@@ -74,7 +74,7 @@ def tensors(held: Held) -> dict[str, Tensor]:
     return found
 
 
-def own_record(held: Held) -> dict[str, Any]:
+def own_record(held: HeldState) -> dict[str, Any]:
     """This rank's part of the record."""
     groups = []
     names = {id(param): name for name, (param, _) in held.optimizer_states().items()}
@@ -101,7 +101,7 @@ def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
     return merged
 
 
-def targets(held: Held, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
+def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]) -> dict[str, Tensor]:
     """Key -> a tensor to read it into, cut as this layout cuts it, for each key that this rank has a use for.
 
     saved: key -> shape and type of the whole tensor in the checkpoint.
@@ -143,7 +143,7 @@ def mismatch(
     return ""
 
 
-def groups_mismatch(held: Held, record: Mapping[str, Any]) -> str:
+def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
     """How the optimizer's groups on this rank differ from those of the checkpoint, in words; "" if they do not."""
     if held.optimizer is None:
         return ""
@@ -161,7 +161,7 @@ def groups_mismatch(held: Held, record: Mapping[str, Any]) -> str:
     return ""
 
 
-def put_back(held: Held, found: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
+def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
     """Give the model and the optimizer what was read: `found` by key, `record` for all ranks."""
     with torch.no_grad():
         for name, tensor in held.model_tensors().items():

@@ -28,7 +28,7 @@ from paceline.parallel.checkpoint import folder as folders
 from paceline.parallel.checkpoint.background import RECORD, Background, reason
 from paceline.parallel.checkpoint.folder import Saving
 from paceline.parallel.checkpoint.state import (
-    Held,
+    HeldState,
     groups_mismatch,
     merge_records,
     mismatch,
@@ -142,12 +142,12 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
     return _full_state_dict(hold(par), par.world)
 
 
-def hold(par: ParallelHandle) -> Held:
+def hold(par: ParallelHandle) -> HeldState:
     """What this rank has of the model and its optimizer."""
     executor = par.executor
     # Of FSDP: parameters are whole for a while after a forward pass, and asking for the state puts them in parts again.
     executor.module.state_dict(keep_vars=True)
-    return Held(module=executor.module, parameters=executor.named_parameters(), optimizer=par.optimizer)
+    return HeldState(module=executor.module, parameters=executor.named_parameters(), optimizer=par.optimizer)
 
 
 def _pack(record: dict[str, Any]) -> bytes:
@@ -214,7 +214,7 @@ def _read_about(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[torch.Siz
 
 def _compare(
     par: ParallelHandle,
-    held: Held,
+    held: HeldState,
     folder: Path,
     record: dict[str, Any],
     saved: dict[str, tuple[torch.Size, torch.dtype]],
@@ -255,7 +255,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
 # What all ranks have to agree on.
 
 
-def _gather_records(held: Held, world: World) -> list[dict[str, Any]]:
+def _gather_records(held: HeldState, world: World) -> list[dict[str, Any]]:
     try:
         return _gather(own_record(held), world)
     except NotPlainError as error:

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.checkpoint.state import Held
+from paceline.parallel.checkpoint.state import HeldState
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import whole
 from paceline.parallel.mesh import World
 
 
-def full_state_dict(held: Held, world: World) -> dict[str, Tensor]:
+def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
     """Every name -> the whole tensor, on the CPU, detached; tied names share one tensor. Called on all ranks."""
     own = {name: _whole(tensor.detach()) for name, tensor in held.model_tensors().items()}
     names = held.first_names()

@@ -33,7 +33,7 @@ LAST_S = 3.0
 STUCK_S = 10.0
 
 
-class Line:
+class ErrorLine:
     """Messages over the store, and the thread that looks for them.
 
     A round is one guarded block, the same on all ranks. A rank that has failed in a round itself has no use for the

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
-from paceline.parallel.failure.error_store import Line
+from paceline.parallel.failure.error_store import ErrorLine
 from paceline.parallel.mesh import World
 
 #: Of the backends' own texts alone: a script's "timed out" is its own error.
@@ -49,7 +49,7 @@ def is_communication(error: BaseException) -> bool:
     return type(error) in (RuntimeError, dist.DistError) and bool(_COMMUNICATION.search(str(error)))
 
 
-class Watch:
+class FailureWatch:
     """Tells the other ranks of this one's failures, and this one of theirs. Does nothing in a world of one."""
 
     def __init__(self, world: World) -> None:
@@ -85,10 +85,10 @@ class Watch:
             _microbatch = None
 
 
-_line: Line | None = None
+_line: ErrorLine | None = None
 
 
-def _line_of(world: World) -> Line | None:
+def _line_of(world: World) -> ErrorLine | None:
     """The one line to the other ranks that this process has, or None in a world of one."""
     global _line
     if world.store is None:
@@ -96,5 +96,5 @@ def _line_of(world: World) -> Line | None:
     if _line is None or _line.store is not world.store:
         if _line is not None:
             _line.close()
-        _line = Line(world.rank, world.size, world.store)
+        _line = ErrorLine(world.rank, world.size, world.store)
     return _line

@@ -20,7 +20,7 @@ from paceline.parallel.errors import ParallelError
 from paceline.parallel.failure.watch import at_microbatch
 from paceline.parallel.guards import refuse_calls
 from paceline.parallel.mesh import World
-from paceline.parallel.pipeline.messages import Messages
+from paceline.parallel.pipeline.messages import StageMessages
 from paceline.parallel.pipeline.plan import StagePlan, agree
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.schedules import check_microbatches, run
@@ -85,7 +85,7 @@ class Pipelined:
         self._module: nn.Module = self._modules[0] if len(self._modules) == 1 else _merged(self._modules)
         self.program = 0
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
-        self._messages = Messages(self._group, world.device)
+        self._messages = StageMessages(self._group, world.device)
         self._stages = [
             Stage(module, index, plan.stages, self._context)
             for index, module in zip(self._own, self._modules, strict=True)

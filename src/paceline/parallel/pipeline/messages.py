@@ -14,14 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.pipeline.timeline import Call
+from paceline.parallel.pipeline.timeline import StageCall
 from paceline.parallel.tracing.segments import Value
 
 #: So many results of a worker may be on their way at once: the next one waits, or a fast stage would fill the memory.
 UNDER_WAY = 2
 
 
-class Messages:
+class StageMessages:
     """What one worker sends and receives in a step.
 
     group: the workers of the pipeline, by their ranks in it. device: where tensors are received.
@@ -32,7 +32,7 @@ class Messages:
         self.workers = dist.get_world_size(group)
         self._group = group
         self._device = device
-        self._expected: dict[Call, list[tuple[Tensor, Any]]] = {}
+        self._expected: dict[StageCall, list[tuple[Tensor, Any]]] = {}
         self._sent: deque[list[tuple[Tensor, Any]]] = deque()
 
     def begin(self) -> None:
@@ -40,12 +40,12 @@ class Messages:
         self._expected.clear()
         self._sent.clear()
 
-    def expect(self, call: Call, values: Sequence[Value], sender: int) -> None:
+    def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
         """Post the receives of what `call` needs."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
-    def take(self, call: Call) -> list[Tensor]:
+    def take(self, call: StageCall) -> list[Tensor]:
         """What `call` needs, waited for; nothing if nothing was expected."""
         return _arrived(self._expected.pop(call, []))
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.pipeline.messages import Messages
+from paceline.parallel.pipeline.messages import StageMessages
 from paceline.parallel.pipeline.stages import Stage
-from paceline.parallel.pipeline.timeline import Call, Receive, Send, program
+from paceline.parallel.pipeline.timeline import Receive, Send, StageCall, program
 
 
 def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
@@ -36,7 +36,7 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
         )
 
 
-def run(schedule: str, stages: Sequence[Stage], microbatches: int, messages: Messages) -> list[Tensor]:
+def run(schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages) -> list[Tensor]:
     """One step of this worker's stages, forward and backward; the losses of the microbatches where the last stage is.
 
     A last batch may have fewer microbatches than the schedule takes; then all go forward first.
@@ -61,11 +61,11 @@ def run(schedule: str, stages: Sequence[Stage], microbatches: int, messages: Mes
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
             case Send(_, receiver):
                 messages.send(made, receiver)
-            case Call("F", stage, micro):
+            case StageCall("F", stage, micro):
                 made = of_index[stage].forward(micro, messages.take(step))
                 if of_index[stage].is_last:
                     losses += made
-            case Call(_, stage, micro):
+            case StageCall(_, stage, micro):
                 made = of_index[stage].backward(micro, messages.take(step))
     messages.finish()
     return losses

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Call(NamedTuple):
+class StageCall(NamedTuple):
     """One pass of one microbatch through one stage. kind: "F" forward, "B" backward."""
 
     kind: str
@@ -25,18 +25,18 @@ class Call(NamedTuple):
 class Send(NamedTuple):
     """The result of this worker's call goes to another worker: activations after "F", their gradients after "B"."""
 
-    call: Call
+    call: StageCall
     receiver: int
 
 
 class Receive(NamedTuple):
     """The result of another worker's call is on its way here from now on."""
 
-    call: Call
+    call: StageCall
     sender: int
 
 
-Step = Call | Send | Receive
+Step = StageCall | Send | Receive
 
 
 class Event(NamedTuple):
@@ -45,22 +45,22 @@ class Event(NamedTuple):
     worker: int
     start: float
     end: float
-    call: Call
+    call: StageCall
 
 
-def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[Call]:
+def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> Iterator[StageCall]:
     """The calls of one worker, in order. chunks: its number of stages: worker, worker + workers, ..."""
     if schedule == "gpipe":
         stages = range(worker, workers * chunks, workers)
-        yield from (Call("F", stage, micro) for stage in stages for micro in range(microbatches))
-        yield from (Call("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
+        yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
+        yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
     elif schedule == "1f1b":
         ahead = min(microbatches, workers - worker)
-        yield from (Call("F", worker, micro) for micro in range(ahead))
+        yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):
-            yield Call("B", worker, micro)
+            yield StageCall("B", worker, micro)
             if ahead + micro < microbatches:
-                yield Call("F", worker, ahead + micro)
+                yield StageCall("F", worker, ahead + micro)
     else:
         yield from _interleaved(worker, workers, microbatches, chunks)
 
@@ -106,7 +106,7 @@ def simulate(
     """
     stages = workers * chunks
     todo = [list(order(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
-    ends: dict[Call, float] = {}
+    ends: dict[StageCall, float] = {}
     free = [0.0] * workers
     events: list[list[Event]] = [[] for _ in range(workers)]
     while any(todo):
@@ -139,32 +139,32 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
     return most
 
 
-def _ready(call: Call, stages: int, ends: dict[Call, float]) -> float | None:
+def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
     """When what the call needs is there; None: not known yet."""
     if call.kind == "F":
-        needs = [Call("F", call.stage - 1, call.micro)] if call.stage else []
+        needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:
-        needs = [Call("F", call.stage, call.micro)]
+        needs = [StageCall("F", call.stage, call.micro)]
         if call.stage < stages - 1:
-            needs.append(Call("B", call.stage + 1, call.micro))
+            needs.append(StageCall("B", call.stage + 1, call.micro))
     if any(need not in ends for need in needs):
         return None
     return max((ends[need] for need in needs), default=0.0)
 
 
-def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[Call]:
+def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> Iterator[StageCall]:
     """Microbatches go round in groups: one group through all chunks of a worker, then the next group."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 
-    def call(kind: str, step: int) -> Call:
+    def call(kind: str, step: int) -> StageCall:
         turn = step // group % chunks
         stage = (turn if kind == "F" else chunks - 1 - turn) * workers + worker
         micro = done.get((kind, stage), 0)
         done[kind, stage] = micro + 1
-        return Call(kind, stage, micro)
+        return StageCall(kind, stage, micro)
 
     for step in range(warm_up):
         yield call("F", step)

@@ -66,7 +66,7 @@ def contents(model: nn.Module) -> dict[tuple[int, str], tuple[str, Hashable]]:
     return found
 
 
-class Mirror:
+class AttributeMirror:
     """Keeps the plain attributes of a copy of a model what they are in the model itself.
 
     The model may have been cut since the copy was made: its modules are still the user's to set attributes of.

@@ -67,7 +67,7 @@ class _Ran:
 Ran = dict[tuple[str, Hashable, bool, tuple[bool, ...]], _Ran]
 
 
-class Recorder(TorchFunctionMode):
+class GraphRecorder(TorchFunctionMode):
     """Active while the outer forward runs; then `graph`, `order` and `entries` are what it did.
 
     order: the nodes in the order of the calls. entries: (module's name, number of nodes before its call), for each call.
@@ -332,7 +332,7 @@ class Recorder(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder) -> Iterator[None]:
+def recording(recorder: GraphRecorder) -> Iterator[None]:
     """All calls of modules go by way of the recorder until the block ends."""
     original: Any = nn.Module.__call__
 

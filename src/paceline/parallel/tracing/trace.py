@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.tracing.fake_model import (
-    Mirror,
+    AttributeMirror,
     attributes_kept,
     contents,
     make_shadow,
@@ -34,7 +34,7 @@ from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import GENERATORS, generators_kept
 from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.reads import Reads, noting
-from paceline.parallel.tracing.recorder import CannotRecordError, Ran, Recorder, recording
+from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder, Ran, recording
 from paceline.parallel.tracing.source import Line, find_line, shown
 from paceline.torch_private import VALUE_NEEDED, FakeTensorMode
 
@@ -103,7 +103,7 @@ class Traced:
 
 
 #: Runs the outer forward and notes it; tells the recorder that it does so with.
-Record = Callable[[Callable[[Recorder], None]], Traced]
+Record = Callable[[Callable[[GraphRecorder], None]], Traced]
 
 
 class Tracer:
@@ -120,7 +120,7 @@ class Tracer:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         _check_hooks(model)
         self._fake, self._plain = make_shadow(model, self._mode)
-        self._mirror = Mirror(model, self._fake)
+        self._mirror = AttributeMirror(model, self._fake)
         self._names = {
             id(module): name for name, module in reversed(list(self._fake.named_modules(remove_duplicate=False)))
         }
@@ -185,7 +185,7 @@ class Tracer:
         return fake
 
     def _trace_fake(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Traced:
-        def record(begin: Callable[[Recorder], None]) -> Traced:
+        def record(begin: Callable[[GraphRecorder], None]) -> Traced:
             with torch.enable_grad():
                 fake_args, fake_kwargs = map_tensors((args, kwargs), self._mode.from_tensor)
             state = names_by_tensor(self._fake)
@@ -199,7 +199,7 @@ class Tracer:
         model = self._model
         assert model is not None
 
-        def record(begin: Callable[[Recorder], None]) -> Traced:
+        def record(begin: Callable[[GraphRecorder], None]) -> Traced:
             with untouched(model, training):
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
                 return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin)
@@ -216,7 +216,7 @@ class Tracer:
 
         def line_where(probe: Callable[[], Hashable]) -> Line | None:
             put_back()
-            running: list[Recorder] = []
+            running: list[GraphRecorder] = []
             is_outer = lambda: bool(running) and running[-1].is_outer  # noqa: E731
             return find_line(lambda: record(running.append), probe, is_outer)
 
@@ -267,7 +267,7 @@ class Tracer:
         return None
 
     def _record(
-        self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[Recorder], None]
+        self, model: nn.Module, args: Any, kwargs: Any, state: dict[int, str], begin: Callable[[GraphRecorder], None]
     ) -> Traced:
         names: dict[int, str] = {}
         for name, module in model.named_modules(remove_duplicate=False):
@@ -279,7 +279,7 @@ class Tracer:
             return name not in self.shut and self._opened(name)
 
         is_fake = model is self._fake
-        recorder = Recorder(
+        recorder = GraphRecorder(
             names=names,
             state=state,
             plain=self._plain if is_fake else {},
@@ -313,7 +313,7 @@ class Tracer:
             reads=reads,
         )
 
-    def _refuse(self, error: Exception, recorder: Recorder, model: nn.Module) -> None:
+    def _refuse(self, error: Exception, recorder: GraphRecorder, model: nn.Module) -> None:
         where, module = _user_line(error)
         if isinstance(error, CannotRecordError) and error.line is not None:
             where, module = shown(error.line), model
@@ -383,7 +383,7 @@ def eager() -> AbstractContextManager[Any]:
     return stance
 
 
-def _nothing(recorder: Recorder) -> None:
+def _nothing(recorder: GraphRecorder) -> None:
     pass
 
 

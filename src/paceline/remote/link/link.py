@@ -23,7 +23,7 @@ from paceline.system import processes
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandEnd:
     """A command that was waited for. returncode: as a shell gives it, 128+n for signal n."""
 
     returncode: int
@@ -172,7 +172,7 @@ class Link(LinkFiles):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         timeout_s: float = 60.0,
-    ) -> Done:
+    ) -> CommandEnd:
         """How a short command ended that was waited for; killed, and LinkError, after `timeout_s`. env: None, the agent's."""
         pending = self._talk.requests.new()
         given = dict(env) if env is not None else None
@@ -183,7 +183,7 @@ class Link(LinkFiles):
         except LinkError:
             self._talk.out.put({"op": "stop", "request": pending.number})
             raise
-        return Done(answer["code"], data[: answer["out"]], data[answer["out"] :])
+        return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
         """What a function of the library answers there, without a process of its own: `module:name` of one JSON value.

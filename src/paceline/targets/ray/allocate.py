@@ -12,14 +12,14 @@ from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, LinkError, script_python
 from paceline.targets.base import Waiting
 from paceline.targets.ray.listener import Taken
-from paceline.targets.ray.placement_group import Asked, Holding, LostError
+from paceline.targets.ray.placement_group import GroupRequest, Holding, LostError
 
 _LINK_S = 60.0
 #: A node may die in the moment between its placement and the run's first word.
 _TRIES = 3
 
 
-def gather(asked: Asked, port_count: int, waiting: Waiting) -> RayNodes | None:
+def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
     """The nodes, once Ray gives them; None once `waiting` has said to give up.
 
     Raises:
@@ -36,7 +36,7 @@ def gather(asked: Asked, port_count: int, waiting: Waiting) -> RayNodes | None:
     raise AssertionError
 
 
-def _gather(asked: Asked, port_count: int, waiting: Waiting) -> RayNodes | None:
+def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes | None:
     holding = Holding(asked)
     try:
         taken = holding.wait(waiting)
@@ -105,7 +105,9 @@ def _names(told: list[Mapping[str, Any]]) -> list[str]:
     return [f"{one['address']}-{rank}" for rank, one in enumerate(told)]
 
 
-def _nodes(asked: Asked, holding: Holding, taken: Mapping[int, Taken], links: list[Link], port_count: int) -> RayNodes:
+def _nodes(
+    asked: GroupRequest, holding: Holding, taken: Mapping[int, Taken], links: list[Link], port_count: int
+) -> RayNodes:
     nodes = []
     for rank, link in enumerate(links):
         told = taken[rank].told

@@ -72,7 +72,7 @@ class _Known:
     link: str | None = None
 
 
-class Recorder:
+class DeltaRecorder:
     """Records a run's folder `top`, part by part. part_bytes: about how large a part may grow."""
 
     def __init__(self, top: Path, part_bytes: int = 16 << 20) -> None:

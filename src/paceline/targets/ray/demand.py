@@ -29,7 +29,7 @@ class NodeResources:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class ClusterDemand:
     """Resources for each node of a run, in order of node rank: the first are at least as large as the last."""
 
     bundles: tuple[Mapping[str, float], ...] = field(default_factory=tuple)
@@ -59,7 +59,7 @@ class Demand:
         )
 
 
-def demand_of(job: Job, settings: RaySettings) -> Demand:
+def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
     """What `job` asks: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
     bundles = []
     for size in node_sizes(job):
@@ -67,10 +67,10 @@ def demand_of(job: Job, settings: RaySettings) -> Demand:
         if job.use_gpu:
             bundle["GPU"] = float(size * settings.gpus_per_worker)
         bundles.append({**bundle, **settings.resources})
-    return Demand(bundles=tuple(bundles))
+    return ClusterDemand(bundles=tuple(bundles))
 
 
-def too_large(demand: Demand, nodes: Sequence[NodeResources]) -> str | None:
+def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
     """Why these nodes can't hold it even if nothing else ran on them; None if they can."""
     if demand.fits([node.total for node in nodes]):
         return None
@@ -82,7 +82,7 @@ def too_large(demand: Demand, nodes: Sequence[NodeResources]) -> str | None:
     return f"the run needs {demand.text}{apart}; the cluster has {there}"
 
 
-def waits_for(demand: Demand, nodes: Sequence[NodeResources]) -> str:
+def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
     """What a run waits for whose placement group is not placed yet."""
     names = list(demand.bundles[0])
     shown = []

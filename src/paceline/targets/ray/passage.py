@@ -188,7 +188,7 @@ class StorePassage:
         self._knocked_at = time.monotonic()
 
 
-class Listener:
+class StoreListener:
     """The cluster's side: a thread that hands on what is asked for, between the store and the run's folder there."""
 
     def __init__(self, record: StoreRecord, folder: RunFolder, key: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.base import Waiting
-from paceline.targets.ray.demand import Demand, NodeResources, too_large, waits_for
+from paceline.targets.ray.demand import ClusterDemand, NodeResources, too_large, waits_for
 from paceline.targets.ray.driver_process import DriverProcess, driver_process
 from paceline.targets.ray.listener import Reception, Taken
 
@@ -28,7 +28,7 @@ _TICK_S = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class GroupRequest:
     """What is to be held.
 
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
@@ -36,7 +36,7 @@ class Asked:
     ever, for clusters that grow. address: this node's, as the others know it; "" where Ray alone knows.
     """
 
-    demand: Demand
+    demand: ClusterDemand
     run_id: str
     ray_python: str
     library_dir: Path
@@ -55,7 +55,7 @@ class LostError(EngineError):
 class Holding:
     """A driver that holds a placement group, and the port on which its nodes report."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: GroupRequest) -> None:
         self._asked = asked
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._lost: dict[int, str] = {}

@@ -22,11 +22,11 @@ from paceline.errors import PacelineError
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.system.files import PRIVATE, make_own, read_json, write_json
-from paceline.targets.ray.delta import Recorder, end_part
+from paceline.targets.ray.delta import DeltaRecorder, end_part
 from paceline.targets.ray.driver_process import DRIVER_VARIABLE, READS, SAYS
 from paceline.targets.ray.entry import COMPLAINT
 from paceline.targets.ray.object_sync import Ticket, get, part_name, put, run_prefix, snapshot_name, unpack, unsealed
-from paceline.targets.ray.passage import Listener
+from paceline.targets.ray.passage import StoreListener
 
 _TICK_S = 0.1
 _PART_S = 1.0
@@ -81,7 +81,7 @@ def _got(store: Store, path: str) -> bytes:
 
 
 def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> int:
-    recorder = Recorder(folder.path)
+    recorder = DeltaRecorder(folder.path)
     recorder.skip_present()
     journal = _Journal(store, ticket.run_id)
     log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -95,7 +95,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     )
     os.close(log)
     _let_go_of_driver()
-    listener = Listener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
+    listener = StoreListener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
     stored = 0.0
     while supervisor.poll() is None:
         time.sleep(_TICK_S)

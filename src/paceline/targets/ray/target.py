@@ -21,7 +21,7 @@ from paceline.system import processes
 from paceline.system.files import read_json, write_json
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.ray.client import RayClient, RayJob, RayNode
-from paceline.targets.ray.demand import Demand, NodeResources, demand_of, too_large
+from paceline.targets.ray.demand import ClusterDemand, NodeResources, demand_of, too_large
 from paceline.targets.ray.entry import (
     ADDRESS_VARIABLE,
     COMPLAINT,
@@ -74,7 +74,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
-        alive.sort(key=lambda node: not Demand(bundles=demand.bundles[:1]).fits([node.total]))
+        alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         for rank, bundle in enumerate(demand.bundles):
             name = alive[rank].name if rank < len(alive) else f"ray-{rank}"
@@ -117,9 +117,9 @@ class RayTarget:
         with contextlib.suppress(TargetError, EngineError):
             self._client.stop(f"{_PREFIX}{RunFolder(run_dir).run_id}")
 
-    def look(self, folder: RunFolder, record: RunRecord) -> remote_status.Look:
+    def look(self, folder: RunFolder, record: RunRecord) -> remote_status.JobStatus:
         if self._settled(folder):
-            return remote_status.Look(state=remote_status.RUNNING)
+            return remote_status.JobStatus(state=remote_status.RUNNING)
         told = remote_status.engine(folder)
         job_id = str(told.get("job_id") or f"{_PREFIX}{folder.run_id}")
         known = all_jobs(folder.path.parent.parent, self.settings.address, self._client.jobs, _PREFIX)
@@ -130,11 +130,11 @@ class RayTarget:
 
             more_comes = fetch_run(self.settings, folder)
             if self._settled(folder):
-                return remote_status.Look(state=remote_status.RUNNING)
+                return remote_status.JobStatus(state=remote_status.RUNNING)
         if job is None and known.time < float(told.get("time") or 0.0) + 1.0:
-            return remote_status.Look(state=remote_status.QUEUED, message="Ray has just been given the run")
+            return remote_status.JobStatus(state=remote_status.QUEUED, message="Ray has just been given the run")
         if job is not None and job.status == "PENDING" and record.status != states.NOT_STARTED:
-            return remote_status.Look(state=remote_status.RUNNING)  # the supervisor's own word is newer
+            return remote_status.JobStatus(state=remote_status.RUNNING)  # the supervisor's own word is newer
         found = self._told(job)
         if found.state == remote_status.GONE and told.get("has_secrets"):
             from paceline.targets.ray.object_sync import remove_sealed
@@ -143,7 +143,7 @@ class RayTarget:
             write_json(folder.engine, {**told, "has_secrets": False})
         # The end of a run that is gone may be what another process is fetching, for minutes where outputs are large.
         return (
-            remote_status.Look(state=remote_status.RUNNING)
+            remote_status.JobStatus(state=remote_status.RUNNING)
             if more_comes and found.state == remote_status.GONE
             else found
         )
@@ -189,9 +189,9 @@ class RayTarget:
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         return self._gather(demand_of(job, self.settings), run_dir.name, port_count(job), waiting)
 
-    def _gather(self, demand: Demand, run_id: str, ports: int, waiting: Waiting) -> Nodes | None:
+    def _gather(self, demand: ClusterDemand, run_id: str, ports: int, waiting: Waiting) -> Nodes | None:
         from paceline.targets.ray.allocate import gather
-        from paceline.targets.ray.placement_group import Asked
+        from paceline.targets.ray.placement_group import GroupRequest
 
         settings = self.settings
         try:
@@ -200,7 +200,7 @@ class RayTarget:
             raise TargetError(
                 f"nodes of a Ray cluster can only be had inside a Ray job, and {error.args[0]} is not set here."
             ) from None
-        asked = Asked(
+        asked = GroupRequest(
             demand=demand,
             run_id=run_id,
             ray_python=ray_python,
@@ -220,17 +220,17 @@ class RayTarget:
 
         return not self.settings.is_shared and settle(folder)
 
-    def _told(self, job: RayJob | None) -> remote_status.Look:
+    def _told(self, job: RayJob | None) -> remote_status.JobStatus:
         where = f"the Ray cluster at {self.settings.address}"
         if job is None:
             message = f"T{where[1:]} knows no job of this run: its head was started anew, or somebody deleted it."
-            return remote_status.Look(state=remote_status.GONE, message=message)
+            return remote_status.JobStatus(state=remote_status.GONE, message=message)
         if job.status == "PENDING":
-            return remote_status.Look(state=remote_status.QUEUED, message=job.message.split(". ")[0].rstrip("."))
+            return remote_status.JobStatus(state=remote_status.QUEUED, message=job.message.split(". ")[0].rstrip("."))
         if job.status == "RUNNING":
-            return remote_status.Look(state=remote_status.RUNNING)
+            return remote_status.JobStatus(state=remote_status.RUNNING)
         if job.status == "STOPPED":
-            return remote_status.Look(
+            return remote_status.JobStatus(
                 state=remote_status.GONE,
                 cause="canceled",
                 by=_BY_RAY,
@@ -240,11 +240,11 @@ class RayTarget:
         assert cause in CAUSES, cause
         complaints = [line for line in job.message.splitlines() if line.startswith(COMPLAINT)]
         if complaints:
-            return remote_status.Look(
+            return remote_status.JobStatus(
                 state=remote_status.GONE, cause="engine", message=f"{complaints[-1][len(COMPLAINT) :]}."
             )
         said = " ".join(job.message.split())[:500].rstrip(".")
-        return remote_status.Look(
+        return remote_status.JobStatus(
             state=remote_status.GONE,
             cause=cause,
             message=f"The run's job in {where} ended without its supervisor's word: {said}.",
@@ -269,7 +269,7 @@ class RayTarget:
 
         settings = self.settings
         bundle = {"CPU": min(1.0, settings.cpus_per_worker), **settings.resources}
-        demand = Demand(bundles=(bundle,))
+        demand = ClusterDemand(bundles=(bundle,))
         count = node_count or sum(demand.fits([node.total]) for node in self._client.nodes() if node.is_alive)
         if not count:
             raise TargetError(f"compute target {settings.name!r}: no living node has {demand.text}.")

@@ -28,7 +28,7 @@ from paceline.remote.addresses import Machine, choose
 from paceline.remote.link import AgentNodes, Hello, Link, LinkError
 from paceline.targets.base import Waiting
 from paceline.targets.slurm.mpi import starter
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import counts, expand
 
 #: For a step to begin. slurmd on a busy node takes seconds, a prolog more; of a node that is down srun waits for ever.
@@ -126,7 +126,7 @@ class Allocation:
 def open_nodes(
     allocation: Allocation,
     job: Job,
-    settings: Settings,
+    settings: SlurmSettings,
     library_dir: Path,
     waiting: Waiting,
     *,
@@ -261,7 +261,7 @@ def _close_all(links: Sequence[Link]) -> None:
 
 
 def _nodes(
-    allocation: Allocation, names: Sequence[str], hellos: Sequence[Hello], settings: Settings, job: Job
+    allocation: Allocation, names: Sequence[str], hellos: Sequence[Hello], settings: SlurmSettings, job: Job
 ) -> tuple[Node, ...]:
     places = common_addresses(names, hellos, settings.interface)
     return tuple(

@@ -13,9 +13,9 @@ from typing import Any
 from paceline.errors import TargetError
 from paceline.remote.link import Link
 from paceline.targets.slurm.allocation import Allocation, link_words
-from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
+from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
 from paceline.targets.slurm.script import selecting_options
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import expand
 from paceline.targets.status import Unreachable
 from paceline.targets.timeouts import all_within
@@ -28,7 +28,7 @@ _OPEN_S = 60.0
 
 
 @contextlib.contextmanager
-def examined(title: str, scheduler: Scheduler, settings: Settings, node_count: int) -> Iterator[list[Any]]:
+def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_count: int) -> Iterator[list[Any]]:
     """A link to each node of an allocation, or `Unreachable`; the allocation ends with it.
 
     Raises:
@@ -47,7 +47,7 @@ def examined(title: str, scheduler: Scheduler, settings: Settings, node_count: i
             scheduler.call(["scancel", job_id])
 
 
-def _allocate(title: str, scheduler: Scheduler, settings: Settings, node_count: int) -> str:
+def _allocate(title: str, scheduler: Scheduler, settings: SlurmSettings, node_count: int) -> str:
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
@@ -67,7 +67,7 @@ def _allocate(title: str, scheduler: Scheduler, settings: Settings, node_count: 
     return found[1]
 
 
-def _why(done: Done, node_count: int) -> str:
+def _why(done: CommandResult, node_count: int) -> str:
     count = f"{node_count} node{'s' if node_count > 1 else ''}"
     if re.search(r"nodes are busy|not available now|timed out", done.stderr, re.IGNORECASE):
         return _busy(node_count)
@@ -79,7 +79,7 @@ def _busy(node_count: int) -> str:
     return f"Slurm has not given {count} within {_WAIT_S} s. Try again when some are free, or examine fewer nodes."
 
 
-def _open(scheduler: Scheduler, settings: Settings, job_id: str, nodes: Sequence[str]) -> list[Any]:
+def _open(scheduler: Scheduler, settings: SlurmSettings, job_id: str, nodes: Sequence[str]) -> list[Any]:
     import paceline
 
     library = Path(paceline.__file__).resolve().parents[1]

@@ -35,7 +35,7 @@ from paceline.system import links, locks
 from paceline.system.files import write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 
 #: How old a mirrored folder may be.
 _FRESH_S = 1.0
@@ -59,7 +59,7 @@ class There:
 class Login:
     """The login host of a target."""
 
-    def __init__(self, title: str, settings: Settings, scheduler: Scheduler) -> None:
+    def __init__(self, title: str, settings: SlurmSettings, scheduler: Scheduler) -> None:
         self._title, self._settings, self._scheduler = title, settings, scheduler
         self._python = settings.python or "python3"
 

@@ -9,20 +9,20 @@ from collections.abc import Mapping, Sequence
 from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import Starter, places
-from paceline.targets.slurm.scheduler import Done, Scheduler
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.scheduler import CommandResult, Scheduler
+from paceline.targets.slurm.settings import SlurmSettings
 
 _PLUGIN = re.compile(r"\b(?:none|openmpi|pmi2|cray_shasta|pmix(?:_v\d+)?)\b")
 #: For srun and its plugin, of what the supervisor found in its environment.
 _FOR_SRUN = ("SLURM_CONF", "SLURM_PMIX_")
 
 
-def uses_srun(job: Job, settings: Settings) -> bool:
+def uses_srun(job: Job, settings: SlurmSettings) -> bool:
     """Whether srun is to start the job's workers, as MPI's."""
     return job.launcher == "mpi" and settings.mpi != "mpirun"
 
 
-def check_srun(job: Job, settings: Settings, scheduler: Scheduler, title: str) -> None:
+def check_srun(job: Job, settings: SlurmSettings, scheduler: Scheduler, title: str) -> None:
     """Refuse a job whose workers srun can't start as MPI's here.
 
     Raises:
@@ -43,7 +43,7 @@ def check_srun(job: Job, settings: Settings, scheduler: Scheduler, title: str) -
         )
 
 
-def plugins_in(listed: Done) -> list[str]:
+def plugins_in(listed: CommandResult) -> list[str]:
     """The plugins that `srun --mpi=list` names: a line each on standard error before Slurm 22.05, since then on standard
     output, the versions of pmix behind a sentence."""
     text = re.sub(r"(?m)^specific pmix plugin versions available:", "", f"{listed.stdout}\n{listed.stderr}")
@@ -51,7 +51,7 @@ def plugins_in(listed: Done) -> list[str]:
 
 
 def starter(
-    job: Job, settings: Settings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
+    job: Job, settings: SlurmSettings, job_id: str, nodes: Sequence[str], environment: Mapping[str, str] | None = None
 ) -> Starter | None:
     """srun of a step that has the job's workers, each on the node of its place; None where mpirun is to start them.
 

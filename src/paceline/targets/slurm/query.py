@@ -20,7 +20,7 @@ from typing import Any
 from paceline.system.files import read_json, write_json
 from paceline.targets.poll_cache import FRESH_S, locked
 from paceline.targets.slurm.reasons import has_ended
-from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler
+from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
 #: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
@@ -164,7 +164,7 @@ class Query:
             return {}, _NO_ACCOUNTING not in done.stderr, ""
         return {job.job_id: job for job in parse_sacct(done.stdout)}, True, ""
 
-    def _call(self, argv: list[str], form: list[str]) -> Done:
+    def _call(self, argv: list[str], form: list[str]) -> CommandResult:
         """What a program says as JSON, where that is set and can be had; else in a form of ours."""
         if self._is_json:
             done = self._scheduler.call([*argv, "--json"])

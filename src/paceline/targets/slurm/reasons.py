@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import re
 
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, Look
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
 from paceline.targets.slurm.states import JobState
 
 #: Why a job waits, where Slurm's word alone says too little.
@@ -92,15 +92,15 @@ _ENDED = {
 _LAUNCH_SIGNAL = 53
 
 
-def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> Look:
+def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
     """What the state of a run's job says of the run."""
     if job.state in _QUEUED:
-        return Look(state=QUEUED, message=waits_for(job))
+        return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
-        return Look(state=RUNNING, message=job.state.lower() if job.state != "RUNNING" else "")
+        return JobStatus(state=RUNNING, message=job.state.lower() if job.state != "RUNNING" else "")
     cause = _ENDED[job.state]
     by = _user(job.by) if job.by else None
-    return Look(state=GONE, cause=cause, by=by, message=_how_ended(job, by, python, run_dir))
+    return JobStatus(state=GONE, cause=cause, by=by, message=_how_ended(job, by, python, run_dir))
 
 
 def has_ended(job: JobState) -> bool:

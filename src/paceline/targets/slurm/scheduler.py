@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 
 #: For one call. Slurm's programs wait for a busy controller by themselves, MessageTimeout (10 s) and more.
 CALL_S = 40.0
@@ -40,7 +40,7 @@ class AwayError(EngineError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class CommandResult:
     """A call that came to its end."""
 
     returncode: int
@@ -57,7 +57,7 @@ class Done:
 class Scheduler:
     """Calls Slurm's programs. title: of the target, for messages."""
 
-    def __init__(self, title: str, settings: Settings) -> None:
+    def __init__(self, title: str, settings: SlurmSettings) -> None:
         self._title = title
         self._settings = settings
 
@@ -74,7 +74,7 @@ class Scheduler:
         input: str = "",
         timeout_s: float = CALL_S,
         environment: Mapping[str, str] | None = None,
-    ) -> Done:
+    ) -> CommandResult:
         """What the program said. environment: its own, where it runs on this machine; as this one's if not given.
 
         Raises:
@@ -102,7 +102,7 @@ class Scheduler:
         except (OSError, subprocess.TimeoutExpired) as error:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
-        result = Done(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
         if "--json" in argv and result.returncode == 0:
             result = _told_in_json(result)
         # sbatch, too, ends with 255, where it does not know an option.
@@ -122,8 +122,12 @@ class Scheduler:
         return result
 
     def call_patiently(
-        self, call: Callable[[], Done], *, tell: Callable[[str], None] | None = None, patience_s: float = PATIENCE_S
-    ) -> Done:
+        self,
+        call: Callable[[], CommandResult],
+        *,
+        tell: Callable[[str], None] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> CommandResult:
         """What `call` gives, tried again for a while where the engine is away. tell: gets why, once for each reason.
 
         Raises:
@@ -162,7 +166,7 @@ class Scheduler:
         ssh = Ssh(config=settings.ssh_config, options=settings.ssh_options)
         return ssh.words(read_hosts([settings.login])[0], [command], leave_open=True)
 
-    def _complain(self, program: str, done: Done) -> None:
+    def _complain(self, program: str, done: CommandResult) -> None:
         login = self._settings.login
         if done.returncode == 255:
             from paceline.targets.ssh.failures import explain
@@ -177,14 +181,14 @@ class Scheduler:
         )
 
 
-def _told_in_json(done: Done) -> Done:
+def _told_in_json(done: CommandResult) -> CommandResult:
     """What was said, as a failure where it is one in spite of an exit code of 0.
 
     Slurm 22.05 says "errors" and no jobs when its controller is down. Its sacct leaves out all jobs after one whose quality
     of service was deleted.
     """
     if "_parser_dump: failed" in done.stderr:
-        return Done(returncode=1, stdout="", stderr=done.stderr)
+        return CommandResult(returncode=1, stdout="", stderr=done.stderr)
     try:
         errors = json.loads(done.stdout).get("errors")
         told = [
@@ -192,7 +196,7 @@ def _told_in_json(done: Done) -> Done:
         ]
     except (ValueError, AttributeError):
         told = ["its JSON can't be read"]
-    return Done(returncode=1, stdout="", stderr="\n".join(told)) if told else done
+    return CommandResult(returncode=1, stdout="", stderr="\n".join(told)) if told else done
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:

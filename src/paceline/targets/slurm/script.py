@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from paceline.errors import TargetError
 from paceline.job.job import Job
 from paceline.job.plan import node_sizes
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.settings import SlurmSettings
 
 #: Beside the workers' grace: for the last files to be written and fetched.
 _FINALIZE_S = 30
@@ -25,7 +25,7 @@ def job_name(run_id: str) -> str:
 
 def sbatch_text(
     job: Job,
-    settings: Settings,
+    settings: SlurmSettings,
     *,
     run_id: str,
     run_dir: PurePosixPath,
@@ -53,12 +53,12 @@ def sbatch_text(
     return "\n".join(lines) + "\n"
 
 
-def sbatch_options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) -> list[str]:
+def sbatch_options(job: Job, settings: SlurmSettings, run_id: str, run_dir: PurePosixPath) -> list[str]:
     """The options, one a line, escaped as sbatch reads lines of a script."""
     return [_escaped(option) for option in _options(job, settings, run_id, run_dir)]
 
 
-def warning_s(job: Job, settings: Settings) -> int:
+def warning_s(job: Job, settings: SlurmSettings) -> int:
     """Seconds before the time limit at which the supervisor is warned. Slurm may be a minute early."""
     wanted = math.ceil(job.grace_period_seconds) + _FINALIZE_S
     limit = settings.time_s
@@ -66,7 +66,7 @@ def warning_s(job: Job, settings: Settings) -> int:
     return max(1, min(wanted, 65535, int(limit / 3) if limit is not None else wanted))
 
 
-def _options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) -> Iterator[str]:
+def _options(job: Job, settings: SlurmSettings, run_id: str, run_dir: PurePosixPath) -> Iterator[str]:
     if "\\" in str(run_dir):
         raise TargetError(
             f"the run's folder {str(run_dir)!r} has a backslash in its path, which Slurm takes out of names of output "
@@ -86,7 +86,7 @@ def _options(job: Job, settings: Settings, run_id: str, run_dir: PurePosixPath) 
     yield from selecting_options(settings, _gres(job, settings))
 
 
-def selecting_options(settings: Settings, gres: str | None) -> Iterator[str]:
+def selecting_options(settings: SlurmSettings, gres: str | None) -> Iterator[str]:
     """The options, not escaped, that say which nodes, at whose cost and for how long."""
     named = {
         "partition": settings.partition,
@@ -108,7 +108,7 @@ def selecting_options(settings: Settings, gres: str | None) -> Iterator[str]:
     yield from settings.options
 
 
-def _gres(job: Job, settings: Settings) -> str | None:
+def _gres(job: Job, settings: SlurmSettings) -> str | None:
     if not job.use_gpu or settings.asks_for_gpus:
         return settings.gres
     kind = f":{settings.gpu_type}" if settings.gpu_type else ""

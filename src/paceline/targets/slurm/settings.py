@@ -79,7 +79,7 @@ _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SlurmSettings:
     """The settings of one target; the fields are those of `OPTIONS`."""
 
     partition: str | None
@@ -107,7 +107,7 @@ class Settings:
     output: str
 
     @classmethod
-    def of(cls, name: str, settings: Mapping[str, Any]) -> Settings:
+    def of(cls, name: str, settings: Mapping[str, Any]) -> SlurmSettings:
         """The settings as they are given, with defaults for the others.
 
         Raises:

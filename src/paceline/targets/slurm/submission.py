@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from paceline.errors import TargetError
-from paceline.targets.slurm.scheduler import AwayError, Done, Scheduler, plain
-from paceline.targets.slurm.settings import Settings
+from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler, plain
+from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.states import SQUEUE_FORMAT, parse_squeue
 
 #: Words of `sbatch --test-only` that are not about the request but about this moment: sbatch itself would take the job.
@@ -54,7 +54,7 @@ def try_out(
     scheduler: Scheduler,
     title: str,
     script: str,
-    settings: Settings,
+    settings: SlurmSettings,
     *,
     lacks_nodes: Callable[[], bool] = lambda: False,
 ) -> None:
@@ -83,7 +83,7 @@ def submit(
     scheduler: Scheduler,
     title: str,
     submission: Submission,
-    settings: Settings,
+    settings: SlurmSettings,
     *,
     tell: Callable[[str], None] | None = None,
 ) -> str:
@@ -94,12 +94,12 @@ def submit(
     """
     tried: list[float] = []
 
-    def once() -> Done:
+    def once() -> CommandResult:
         if tried:
             # The last call may have got through without its answer getting back.
             found = _find(scheduler, submission)
             if found is not None:
-                return Done(returncode=0, stdout=found, stderr="")
+                return CommandResult(returncode=0, stdout=found, stderr="")
         tried.append(time.monotonic())
         return scheduler.call(
             ["sbatch", "--parsable"], input=submission.script, environment=environment(os.environ, settings)
@@ -113,7 +113,7 @@ def submit(
     return found[1]
 
 
-def environment(shell: Mapping[str, str], settings: Settings) -> dict[str, str]:
+def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, str]:
     """What the job is to find of the submitting shell's: not another job's variables, where that shell is in one."""
     set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
     if settings.memory is not None:
@@ -135,7 +135,7 @@ def _find(scheduler: Scheduler, submission: Submission) -> str | None:
     return jobs[-1].job_id if jobs else None
 
 
-def _refusal(title: str, done: Done, script: str) -> str:
+def _refusal(title: str, done: CommandResult, script: str) -> str:
     """What Slurm said, and what it was asked for, so that the wrong word is in the message."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)

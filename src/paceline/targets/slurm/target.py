@@ -17,7 +17,7 @@ from paceline.job.plan import Node, preview_ports
 from paceline.remote.staging.stage_out_local import is_over, settle
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
-from paceline.runs.remote_status import GONE, QUEUED, RUNNING, Look, engine
+from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus, engine
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
 from paceline.system.library import library_dir as library_dir_of
@@ -30,7 +30,7 @@ from paceline.targets.slurm.query import Query
 from paceline.targets.slurm.reasons import has_ended, look_of
 from paceline.targets.slurm.scheduler import PATIENCE_S, Scheduler
 from paceline.targets.slurm.script import job_name, sbatch_text
-from paceline.targets.slurm.settings import OPTIONS, Settings
+from paceline.targets.slurm.settings import OPTIONS, SlurmSettings
 from paceline.targets.slurm.states import parse_sinfo, sinfo_words
 from paceline.targets.status import NodeStatus, SettingError, Status
 
@@ -49,7 +49,7 @@ class SlurmTarget:
 
     def __init__(self, name: str = "slurm", settings: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.settings = Settings.of(name, settings or {})
+        self.settings = SlurmSettings.of(name, settings or {})
         self._title = f"compute target {name!r}"
         self._scheduler = Scheduler(self._title, self.settings)
         self._had_nodes = False
@@ -139,10 +139,10 @@ class SlurmTarget:
 
     # --- for whoever reads the run
 
-    def look(self, folder: RunFolder, record: RunRecord) -> Look:
+    def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
         noted = engine(folder)
         if settle(folder):
-            return Look(state=RUNNING)
+            return JobStatus(state=RUNNING)
         query = self._query(folder, noted)
         job_id = noted.get("job_id")
         if not job_id:
@@ -153,18 +153,18 @@ class SlurmTarget:
         if self.settings.login is not None and "run_dir" in noted and has_begun:
             self._login().pull(folder, str(noted["run_dir"]))
             if settle(folder):
-                return Look(state=RUNNING)
+                return JobStatus(state=RUNNING)
         if job is None or has_ended(job):
             self._remove_secrets(folder, noted)
         if job is None:
-            return Look(
+            return JobStatus(
                 state=GONE,
                 cause="engine",
                 message=f"Slurm knows nothing of job {job_id} any more, and keeps no account of how it ended.",
             )
         if not has_ended(job) and _is_newer(folder.record, query.answered_at):
             # The answer is some seconds old, and the run's supervisor has written since.
-            return Look(state=RUNNING)
+            return JobStatus(state=RUNNING)
         python = self.settings.python or ("python3" if self.settings.login else sys.executable)
         return look_of(job, python=python, run_dir=str(noted.get("run_dir") or folder.path))
 
@@ -308,9 +308,9 @@ class SlurmTarget:
 
         return Login(self._title, self.settings, self._scheduler)
 
-    def _look_by_name(self, folder: RunFolder, query: Query, since: float) -> Look:
+    def _look_by_name(self, folder: RunFolder, query: Query, since: float) -> JobStatus:
         """A run whose number was not written down: it is being submitted, or its submitter was killed meanwhile."""
-        waits = Look(state=QUEUED, message="is being given to Slurm")
+        waits = JobStatus(state=QUEUED, message="is being given to Slurm")
         if locks.is_held(folder.lock):
             return waits
         job = query.job_named(job_name(folder.run_id))
@@ -319,7 +319,7 @@ class SlurmTarget:
             return look_of(job, run_dir=str(folder.path))
         if time.time() - since < PATIENCE_S:
             return waits
-        return Look(
+        return JobStatus(
             state=GONE, cause="not_started", message="The submitting program ended before it gave the run to Slurm."
         )
 

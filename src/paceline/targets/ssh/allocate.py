@@ -17,8 +17,8 @@ from typing import Any
 
 from paceline.errors import EngineError, TargetError
 from paceline.targets.base import Waiting
-from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.members import Member, Opening
+from paceline.targets.ssh.hosts import SshHost
+from paceline.targets.ssh.members import HostMember, Opening
 
 #: How long hosts have to answer after the first of them before others are tried, or those count that have; at most.
 _TOGETHER_S = 1.5
@@ -31,7 +31,7 @@ _TRY_AGAIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demand:
+class HostDemand:
     """What a run asks of each of `count` hosts. key: its place in the order, the same in each attempt."""
 
     count: int
@@ -42,24 +42,24 @@ class Demand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class HeldHosts:
     """A host that the run holds a share of. gpus: those it may use."""
 
-    member: Member
+    member: HostMember
     gpus: tuple[str, ...]
 
 
 class Gathering:
     """Gets the hosts for one run. patience_s: how long hosts that are down are waited for, where too few are up."""
 
-    def __init__(self, opening: Opening, hosts: Sequence[Host], demand: Demand, patience_s: float = 0.0) -> None:
+    def __init__(self, opening: Opening, hosts: Sequence[SshHost], demand: HostDemand, patience_s: float = 0.0) -> None:
         self._opening, self._hosts, self._demand = opening, tuple(hosts), demand
-        self._unfit: dict[Host, str] = {}
-        self._broken: dict[Host, str] = {}
+        self._unfit: dict[SshHost, str] = {}
+        self._broken: dict[SshHost, str] = {}
         self._give_up_at = time.monotonic() + patience_s
         self._tried_at = time.monotonic()
 
-    def gather(self, waiting: Waiting) -> list[Held] | None:
+    def gather(self, waiting: Waiting) -> list[HeldHosts] | None:
         """The hosts, in the order of the list; None once `waiting` has said to give up.
 
         Raises:
@@ -85,9 +85,9 @@ class Gathering:
 
     # --- who is there
 
-    def _fit(self) -> list[Member]:
+    def _fit(self) -> list[HostMember]:
         """The hosts that are up and can hold the job, in the order of the list."""
-        found: list[Member] = []
+        found: list[HostMember] = []
         for member in self._opening.members(self._hosts):
             why = self._misfit(member, found)
             if why is None:
@@ -97,7 +97,7 @@ class Gathering:
                 self._unfit[member.host] = why
         return found
 
-    def _misfit(self, member: Member, others: Sequence[Member]) -> str | None:
+    def _misfit(self, member: HostMember, others: Sequence[HostMember]) -> str | None:
         if member.host in self._broken:
             return self._broken[member.host]
         for other in others:
@@ -110,7 +110,7 @@ class Gathering:
             )
         return None
 
-    def _enough(self, waiting: Waiting) -> list[Member] | None:
+    def _enough(self, waiting: Waiting) -> list[HostMember] | None:
         """The hosts that fit, once there are enough; None if told to give up."""
         count = self._demand.count
         while True:
@@ -138,7 +138,7 @@ class Gathering:
 
     # --- shares
 
-    def _take_at_once(self, members: Sequence[Member], held: list[Held]) -> list[Held]:
+    def _take_at_once(self, members: Sequence[HostMember], held: list[HeldHosts]) -> list[HeldHosts]:
         """`held` and what is free now on others, no more than is needed. Never waits."""
         mine = {item.member.host for item in held}
         left = [member for member in members if member.host not in mine]
@@ -147,13 +147,13 @@ class Gathering:
             tried, left = left[:missing], left[missing:]
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
-            held = held + [answer for answer in answers if isinstance(answer, Held)]
+            held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
         return held
 
-    def _queue_up(self, waiting: Waiting) -> list[Held] | None:
-        held: list[Held] = []
-        queued: Member | None = None
-        plan: list[Member] = []
+    def _queue_up(self, waiting: Waiting) -> list[HeldHosts] | None:
+        held: list[HeldHosts] = []
+        queued: HostMember | None = None
+        plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
             if any(member.link.lost for member in plan) or not plan:
@@ -165,7 +165,7 @@ class Gathering:
                 plan = sorted(self._least_wanted(enough), key=lambda member: member.identity)
             queued = plan[len(held)]
             answer = self._take(queued, at_once=False)
-            if isinstance(answer, Held):
+            if isinstance(answer, HeldHosts):
                 held.append(answer)
                 queued, pause = None, _POLL_S
                 if len(held) == len(plan):
@@ -189,12 +189,12 @@ class Gathering:
                     return found
                 self._give_back([item for item in found if item not in held])
 
-    def _least_wanted(self, members: Sequence[Member]) -> list[Member]:
+    def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
         """As many as are needed, those first on which the fewest runs hold or await something."""
         if len(members) == self._demand.count:
             return list(members)
 
-        def tickets(member: Member) -> int:
+        def tickets(member: HostMember) -> int:
             try:
                 return len(member.ask("look", {})["tickets"])
             except (TargetError, OSError):
@@ -202,7 +202,7 @@ class Gathering:
 
         return sorted(members, key=tickets)[: self._demand.count]
 
-    def _take(self, member: Member, *, at_once: bool) -> Held | dict[str, Any] | None:
+    def _take(self, member: HostMember, *, at_once: bool) -> HeldHosts | dict[str, Any] | None:
         """The share; or who is in the way; or None where the host is no good."""
         hello = member.link.hello
         ticket = {
@@ -223,19 +223,19 @@ class Gathering:
                 self._broken[member.host] = str(error)
             return None
         if "granted" in answer:
-            return Held(member=member, gpus=tuple(answer["granted"]["gpus"]))
+            return HeldHosts(member=member, gpus=tuple(answer["granted"]["gpus"]))
         return answer
 
-    def _give_back(self, items: Sequence[Held | Member]) -> None:
+    def _give_back(self, items: Sequence[HeldHosts | HostMember]) -> None:
         for item in items:
-            member = item.member if isinstance(item, Held) else item
+            member = item.member if isinstance(item, HeldHosts) else item
             try:
                 member.ask("give_back", {"key": self._demand.key})
             except (TargetError, OSError):
                 pass  # it goes with the agent
 
 
-def too_few(count: int, hosts: Sequence[Host], reasons: dict[Host, str]) -> str:
+def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -> str:
     """The message of a run that can't have its hosts."""
     fit = len(hosts) - len(reasons)
     lines = [f"\n  {host.name}: {reasons[host]}" for host in hosts if host in reasons]

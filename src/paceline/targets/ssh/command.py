@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import TargetError
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 
 #: How long a connection that nobody uses stays, for the next command of the same person; and one that had to be asked for.
 PERSIST_S = 30
@@ -41,7 +41,7 @@ class Ssh:
     identity: str | None = None
     options: tuple[str, ...] = field(default=())
 
-    def words(self, host: Host, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
+    def words(self, host: SshHost, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
         """The command line that runs `command`, already quoted for the host's shell, on a host.
 
         leave_open: the connection stays for a while and serves others. ask: a person at a terminal may be asked.
@@ -70,7 +70,7 @@ class Ssh:
             *command,
         ]
 
-    def at_once(self, host: Host) -> int:
+    def at_once(self, host: SshHost) -> int:
         """How many connections may be opened at the same time. A jump host's sshd drops some of more than ten (MaxStartups)."""
         found = self.resolve(host)
         is_direct = all(found.get(name, "none") == "none" for name in ("proxyjump", "proxycommand"))
@@ -90,7 +90,7 @@ class Ssh:
             )
         return program
 
-    def _base(self, host: Host) -> list[str]:
+    def _base(self, host: SshHost) -> list[str]:
         words = ["-F", self.config] if self.config else []
         if user := host.user or self.user:
             words += ["-l", user]
@@ -101,7 +101,7 @@ class Ssh:
             words += _words(f'IdentityFile="{_escaped(self.identity)}"', "IdentitiesOnly=yes")
         return [*words, *_words(*self.options)]
 
-    def _sharing(self, host: Host, leave_open: bool, persist_s: int) -> list[str]:
+    def _sharing(self, host: SshHost, leave_open: bool, persist_s: int) -> list[str]:
         """Options for what is shared. A link never becomes what others share: they would end with it."""
         if any(option.lower().startswith("controlpath") for option in self.options) or self._is_shared(host):
             return [] if leave_open else _words("ControlMaster=no")
@@ -115,11 +115,11 @@ class Ssh:
             return _words("ControlMaster=no", path)
         return _words("ControlMaster=auto", path, f"ControlPersist={persist_s}")
 
-    def _is_shared(self, host: Host) -> bool:
+    def _is_shared(self, host: SshHost) -> bool:
         """Whether the user's configuration has a place for shared connections to this host."""
         return self.resolve(host).get("controlpath", "none") != "none"
 
-    def resolve(self, host: Host) -> Mapping[str, str]:
+    def resolve(self, host: SshHost) -> Mapping[str, str]:
         """What ssh's configuration comes to for this host, by lower-case names such as `user`; empty if it is wrong."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 
 #: The words of those failures that a person at a terminal can mend by logging in once.
 MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
@@ -57,7 +57,7 @@ _MEANINGS = (
 )
 
 
-def explain(host: Host, text: str, exit_code: int | None, login: list[str], python: str = "python3") -> str:
+def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], python: str = "python3") -> str:
     """One sentence or two: why a host can't be used, and what to do.
 
     text: what ssh or the host's shell said. login: the command line of a plain login there.
@@ -78,7 +78,7 @@ def explain(host: Host, text: str, exit_code: int | None, login: list[str], pyth
     return f"{said or 'ssh ended without a word'} (exit code {exit_code}). Try `{shlex.join(login)}`."
 
 
-def _forget(text: str, host: Host) -> str:
+def _forget(text: str, host: SshHost) -> str:
     """ssh's own advice, or the plain command."""
     advised = re.search(r"^\s*(ssh-keygen .*-R .*)$", text, re.MULTILINE)
     if advised:

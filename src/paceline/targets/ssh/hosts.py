@@ -25,7 +25,7 @@ _FORM = "Write one host a line: 'gpu1 slots=4', 'gpu1:4', 'alice@gpu1' or 'gpu1'
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class SshHost:
     """One machine. name: as ssh is given it; slots: how many cores it offers, None for all that it has."""
 
     name: str
@@ -38,7 +38,7 @@ class Host:
         return name if self.slots is None else f"{name} slots={self.slots}"
 
 
-def read_hosts(items: Sequence[str]) -> tuple[Host, ...]:
+def read_hosts(items: Sequence[str]) -> tuple[SshHost, ...]:
     """The hosts of a setting: each item is a host, several with commas between them, or a file with a host a line.
 
     An item is a file if it has a slash or ends with '.txt', or if there is a file of that name.
@@ -81,7 +81,7 @@ def _lines_of(file: str) -> list[tuple[str, str]]:
     return [(f"{file}, line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
 
 
-def _parse(line: str, where: str) -> Host:
+def _parse(line: str, where: str) -> SshHost:
     name, *words = line.split()
     slots: int | None = None
     for word in words:
@@ -115,7 +115,7 @@ def _parse(line: str, where: str) -> Host:
         raise TargetError(
             f"{where}: {name!r} in {line!r} is no name of a host: letters, digits and '._-', no dash in front. {_FORM}"
         )
-    return Host(name=name, user=user or None, slots=slots)
+    return SshHost(name=name, user=user or None, slots=slots)
 
 
 def _count(value: str, line: str, where: str) -> int:
@@ -124,9 +124,9 @@ def _count(value: str, line: str, where: str) -> int:
     return int(value)
 
 
-def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
+def _merged(hosts: Iterable[SshHost]) -> tuple[SshHost, ...]:
     """One for each name. As for Open MPI, each further line of a host adds its slots, 1 where it names none."""
-    found: dict[str, Host] = {}
+    found: dict[str, SshHost] = {}
     for host in hosts:
         earlier = found.get(host.name)
         if earlier is None:
@@ -134,5 +134,5 @@ def _merged(hosts: Iterable[Host]) -> tuple[Host, ...]:
             continue
         if earlier.user != host.user:
             raise TargetError(f"hosts: {host.name!r} is there as {str(earlier)!r} and as {str(host)!r}. Keep one.")
-        found[host.name] = Host(name=host.name, user=host.user, slots=(earlier.slots or 1) + (host.slots or 1))
+        found[host.name] = SshHost(name=host.name, user=host.user, slots=(earlier.slots or 1) + (host.slots or 1))
     return tuple(found.values())

@@ -17,17 +17,17 @@ from paceline.remote.link.link_error import LinkError
 from paceline.targets.ssh import host_leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.probe import login
 
 _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class HostMember:
     """A host with an agent."""
 
-    host: Host
+    host: SshHost
     link: Link
 
     @property
@@ -58,8 +58,8 @@ class Member:
 
 
 def open_member(
-    ssh: Ssh, host: Host, *, python: str, library_dir: Path, folder: str, timeout_s: float = 30.0
-) -> Member:
+    ssh: Ssh, host: SshHost, *, python: str, library_dir: Path, folder: str, timeout_s: float = 30.0
+) -> HostMember:
     """A host with an agent on it.
 
     Raises:
@@ -76,7 +76,7 @@ def open_member(
         else:
             why = str(error).removeprefix(f"{host.name}: ")
         raise EngineError(why) from error
-    return Member(host=host, link=link)
+    return HostMember(host=host, link=link)
 
 
 class Opening:
@@ -85,15 +85,15 @@ class Opening:
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
         self._changed = threading.Condition()
-        self._asked: dict[Host, bool] = {}
-        self._members: dict[Host, Member] = {}
-        self.failures: dict[Host, str] = {}
+        self._asked: dict[SshHost, bool] = {}
+        self._members: dict[SshHost, HostMember] = {}
+        self.failures: dict[SshHost, str] = {}
         self._closed = False
         self._slots: threading.Semaphore | None = None
         self._began = time.monotonic()
         self._first_s: float | None = None
 
-    def open(self, hosts: Iterable[Host]) -> None:
+    def open(self, hosts: Iterable[SshHost]) -> None:
         """Start agents on those hosts on which there is none; returns at once."""
         with self._changed:
             for host in hosts:
@@ -117,11 +117,11 @@ class Opening:
         self.wait(min(max(first_s, more_s), longest_s))
 
     @property
-    def pending(self) -> list[Host]:
+    def pending(self) -> list[SshHost]:
         with self._changed:
             return [host for host, asked in self._asked.items() if asked]
 
-    def members(self, hosts: Sequence[Host]) -> list[Member]:
+    def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
         """Those of these hosts whose agents live, in their order."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
@@ -130,7 +130,7 @@ class Opening:
                     self.failures[member.host] = member.link.lost
             return [member for member in found if not member.link.lost]
 
-    def close(self, but: Iterable[Member] = ()) -> None:
+    def close(self, but: Iterable[HostMember] = ()) -> None:
         """End all agents but these, in the background; those that are still being opened too, once they are."""
         kept = {member.host for member in but}
         with self._changed:
@@ -142,7 +142,7 @@ class Opening:
         for thread in threads:
             thread.join(3.0)
 
-    def _open(self, host: Host) -> None:
+    def _open(self, host: SshHost) -> None:
         assert self._slots is not None
         with self._slots:
             member, why = self._try(host)
@@ -161,7 +161,7 @@ class Opening:
         if member is not None and self._closed:
             member.link.close()
 
-    def _try(self, host: Host) -> tuple[Member | None, str]:
+    def _try(self, host: SshHost) -> tuple[HostMember | None, str]:
         try:
             opened = open_member(
                 self._ssh, host, python=self._python, library_dir=self._library_dir, folder=self._folder

@@ -18,7 +18,7 @@ from paceline.system import processes
 from paceline.targets.ssh import host_leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
-from paceline.targets.ssh.hosts import Host
+from paceline.targets.ssh.hosts import SshHost
 
 #: How long a host has to answer; nvidia-smi takes long where no driver is kept loaded.
 TIMEOUT_S = 15.0
@@ -27,13 +27,13 @@ _AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class HostProbe:
     """What a host said. failure: why it can't be used, and what to do; then all else is empty.
 
     tickets: of runs that hold or wait for some of it (paceline.targets.ssh.host_leases), in order.
     """
 
-    host: Host
+    host: SshHost
     failure: str | None = None
     hostname: str = ""
     boot_id: str = ""
@@ -49,13 +49,13 @@ class Look:
 
 def look_at(
     ssh: Ssh,
-    hosts: Sequence[Host],
+    hosts: Sequence[SshHost],
     *,
     python: str,
     with_gpus: bool = False,
     enough: int | None = None,
     more_s: float = 1.0,
-) -> list[Look]:
+) -> list[HostProbe]:
     """What each host said, in the order of `hosts`. Leaves the connections open for a little while.
 
     enough: once so many have answered well, the others have `more_s` left; None waits for all.
@@ -65,11 +65,11 @@ def look_at(
     """
     timeout_s = TIMEOUT_S + (GPUS_S if with_gpus else 0)
     ssh.program()
-    found: dict[Host, Look] = {}
+    found: dict[SshHost, HostProbe] = {}
     changed = threading.Condition()
     slots = threading.Semaphore(ssh.at_once(hosts[0]))
 
-    def ask(host: Host) -> None:
+    def ask(host: SshHost) -> None:
         with slots:
             look = _ask(ssh, host, python, with_gpus, timeout_s)
             if (look.failure or "").startswith(PASSING):
@@ -90,10 +90,10 @@ def look_at(
                 continue
             changed.wait(left)
         silent = "it has not answered so far"
-        return [found.get(host) or Look(host=host, failure=silent) for host in hosts]
+        return [found.get(host) or HostProbe(host=host, failure=silent) for host in hosts]
 
 
-def login(ssh: Ssh, host: Host) -> list[str]:
+def login(ssh: Ssh, host: SshHost) -> list[str]:
     """What a person types to log in there."""
     words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
     words += ["-i", ssh.identity] if ssh.identity else []
@@ -101,7 +101,7 @@ def login(ssh: Ssh, host: Host) -> list[str]:
     return [*words, *(["-l", user] if user else []), host.name]
 
 
-def _ask(ssh: Ssh, host: Host, python: str, with_gpus: bool, timeout_s: float) -> Look:
+def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float) -> HostProbe:
     command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=True)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -122,17 +122,17 @@ def _ask(ssh: Ssh, host: Host, python: str, with_gpus: bool, timeout_s: float) -
         if code is None:
             errors += f"\nno answer within {timeout_s:g} s: timed out"
         said = errors if errors.strip() else output.decode(errors="replace")
-        return Look(host=host, failure=explain(host, said, code, login(ssh, host), python))
+        return HostProbe(host=host, failure=explain(host, said, code, login(ssh, host), python))
     path, *version = answer["python"]
     if tuple(version[:2]) < OLDEST:
-        return Look(
+        return HostProbe(
             host=host,
             failure=f"its {python!r} ({path}) is Python {'.'.join(map(str, version))}, and 3.10 or later is needed. "
             "Set `python` to the path of another.",
         )
     if error := answer.get("error"):
-        return Look(host=host, failure=f"what is held of it can't be read: {error}.")
-    return Look(
+        return HostProbe(host=host, failure=f"what is held of it can't be read: {error}.")
+    return HostProbe(
         host=host,
         hostname=answer["host"],
         boot_id=answer["boot_id"],

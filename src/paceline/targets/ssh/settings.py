@@ -13,7 +13,7 @@ from typing import Any
 from paceline.errors import TargetError
 from paceline.targets.options import Option, check_settings
 from paceline.targets.ssh.command import Ssh
-from paceline.targets.ssh.hosts import Host, check_user, read_hosts
+from paceline.targets.ssh.hosts import SshHost, check_user, read_hosts
 
 KIND = "ssh"
 OPTIONS = (
@@ -40,10 +40,10 @@ _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class SshSettings:
     """The settings of one target, checked. folder: on the nodes, absolute, the same on each. python: as it was set."""
 
-    hosts: tuple[Host, ...]
+    hosts: tuple[SshHost, ...]
     ssh: Ssh
     python: str | None
     folder: str
@@ -57,7 +57,7 @@ class Settings:
         return self.python or "python3"
 
 
-def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
+def read_settings(name: str, given: Mapping[str, Any]) -> SshSettings:
     """The settings, checked.
 
     Raises:
@@ -89,7 +89,7 @@ def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
         options=tuple(values["ssh_option"] or ()),
     )
     plain = {key: value for key, value in given.items() if value is not None} | {"hosts": [str(host) for host in hosts]}
-    return Settings(
+    return SshSettings(
         hosts=hosts,
         ssh=ssh,
         python=values["python"],
@@ -99,7 +99,7 @@ def read_settings(name: str, given: Mapping[str, Any]) -> Settings:
     )
 
 
-def _folder(title: str, folder: str | None, ssh: Ssh, first: Host) -> str:
+def _folder(title: str, folder: str | None, ssh: Ssh, first: SshHost) -> str:
     if folder is None:
         user = first.user or ssh.user or ssh.resolve(first).get("user") or getpass.getuser()
         return f"/tmp/paceline-{re.sub(r'[^A-Za-z0-9_.-]', '_', user)}"

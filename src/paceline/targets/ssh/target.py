@@ -20,9 +20,9 @@ from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
 from paceline.targets.options import Option
 from paceline.targets.ssh.failures import MENDED_BY_LOGIN
-from paceline.targets.ssh.hosts import Host
-from paceline.targets.ssh.probe import Look, look_at
-from paceline.targets.ssh.settings import KIND, OPTIONS, Settings, read_settings
+from paceline.targets.ssh.hosts import SshHost
+from paceline.targets.ssh.probe import HostProbe, look_at
+from paceline.targets.ssh.settings import KIND, OPTIONS, SshSettings, read_settings
 from paceline.targets.status import NodeStatus, Status, Unreachable
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class SshTarget:
 
     def __init__(self, name: str = KIND, settings: Mapping[str, Any] = {}) -> None:
         self.name = name
-        self._set: Settings = read_settings(name, settings)
+        self._set: SshSettings = read_settings(name, settings)
         #: To be kept in place of what was given: files have been read.
         self.settings = self._set.plain
-        self._looks: list[Look] | None = None
+        self._looks: list[HostProbe] | None = None
         self._early: supervisors.Early | None = None
         self._gathered = 0
 
@@ -114,11 +114,11 @@ class SshTarget:
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         from paceline.remote.link.nodes import AgentNodes
-        from paceline.targets.ssh.allocate import Demand, Gathering, Held
+        from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
         from paceline.targets.ssh.members import Opening
 
         per_node = max(node_sizes(job))
-        demand = Demand(
+        demand = HostDemand(
             count=job.node_count,
             cores=per_node,
             gpus=per_node if job.use_gpu else 0,
@@ -133,7 +133,7 @@ class SshTarget:
         )
         patience_s = _PATIENCE_S if self._gathered else 0.0
         self._gathered += 1
-        held: list[Held] | None = None
+        held: list[HeldHosts] | None = None
         try:
             held = Gathering(opening, self._set.hosts, demand, patience_s).gather(waiting)
             if held is None:
@@ -252,7 +252,7 @@ class SshTarget:
             else:
                 print(f"{look.host.name}: {look.failure}")
 
-    def _look(self, *, with_gpus: bool, enough: int | None = None) -> list[Look]:
+    def _look(self, *, with_gpus: bool, enough: int | None = None) -> list[HostProbe]:
         return look_at(self._set.ssh, self._set.hosts, python=self._set.own_python, with_gpus=with_gpus, enough=enough)
 
 
@@ -262,6 +262,6 @@ def _key(run_dir: Path) -> str:
     return f"{created}_{run_dir.name}"
 
 
-def _names(hosts: Sequence[Host]) -> str:
+def _names(hosts: Sequence[SshHost]) -> str:
     shown = ", ".join(host.name for host in hosts[:5])
     return shown + (", ..." if len(hosts) > 5 else "")

@@ -8,7 +8,7 @@ from typing import Any
 from paceline.compat.horovod._keras.libraries import KERAS_3, backend_of
 from paceline.compat.horovod._keras.optimizer import distribute
 from paceline.compat.horovod._keras.reducing import side_of
-from paceline.compat.horovod._keras.settings import Settings
+from paceline.compat.horovod._keras.settings import KerasSettings
 
 
 def loader_for(library: Any) -> Callable[..., Any]:
@@ -40,7 +40,7 @@ def loader_for(library: Any) -> Callable[..., Any]:
         model = library.models.load_model(filepath, custom_objects=names or None)
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
-            distribute(optimizer, Settings(compression=compression), in_place=True)
+            distribute(optimizer, KerasSettings(compression=compression), in_place=True)
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False
         return model

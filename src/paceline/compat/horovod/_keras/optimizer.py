@@ -9,7 +9,7 @@ from paceline.compat.horovod._keras import hooks, libraries
 from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
 from paceline.compat.horovod._keras.keras3 import DistributedKeras3
 from paceline.compat.horovod._keras.reducing import Distribution
-from paceline.compat.horovod._keras.settings import Settings, checked_layers, chosen_groups
+from paceline.compat.horovod._keras.settings import KerasSettings, checked_layers, chosen_groups
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -43,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: the arguments contradict each other, or it is not an optimizer of Keras.
     """
-    settings = Settings(
+    settings = KerasSettings(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -53,7 +53,7 @@ def DistributedOptimizer(  # noqa: N802
         groups=chosen_groups(groups, num_groups),
         process_set=process_set,
         scale_local=scale_local_gradients,
-        prefix=name or Settings.prefix,
+        prefix=name or KerasSettings.prefix,
     )
     return distribute(optimizer, settings)
 
@@ -81,7 +81,7 @@ def PartialDistributedOptimizer(  # noqa: N802
     Raises:
         ValueError: as DistributedOptimizer; or something among `local_layers` has no weights.
     """
-    settings = Settings(
+    settings = KerasSettings(
         op=op,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
@@ -91,13 +91,13 @@ def PartialDistributedOptimizer(  # noqa: N802
         groups=chosen_groups(groups, 0),
         process_set=process_set,
         scale_local=scale_local_gradients,
-        prefix=name or Settings.prefix,
+        prefix=name or KerasSettings.prefix,
         local_layers=checked_layers(local_layers),
     )
     return distribute(optimizer, settings)
 
 
-def distribute(optimizer: Any, settings: Settings, *, in_place: bool = False) -> Any:
+def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = False) -> Any:
     """The optimizer with these settings. in_place: the very object, for which its owner has no further use as it was.
 
     Raises:

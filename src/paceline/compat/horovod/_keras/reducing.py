@@ -7,14 +7,14 @@ from types import ModuleType
 from typing import Any
 
 from paceline.compat.horovod._keras.libraries import backend_of
-from paceline.compat.horovod._keras.settings import Settings, key_of
+from paceline.compat.horovod._keras.settings import KerasSettings, key_of
 from paceline.compat.horovod.common.process_sets import registered_ranks
 
 
 class Distribution:
     """How one optimizer's gradients are reduced. library: the Keras that the optimizer is of."""
 
-    def __init__(self, settings: Settings, library: str) -> None:
+    def __init__(self, settings: KerasSettings, library: str) -> None:
         self.settings, self.library = settings, library
         self._side = side_of(backend_of(library))
 

@@ -13,7 +13,7 @@ from paceline.compat.horovod.common.process_sets import ProcessSet, global_proce
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class KerasSettings:
     """What is done to gradients between the backward pass and the update.
 
     compression: None stands for `Compression.none`.

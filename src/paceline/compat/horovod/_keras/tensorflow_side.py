@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
+from paceline.compat.horovod._keras.settings import KerasSettings, key_of, shared_name
 from paceline.compat.horovod.common.ops import Min
 from paceline.compat.horovod.tensorflow.allreduce import allreduce
 from paceline.compat.horovod.tensorflow.broadcast import broadcast
@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[Any]:
+def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
     named = [_Named(shared_name(place, variable)) for place, variable in enumerate(variables)]
     groups = settings.groups
     if isinstance(groups, list):
@@ -50,7 +50,7 @@ def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[A
         return list(reduce_gradients(grads, named, how))
 
 
-def on_all_ranks(condition: Any, settings: Settings) -> Any:
+def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
     with tf.name_scope(""):
         held = allreduce(
             tf.cast(condition, tf.int32), op=Min, name=f"{settings.prefix}.finite", process_set=settings.process_set

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod import torch as hvd
-from paceline.compat.horovod._keras.settings import Settings, key_of, shared_name
+from paceline.compat.horovod._keras.settings import KerasSettings, key_of, shared_name
 from paceline.compat.horovod.common import handles
 from paceline.compat.horovod.common.ops import Average, Max, Min, Sum
 from paceline.compat.horovod.common.process_sets import registered_ranks
@@ -18,7 +18,7 @@ Compression = hvd.Compression
 allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, hvd.broadcast, hvd.reducescatter
 
 
-def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[Any]:
+def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
     """A gradient that some ranks have and others lack counts as zeros there; one that nobody has stays None."""
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
@@ -43,7 +43,7 @@ def reduce(grads: list[Any], variables: list[Any], settings: Settings) -> list[A
     return result
 
 
-def on_all_ranks(condition: Any, settings: Settings) -> Any:
+def on_all_ranks(condition: Any, settings: KerasSettings) -> Any:
     held = torch.as_tensor(condition).to(torch.int32)
     name = f"{settings.prefix}.finite"
     return hvd.allreduce(held, op=Min, name=name, process_set=settings.process_set).to(torch.bool)
@@ -53,7 +53,7 @@ def divided(grad: Any, number: int) -> Any:
     return grad / number
 
 
-class Accumulator:
+class TorchAccumulator:
     """Sums of gradients over so many passes, as `horovod.tensorflow`'s. average: they are divided by that number."""
 
     def __init__(self, passes: int, average: bool = False) -> None:
@@ -87,11 +87,11 @@ def _value(variable: Any) -> Any:
     return getattr(variable, "_value", variable).detach()
 
 
-def _compression(settings: Settings) -> Any:
+def _compression(settings: KerasSettings) -> Any:
     return settings.compression or Compression.none
 
 
-def _how(settings: Settings) -> dict[str, Any]:
+def _how(settings: KerasSettings) -> dict[str, Any]:
     if settings.op == Average and settings.predivide != 1.0:
         size = len(registered_ranks(settings.process_set))
         scales = {"prescale_factor": 1 / settings.predivide, "postscale_factor": settings.predivide / size}

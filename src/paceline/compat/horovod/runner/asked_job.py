@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from paceline.compat.horovod.runner import hosts as host_lists
 from paceline.compat.horovod.runner import start
 from paceline.compat.horovod.runner.hosts import Slot
-from paceline.compat.horovod.runner.ranks import Outcome
+from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import UserError
 
 _START_TIMEOUT_S = 30.0
 
 
-def why(outcome: Outcome) -> tuple[int, int, str] | None:
+def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     """(rank, exit code, sentence) of the rank that failed first; None where none did."""
     from paceline.supervisor.diagnosis.diagnose import WorkerEnd, first_failure, gone_before
 

@@ -57,7 +57,7 @@ def run(
         UserError: a wrong argument, or one of an elastic job; func or its arguments can't be pickled. Also a ValueError.
     """
     from paceline.compat.horovod.runner import asked_job, settings, start
-    from paceline.compat.horovod.runner.driver import Driver, Job
+    from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
     from paceline.compat.horovod.runner.output import Output
 
     elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np)
@@ -71,13 +71,13 @@ def run(
     names = network_interfaces or network_interface or ()
     interfaces = names if isinstance(names, str) else ",".join(names)
     places = asked_job.slots_of(_ranks(num_proc, np), hosts, hostfile)
-    job = Job(
+    job = RanksJob(
         argv=(executable or sys.executable, _TASK),
         slots=tuple(places),
         environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
         transport=asked_job.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
-        ssh=start.Ssh(port=ssh_port, identity_file=ssh_identity_file),
+        ssh=start.SshStart(port=ssh_port, identity_file=ssh_identity_file),
         start_timeout_s=asked_job.start_timeout_s(start_timeout),
         interfaces=interfaces or None,
         mpi_args=mpi_args,
@@ -86,7 +86,7 @@ def run(
     )
     output = Output(len(places), folder=output_filename, to_streams=True)
     try:
-        outcome = Driver(job, output).run()
+        outcome = RanksDriver(job, output).run()
     finally:
         output.close()
     if outcome.stopped_by == signal.SIGINT:

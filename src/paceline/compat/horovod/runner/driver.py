@@ -24,8 +24,8 @@ from paceline.compat.horovod.runner import start, wire
 from paceline.compat.horovod.runner.hear import Ears
 from paceline.compat.horovod.runner.hosts import Slot, is_here
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import Outcome, RankEnd, named, variables, with_defaults
-from paceline.compat.horovod.runner.start import Ssh, Started
+from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, variables, with_defaults
+from paceline.compat.horovod.runner.start import SshStart, Started
 from paceline.system import processes
 
 #: After the first failure, how long others get to report theirs, which may have come earlier.
@@ -37,7 +37,7 @@ _LAUNCHER_LINES = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class RanksJob:
     """What is to be run.
 
     argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
@@ -50,7 +50,7 @@ class Job:
     transport: str
     payload: bytes = b""
     directory: str = field(default_factory=os.getcwd)
-    ssh: Ssh = field(default_factory=Ssh)
+    ssh: SshStart = field(default_factory=SshStart)
     start_timeout_s: float = 30.0
     interfaces: str | None = None
     mpi_args: str | None = None
@@ -60,10 +60,10 @@ class Job:
     verbose: bool = False
 
 
-class Driver:
+class RanksDriver:
     """Runs one job. `run` returns when nothing of it is left."""
 
-    def __init__(self, job: Job, output: Output) -> None:
+    def __init__(self, job: RanksJob, output: Output) -> None:
         self._job, self._output = job, output
         self._ranks = [RankEnd(host=slot.host) for slot in job.slots]
         self._is_here = start.are_here(job.slots)
@@ -75,7 +75,7 @@ class Driver:
         self._closed = False
         self._asked_at = float("inf")
 
-    def run(self) -> Outcome:
+    def run(self) -> RankOutcome:
         """See the job through.
 
         Raises:
@@ -100,7 +100,7 @@ class Driver:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
                 shutil.rmtree(folder, ignore_errors=True)
-        return Outcome(self._ranks, problem, self._signal)
+        return RankOutcome(self._ranks, problem, self._signal)
 
     # --- starting
 

@@ -22,9 +22,9 @@ from paceline.compat.horovod.runner.asked_job import (
     transport_of,
     why,
 )
-from paceline.compat.horovod.runner.driver import Driver, Job
+from paceline.compat.horovod.runner.driver import RanksDriver, RanksJob
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import Outcome
+from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import PacelineError, RunFailedError, UserError
 from paceline.system import processes
 
@@ -99,14 +99,14 @@ def _run(args: Any) -> list[Any] | None:
     return None
 
 
-def _driven(options: Namespace) -> Outcome:
+def _driven(options: Namespace) -> RankOutcome:
     """What came of the job that the options describe."""
     job = _job(options)
     for line in settings.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)
     output = Output(len(job.slots), folder=options.output_filename, timestamps=options.prefix_timestamp)
     try:
-        return Driver(job, output).run()
+        return RanksDriver(job, output).run()
     finally:
         output.close()
 
@@ -133,7 +133,7 @@ def _function(args: Any, options: Namespace) -> list[Any]:
     )
 
 
-def _job(options: Namespace) -> Job:
+def _job(options: Namespace) -> RanksJob:
     refuse_elastic(*(getattr(options, name) for name in _ELASTIC), options.blacklist_cooldown_range)
     if options.jsrun:
         raise UserError("--jsrun is not supported. Inside an LSF job, name the hosts with -H and leave --jsrun out.")
@@ -146,12 +146,12 @@ def _job(options: Namespace) -> Job:
     if options.ssh_identity_file and not os.path.isfile(options.ssh_identity_file):
         raise UserError(f"--ssh-identity-file {options.ssh_identity_file!r} is no file. Name the private key.")
     slots = slots_of(options.np, options.hosts, options.hostfile)
-    return Job(
+    return RanksJob(
         argv=tuple(options.command),
         slots=tuple(slots),
         environment=environment_of(os.environ) | settings.variables(options),
         transport=transport_of(gloo=options.gloo, mpi=options.mpi),
-        ssh=start.Ssh(port=options.ssh_port, identity_file=options.ssh_identity_file),
+        ssh=start.SshStart(port=options.ssh_port, identity_file=options.ssh_identity_file),
         start_timeout_s=start_timeout_s(options.start_timeout),
         interfaces=options.network_interfaces,
         mpi_args=options.mpi_args,
@@ -161,7 +161,7 @@ def _job(options: Namespace) -> Job:
     )
 
 
-def _ended(outcome: Outcome) -> int:
+def _ended(outcome: RankOutcome) -> int:
     if outcome.stopped_by is not None:
         print(f"horovodrun: stopped by {signal.Signals(outcome.stopped_by).name}.", file=sys.stderr)
         return 128 + outcome.stopped_by

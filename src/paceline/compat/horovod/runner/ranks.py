@@ -27,7 +27,7 @@ class RankEnd:
 
 
 @dataclass
-class Outcome:
+class RankOutcome:
     """How the job ended. problem: why it could not be started; stopped_by: the signal that this process was sent."""
 
     ranks: list[RankEnd]

@@ -20,7 +20,7 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ssh:
+class SshStart:
     """How other hosts are reached."""
 
     port: int | None = None
@@ -50,7 +50,7 @@ def with_mpi(
     shell: Mapping[str, str],
     *,
     scratch: str,
-    ssh: Ssh,
+    ssh: SshStart,
     mpi_args: str | None = None,
     binding_args: str | None = None,
     interfaces: str | None = None,
@@ -119,7 +119,9 @@ def exported(mpi_args: str | None) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def plain(slots: Sequence[Slot], told: Mapping[str, object], shell: Mapping[str, str], *, ssh: Ssh) -> list[Started]:
+def plain(
+    slots: Sequence[Slot], told: Mapping[str, object], shell: Mapping[str, str], *, ssh: SshStart
+) -> list[Started]:
     """A process for each rank, over ssh on other hosts.
 
     Raises:

@@ -91,14 +91,16 @@ def _make_allreduce_grads_fn(
 
     def reduced(grads: Sequence[Any], vars: Sequence[Any] | None = None, use_generic_names: bool = False) -> list[Any]:
         given = list(grads)
-        named = [Place(index) for index in range(len(given))] if vars is None or use_generic_names else list(vars)
+        named = (
+            [PrivatePlace(index) for index in range(len(given))] if vars is None or use_generic_names else list(vars)
+        )
         with tf.name_scope(f"{name}_Allreduce"):
             return list(reduce_gradients(given, named, how))
 
     return reduced
 
 
-class Place:
+class PrivatePlace:
     """Stands for a variable that is known by its place."""
 
     def __init__(self, index: int) -> None:

@@ -12,7 +12,7 @@ from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.compression import Compression
 from paceline.compat.horovod.tensorflow.names import key
-from paceline.compat.horovod.tensorflow.private_names import Place
+from paceline.compat.horovod.tensorflow.private_names import PrivatePlace
 from paceline.compat.horovod.tensorflow.reduction import Reduction, reduce_gradients
 
 T = TypeVar("T", bound=tf.GradientTape)
@@ -122,7 +122,7 @@ class _Distributed:
         grads = super().gradient(target, sources, output_gradients, unconnected_gradients)  # type: ignore[misc]
         flat = tf.nest.flatten(sources)
         given = tf.nest.flatten(grads, expand_composites=False)
-        how_named: Sequence[Any] = [Place(index) for index in range(len(flat))] if use_generic_names else flat
+        how_named: Sequence[Any] = [PrivatePlace(index) for index in range(len(flat))] if use_generic_names else flat
         reduced = self._reduced(given, flat, how_named)
         return tf.nest.pack_sequence_as(sources, reduced)
 
