@@ -63,7 +63,7 @@ class Rank:
 
     def _restart(self, settings: dict[str, Any]) -> None:
         collectives.stop()
-        self._engine = collectives.start(collectives.Settings(**settings))
+        self._engine = collectives.start(collectives.EngineSettings(**settings))
         self._settings = settings
         self._sets = {self._engine.process_sets()[0]: 0}
 

@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from paceline import collectives
-from paceline.collectives import Settings
+from paceline.collectives import EngineSettings
 
 
 def different_process_sets_are_told_to_all() -> None:
@@ -120,7 +120,7 @@ def an_engine_that_fails_alone_is_told_to_the_others() -> None:
 
 
 def a_stall_is_told_and_over(file: str) -> None:
-    engine = collectives.start(Settings(stall_warning_s=0.2))
+    engine = collectives.start(EngineSettings(stall_warning_s=0.2))
     if engine.rank == 1:
         time.sleep(1.2)
     engine.allreduce("late", numpy.ones(1)).wait(20)
@@ -136,7 +136,7 @@ def a_stall_is_told_and_over(file: str) -> None:
 
 
 def a_stall_is_ended_at_the_limit() -> None:
-    engine = collectives.start(Settings(stall_warning_s=0.2, stall_shutdown_s=0.6))
+    engine = collectives.start(EngineSettings(stall_warning_s=0.2, stall_shutdown_s=0.6))
     engine.barrier().wait(20)
     if engine.rank == 1:
         # So that its own is not the first to have waited for too long.

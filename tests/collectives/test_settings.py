@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.collectives.settings import Settings
+from paceline.collectives.settings import EngineSettings
 from paceline.system import processes
 
 
@@ -25,4 +25,4 @@ def test_what_is_submitted_is_gathered_for_longer_where_computing_takes_all_core
     monkeypatch, cores, ranks, environ, cycle_s
 ):
     monkeypatch.setattr(processes, "core_count", lambda: cores)
-    assert Settings.from_environment(environ).chosen(ranks, environ).gathering_s == cycle_s
+    assert EngineSettings.from_environment(environ).chosen(ranks, environ).gathering_s == cycle_s

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from paceline.collectives.engine import Engine, current, start, stop
     from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
     from paceline.collectives.handle import Handle
-    from paceline.collectives.settings import Settings
+    from paceline.collectives.settings import EngineSettings
 
 __all__ = [
     "ArgumentError",
     "CollectivesError",
     "Engine",
+    "EngineSettings",
     "Handle",
     "MismatchError",
-    "Settings",
     "ShutDownError",
     "current",
     "start",
@@ -37,7 +37,7 @@ _HOMES = {
     "paceline.collectives.engine": ("Engine", "current", "start", "stop"),
     "paceline.collectives.errors": ("ArgumentError", "CollectivesError", "MismatchError", "ShutDownError"),
     "paceline.collectives.handle": ("Handle",),
-    "paceline.collectives.settings": ("Settings",),
+    "paceline.collectives.settings": ("EngineSettings",),
 }
 
 __getattr__ = face(__name__, _HOMES)

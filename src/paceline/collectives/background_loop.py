@@ -22,7 +22,7 @@ from paceline.collectives.handle import Handle
 from paceline.collectives.perform import Performer
 from paceline.collectives.request import JOIN, Agreement, CollectiveTask, Fields, Request
 from paceline.collectives.response_cache import ResponseCache
-from paceline.collectives.settings import Settings
+from paceline.collectives.settings import EngineSettings
 from paceline.collectives.stall import StallWatch
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class BackgroundLoop:
         transport: Transport | None,
         ranks: Sequence[int],
         number: int,
-        settings: Settings,
+        settings: EngineSettings,
         lost: Callable[..., object],
     ) -> None:
         self.transport = transport
@@ -142,7 +142,7 @@ class BackgroundLoop:
                 self._wake.notify()
         return task.handle
 
-    def retune(self, settings: Settings) -> None:
+    def retune(self, settings: EngineSettings) -> None:
         """Go on with these. In the thread that performs, between two operations."""
         self._settings = settings
         self._performer.retune(settings.fusion_bytes)

@@ -29,7 +29,7 @@ from paceline.collectives.request import (
     CollectiveTask,
     Request,
 )
-from paceline.collectives.settings import Settings
+from paceline.collectives.settings import EngineSettings
 from paceline.collectives.transport import Transport
 from paceline.collectives.world import RankedWorld
 
@@ -55,7 +55,7 @@ class Engine:
     Process set 0 is all ranks; an operation in a set is called by the set's ranks alone.
     """
 
-    def __init__(self, joined: RankedWorld, settings: Settings) -> None:
+    def __init__(self, joined: RankedWorld, settings: EngineSettings) -> None:
         transport = joined.transport
         self.rank: int = transport.rank if transport is not None else 0
         self.size: int = transport.size if transport is not None else 1
@@ -554,7 +554,7 @@ _lock = threading.Lock()
 _engine: Engine | None = None
 
 
-def start(settings: Settings | None = None) -> Engine:
+def start(settings: EngineSettings | None = None) -> Engine:
     """The engine of this process, started if there is none. Every rank of the run has to call it.
 
     Raises:
@@ -564,7 +564,7 @@ def start(settings: Settings | None = None) -> Engine:
     global _engine
     with _lock:
         if _engine is None:
-            settings = settings or Settings.from_environment()
+            settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
             # Runs before MPI is finalised: what is registered last comes first.
             atexit.unregister(stop)

@@ -16,7 +16,7 @@ _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class EngineSettings:
     """How the engine fuses, caches, waits and complains.
 
     fusion_bytes: small tensors of a type are reduced together in buffers of up to this size; 0: each on its own.
@@ -38,7 +38,7 @@ class Settings:
     stall_shutdown_s: float = 0.0
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Settings:
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> EngineSettings:
         """The settings that HOROVOD_* variables make.
 
         Raises:
@@ -55,7 +55,7 @@ class Settings:
             stall_shutdown_s=shutdown_s if checked else 0.0,
         )
 
-    def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> Settings:
+    def chosen(self, local_ranks: int, environ: Mapping[str, str] = os.environ) -> EngineSettings:
         """These, as they suit a machine with so many ranks: with a `cycle_s`."""
         cores, cycle_s, threads = processes.core_count(), self.cycle_s, environ.get("OMP_NUM_THREADS", "")
         if cycle_s is None:

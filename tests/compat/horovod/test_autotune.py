@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline.collectives.settings import Settings
+from paceline.collectives.settings import EngineSettings
 from paceline.compat.horovod.common import autotune
 from tests.compat.horovod.conftest import run_on_ranks
 
@@ -56,6 +56,6 @@ def test_without_the_variable_nothing_is_tuned():
 
 
 def test_a_variable_that_is_no_number_is_refused():
-    engine = SimpleNamespace(size=2, rank=0, settings=Settings(cycle_s=0.001))
+    engine = SimpleNamespace(size=2, rank=0, settings=EngineSettings(cycle_s=0.001))
     with pytest.raises(ValueError, match="HOROVOD_AUTOTUNE_WARMUP_SAMPLES='few' is no whole number"):
         autotune.begin(engine, {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "few"})

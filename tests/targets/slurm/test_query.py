@@ -27,7 +27,7 @@ def clock() -> Clock:
 
 
 def make(tmp_path: Path, clock: Clock, output: str = "plain") -> Query:
-    return Query(tmp_path / "engines", Scheduler("c", SlurmSlurmSettings.of('c', {})), "1000", output=output, clock=clock)
+    return Query(tmp_path / "engines", Scheduler("c", SlurmSettings.of("c", {})), "1000", output=output, clock=clock)
 
 
 def test_200_queued_runs_cost_one_question(slurm: FakeSlurm, tmp_path: Path, clock: Clock):
@@ -225,7 +225,7 @@ def test_a_torn_file_and_a_folder_that_can_not_be_written_to_do_no_harm(slurm: F
     for path in (tmp_path / "engines").glob("*.json"):
         path.write_text('{"time": 18000')
     assert query.job("1", 0) is not None
-    assert Query(Path("/proc/nowhere"), Scheduler("c", SlurmSlurmSettings.of('c', {})), "1000").job("1", 0) is not None
+    assert Query(Path("/proc/nowhere"), Scheduler("c", SlurmSettings.of("c", {})), "1000").job("1", 0) is not None
 
 
 def test_json_is_asked_for_where_it_is_set(slurm: FakeSlurm, tmp_path: Path, clock: Clock):

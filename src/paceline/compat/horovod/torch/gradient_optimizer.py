@@ -25,7 +25,7 @@ _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduction:
+class GradientReduction:
     """How gradients are reduced."""
 
     compression: Any
@@ -113,7 +113,7 @@ class GradientOptimizer:
     def _begin(
         self,
         *,
-        reduction: Reduction,
+        reduction: GradientReduction,
         names: dict[torch.Tensor, str],
         groups: list[tuple[str, list[torch.Tensor]]],
         passes: int,

@@ -23,7 +23,7 @@ from paceline.compat.horovod.common.process_sets import (
 )
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.delta_optimizer import AdasumOptimizer
-from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, Reduction, check_passes
+from paceline.compat.horovod.torch.gradient_optimizer import GradientOptimizer, GradientReduction, check_passes
 from paceline.compat.horovod.torch.parameter_names import in_groups, parameter_names
 
 O = TypeVar("O", bound=torch.optim.Optimizer)  # noqa: E741
@@ -87,7 +87,7 @@ def DistributedOptimizer(  # noqa: N802
     made = cls.__new__(cls)
     # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
-    reduction = Reduction(
+    reduction = GradientReduction(
         compression=compression,
         op=op,
         predivide=float(gradient_predivide_factor),
