@@ -64,7 +64,9 @@ def check_exec(run: pl.Run) -> None:
         wait_until(beside.heard, "it says something")
         wait_until(lambda: _count(run, f"sleep {mark}") == 1, "it runs")
     wait_until(lambda: _count(run, f"sleep {mark}") == 0, "nothing is left of it")
-    with Beside(run.folder, ["sleep", mark], rank=0) as beside:
+    with Beside(run.folder, ["sh", "-c", f"echo up; exec sleep {mark}"], rank=0) as beside:
+        # What has not begun yet when the worker ends is refused in other words.
+        wait_until(beside.heard, "it says something")
         assert run.exec(STOP, rank=0).returncode == 0
         with contextlib.suppress(RunStateError):  # it may end with the run
             run.exec(STOP, rank=1)

@@ -207,9 +207,10 @@ def test_what_was_sent_and_is_a_link_out_of_the_run_now_is_gone(top, start):
     (top / "checkpoints/a").write_text("1")
     one = start(top, sent)
     flushed(one, sent)
+    # Before: the mirror may look while there is neither.
+    sent.frames.clear()
     (top / "checkpoints/a").unlink()
     (top / "checkpoints/a").symlink_to("/etc/passwd")
-    sent.frames.clear()
     flushed(one, sent)
     assert {frame["how"] for frame in sent.of("checkpoints/a")} == {"left", "gone"}
 
