@@ -53,7 +53,7 @@ def divided(grad: Any, number: int) -> Any:
     return grad / number
 
 
-class TorchAccumulator:
+class Accumulator:
     """Sums of gradients over so many passes, as `horovod.tensorflow`'s. average: they are divided by that number."""
 
     def __init__(self, passes: int, average: bool = False) -> None:
