@@ -11,7 +11,7 @@ from paceline.launchers import environment
 from paceline.launchers.mpi import MPIRUN_VARIABLE
 from paceline.remote.agent.gpus import GPUS_VARIABLE
 from paceline.snapshot import LIMIT_VARIABLE
-from paceline.targets.leases import LEASES_VARIABLE
+from paceline.targets.local_leases import LEASES_VARIABLE
 from tests.helpers import RUN_ID, make_job, make_launch
 
 RUN_DIR = f"/shared/team/.paceline/runs/{RUN_ID}"

@@ -1,350 +1,266 @@
+"""The program that keeps the books of a machine, run as a node's Python runs it."""
+
 from __future__ import annotations
 
+import json
 import os
 import socket
-import tempfile
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from paceline.errors import TargetError
-from paceline.runs.folder import RunFolder
-from paceline.system import locks
+from paceline.remote.call import answer_in, program
 from paceline.targets import leases
-from paceline.targets.leases import LEASES_VARIABLE, Demand, Lease, Queue, free_ports, leases_dir
-from tests.helpers import start_python
 
-
-class Machine:
-    """A machine with a queue, and runs on it, each of which is looked after until it is killed."""
-
-    def __init__(self, top: Path, cores: int = 4, gpus: tuple[str, ...] = ()) -> None:
-        self.top, self.queue = top, Queue(top / "leases", cores, gpus)
-        self.locks: dict[str, int] = {}
-
-    def run_dir(self, name: str) -> Path:
-        return self.top / "runs" / name
-
-    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2) -> None:
-        self.run_dir(name).mkdir(parents=True)
-        self.locks[name] = locks.take(RunFolder(self.run_dir(name)).lock)
-        self.queue.enqueue(self.run_dir(name), Demand(cores=cores, gpus=gpus, ports=ports))
-
-    def kill(self, name: str) -> None:
-        os.close(self.locks.pop(name))
-
-    def ask(self, name: str) -> Lease | list[str]:
-        return self.queue.try_grant(self.run_dir(name))
-
-    def release(self, name: str) -> None:
-        self.queue.release(self.run_dir(name))
-
-    def close(self) -> None:
-        for fd in self.locks.values():
-            os.close(fd)
-
-    def tickets(self) -> list[str]:
-        return sorted(os.listdir(self.top / "leases/tickets"))
+Ask = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def machine(tmp_path):
-    machine = Machine(tmp_path, cores=4, gpus=("0", "1", "2", "3"))
-    yield machine
-    machine.close()
+def ask(tmp_path: Path) -> Ask:
+    """Asks the program, with the books in `tmp_path`."""
+
+    def run(verb: str, environment: dict[str, str] | None = None, **given: Any) -> dict[str, Any]:
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-"],
+            input=program(leases.__file__, "answer", verb, given),
+            capture_output=True,
+            check=True,
+            env={**os.environ, "PACELINE_LEASES": str(tmp_path / "leases"), **(environment or {})},
+        )
+        answer = answer_in(b"welcome!\n" + done.stdout + b"bye\n")
+        assert answer is not None
+        return answer
+
+    return run
 
 
-def is_granted(answer: object) -> bool:
-    return isinstance(answer, Lease)
+@pytest.fixture
+def agents() -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts stand-ins for agents."""
+    started = []
+
+    def start() -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(["sleep", "600"]))
+        return started[-1]
+
+    yield start
+    for agent in started:
+        agent.kill()
+        agent.wait()
 
 
-# --- the queue
+def ticket(key: str, agent: subprocess.Popen[bytes], cores: int = 1, gpus: int = 0, **values: Any) -> dict[str, Any]:
+    asked = {"key": key, "run_id": f"run {key}", "pid": agent.pid, "cores": cores, "gpu_count": gpus}
+    return asked | {"all_cores": 4, "all_gpus": ["0", "3"]} | values
 
 
-def test_a_run_gets_what_it_asks_for(machine):
-    machine.submit("a", cores=3, gpus=2, ports=4)
-    lease = machine.ask("a")
-    assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
+def test_runs_share_a_machine_until_it_is_full_and_no_two_get_one_gpu(ask: Ask, agents: Any) -> None:
+    first = ask("take", **ticket("1", agents(), cores=2, gpus=1))
+    second = ask("take", **ticket("2", agents(), cores=2, gpus=1))
+    third = ask("take", **ticket("3", agents(), cores=1))
+
+    assert (first["granted"], second["granted"]) == ({"gpus": ["0"]}, {"gpus": ["3"]})
+    assert "granted" not in third
+    assert [holder["run_id"] for holder in third["holders"]] == ["run 1", "run 2"]
 
 
-def test_asking_again_gives_the_same(machine):
-    machine.submit("a", gpus=1)
-    assert machine.ask("a") == machine.ask("a")
+def test_the_older_submission_comes_first_and_is_not_overtaken(ask: Ask, agents: Any) -> None:
+    holder, old, young = agents(), agents(), agents()
+    ask("take", **ticket("1", holder, cores=3))
+    assert "granted" not in ask("take", **ticket("2", old, cores=4))
+    assert ask("take", **ticket("3", young, cores=1))["ahead"][0]["run_id"] == "run 2"
+
+    holder.kill()
+    holder.wait()
+
+    assert "granted" not in ask("take", **ticket("3", young, cores=1)), "there is room, but it is not its turn"
+    assert ask("take", **ticket("2", old, cores=4))["granted"] == {"gpus": []}
 
 
-def test_runs_share_the_machine_as_long_as_there_is_room(machine):
-    for name in "abc":
-        machine.submit(name, cores=2)
-    assert is_granted(machine.ask("a"))
-    assert is_granted(machine.ask("b"))
-    assert machine.ask("c") == ["a", "b"]
-    machine.release("a")
-    assert is_granted(machine.ask("c"))
+def test_whoever_only_tries_leaves_no_place_in_the_queue(ask: Ask, agents: Any) -> None:
+    ask("take", **ticket("2", agents(), cores=4))
+    assert "granted" not in ask("take", at_once=True, **ticket("1", agents()))
+
+    assert [item["key"] for item in ask("look")["tickets"]] == ["2"]
 
 
-def test_a_small_run_does_not_overtake_a_large_one(machine):
-    machine.submit("first", cores=3)
-    machine.submit("large", cores=4)
-    machine.submit("small", cores=1)
-    assert is_granted(machine.ask("first"))
-    assert machine.ask("large") == ["first"]
-    assert machine.ask("small") == ["large"]
-    machine.release("first")
-    assert machine.ask("small") == ["large"]
-    assert is_granted(machine.ask("large"))
-    machine.release("large")
-    assert is_granted(machine.ask("small"))
+def test_what_is_given_back_is_free(ask: Ask, agents: Any) -> None:
+    holder = agents()
+    ask("take", **ticket("1", holder, cores=4))
+    assert ask("take", **ticket("1", holder, cores=4))["granted"] == {"gpus": []}, "asked again, the same"
+    ask("give_back", key="1")
+    ask("give_back", key="1")
+
+    assert ask("look")["tickets"] == []
 
 
-def test_the_order_is_that_of_submission_whoever_asks_first(machine):
-    for name in ("z", "a", "m"):
-        machine.submit(name, cores=4)
-    assert machine.ask("m") == ["z", "a"]
-    assert machine.ask("a") == ["z"]
-    assert is_granted(machine.ask("z"))
+def folder_of(tmp_path: Path) -> Path:
+    """This user's tickets."""
+    (found,) = (tmp_path / "leases").glob("paceline-leases-*/*")
+    return found
 
 
-def test_gpus_are_shared_without_overlap(machine):
-    for name, count in (("a", 1), ("b", 2), ("c", 2)):
-        machine.submit(name, gpus=count)
-    assert machine.ask("a").gpus == ("0",)
-    assert machine.ask("b").gpus == ("1", "2")
-    assert machine.ask("c") == ["a", "b"]
-    machine.release("a")
-    assert machine.ask("c").gpus == ("0", "3")
+def test_a_dead_agent_holds_nothing_whatever_it_left(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    holder = agents()
+    ask("take", **ticket("1", holder, cores=4))
+    holder.kill()  # and nobody has waited for it
+    folder = folder_of(tmp_path)
+    (folder / "torn.ticket").write_text('{"key": ')
+    (folder / "2.ticket.77.new").write_text("half")
+    other_boot = ticket("3", agents(), boot_id="another", started="1", granted={"gpus": []})
+    (folder / "3.ticket").write_text(json.dumps(other_boot))
+
+    assert ask("look")["tickets"] == []
+    assert [path.name for path in folder.iterdir()] == []
 
 
-def test_a_run_that_wants_more_cores_than_there_are_gets_the_whole_machine(machine):
-    machine.submit("a", cores=100)
-    machine.submit("b", cores=1)
-    assert is_granted(machine.ask("a"))
-    assert machine.ask("b") == ["a"]
+def test_another_process_of_the_same_number_is_not_the_agent(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    ask("take", **ticket("1", agents()))
+    path = folder_of(tmp_path) / "1.ticket"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"started": "12"}))
+
+    assert ask("look")["tickets"] == []
 
 
-def test_a_run_without_a_place_in_the_queue_is_an_error(machine):
-    machine.submit("a")
-    with pytest.raises(LookupError, match="no place in the queue"):
-        machine.ask("b")
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_everybody_reads_the_leases_and_nobody_else_writes_them(
+    ask: Ask, agents: Any, tmp_path: Path, umask: int
+) -> None:
+    previous = os.umask(umask)
+    try:
+        ask("take", **ticket("1", agents()))
+    finally:
+        os.umask(previous)
+
+    folder = folder_of(tmp_path)
+    assert [path.stat().st_mode & 0o7777 for path in (folder.parent, folder)] == [0o755, 0o755]
+    (guard,) = (tmp_path / "leases").glob("*.guard")
+    assert {path.stat().st_mode & 0o7777 for path in (guard, *folder.iterdir())} == {0o644}
 
 
-def test_giving_back_what_was_never_held_is_harmless(machine):
-    machine.release("nobody")
-    machine.submit("a")
-    machine.release("a")
-    machine.release("a")
-    assert machine.tickets() == []
+# --- other users of the machine
 
 
-# --- whoever is killed
+def test_what_another_user_has_put_there_is_named_and_neither_followed_nor_written(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    # It was: a link beside the guard's made a file of the victim's readable for everybody.
+    victim, top = tmp_path / "victim", tmp_path / "leases"
+    victim.write_text("mine")
+    victim.chmod(0o600)
+    top.mkdir()
+    guard = top / f"paceline-leases-{socket.gethostname()}.guard"
+    folder = top / f"paceline-leases-{os.geteuid()}"
+    for path, text in ((guard, "is a link"), (folder, "is a link")):
+        path.symlink_to(victim)
+        assert text in ask("take", **ticket("1", agents()))["error"]
+        path.unlink()
+    guard.unlink()
+    os.mkfifo(guard)
+    assert "is no plain file" in ask("take", **ticket("1", agents()))["error"]
+    guard.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert "can be written to by others" in ask("take", **ticket("1", agents()))["error"]
+    if os.geteuid() == 0:
+        folder.chmod(0o755)
+        os.chown(folder, 65534, 65534)
+        assert "belongs to user nobody" in ask("take", **ticket("1", agents()))["error"]
+        os.rmdir(folder)
+        os.chown(top, 65534, 65534)
+        assert "belongs to user nobody, who could take leases away" in ask("take", **ticket("1", agents()))["error"]
+        os.chown(top, 0, 0)
+    top.chmod(0o777)
+    assert "Set its sticky bit" in ask("take", **ticket("1", agents()))["error"]
+    assert (victim.read_text(), victim.stat().st_mode & 0o777) == ("mine", 0o600)
 
 
-def test_a_killed_run_gives_back_what_it_held(machine):
-    machine.submit("a", cores=4, gpus=4)
-    machine.submit("b", cores=4, gpus=4)
-    assert is_granted(machine.ask("a"))
-    assert machine.ask("b") == ["a"]
-    machine.kill("a")
-    assert is_granted(machine.ask("b"))
-    assert len(machine.tickets()) == 1
+def test_a_ticket_counts_as_its_owner_s_and_for_living_processes_of_theirs(
+    ask: Ask, agents: Any, tmp_path: Path
+) -> None:
+    agent = agents()
+    ask("take", **ticket("5", agent, cores=1))
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to be two users")
+    mine = folder_of(tmp_path)
+    path = mine / "5.ticket"
+    theirs = mine.parent.parent / "paceline-leases-65534" / mine.name
+    theirs.mkdir(parents=True)
+    written = json.loads(path.read_text())
+    (theirs / "1.ticket").write_text(json.dumps(written | {"key": "1", "cores": 4}))  # of a process of root's
+    (theirs / "2.ticket").symlink_to(path)
+    (theirs / "5.ticket").write_text(path.read_text())  # root's file in nobody's folder
+    (theirs / "6.ticket").write_text('{"key": "6", "pid": "x", "cores": {}, "granted": 3}')
+    for found in (theirs.parent, theirs, theirs / "1.ticket", theirs / "6.ticket"):
+        os.chown(found, 65534, 65534)
+    assert [(item["key"], item["user"]) for item in ask("look")["tickets"]] == [("5", "root")]
+
+    as_nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    own = subprocess.Popen([*as_nobody, "sleep", "600"])
+    # Nobody may not pass the folders above it.
+    fd = os.open(tmp_path / "leases", os.O_RDONLY)
+    os.chmod(tmp_path / "leases", 0o1777)
+    try:
+        # As nobody's own program would: it waits in order with root's.
+        answer = subprocess.run(
+            [*as_nobody, sys.executable, "-"],
+            input=program(leases.__file__, "answer", "take", ticket("1", own, cores=4)),
+            capture_output=True,
+            check=True,
+            cwd="/",
+            env={**os.environ, "PACELINE_LEASES": f"/proc/self/fd/{fd}"},
+            pass_fds=[fd],
+        )
+        found = answer_in(answer.stdout)
+        assert found is not None, answer
+        assert "holders" in found, found
+        assert [(item["run_id"], item["user"]) for item in found["holders"]] == [("run 5", "root")]
+        later = ask("take", **ticket("9", agent, cores=1))
+        assert [(item["run_id"], item["user"]) for item in later["ahead"]] == [("run 1", "nobody")]
+    finally:
+        os.close(fd)
+        own.kill()
+        own.wait()
 
 
-def test_a_killed_run_that_waited_keeps_nobody_waiting(machine):
-    for name in "abc":
-        machine.submit(name, cores=4)
-    assert is_granted(machine.ask("a"))
-    machine.kill("b")
-    machine.release("a")
-    assert is_granted(machine.ask("c"))
+def test_who_holds_the_guard_is_named(agents: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It was: "it does not answer: it is down, or the network in between is".
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path))
+    monkeypatch.setattr(leases, "_GUARD_S", 0.1)
+    leases.take(ticket("1", agents()))
+    (guard,) = tmp_path.glob("*.guard")
+    code = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(guard)], stdout=subprocess.PIPE) as blocker:
+        assert blocker.stdout is not None
+        blocker.stdout.readline()
+        try:
+            with pytest.raises(leases.LeasesError) as caught:
+                leases.look({})
+        finally:
+            blocker.kill()
+    assert f"process {blocker.pid} ({sys.executable} -c import fcntl" in str(caught.value)
+    assert leases.look({})["tickets"][0]["key"] == "1"
 
 
-def test_the_run_of_a_killed_process_gives_back_what_it_held(machine):
-    code = """
-import sys, time
-from pathlib import Path
-from paceline.system import locks
-from paceline.targets.leases import Demand, Queue
-top, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
-run_dir.mkdir(parents=True)
-fd = locks.take(run_dir / "lock")
-queue = Queue(top / "leases", 4, ())
-queue.enqueue(run_dir, Demand(cores=4, gpus=0, ports=2))
-print(type(queue.try_grant(run_dir)).__name__, flush=True)
-time.sleep(60)
-"""
-    with start_python(code, machine.top, machine.run_dir("other")) as process:
-        assert process.stdout.readline() == "Lease\n"
-        machine.submit("mine")
-        assert machine.ask("mine") == ["other"]
-        process.kill()
-        process.wait()
-    assert is_granted(machine.ask("mine"))
+def test_a_look_says_what_there_is(ask: Ask) -> None:
+    found = ask("look", {"PACELINE_GPUS": "2,5"}, with_gpus=True)
+
+    assert found["cores"] == len(os.sched_getaffinity(0))
+    assert found["gpus"] == ["2", "5"]
+    assert tuple(found["python"][1:3]) == sys.version_info[:2]
+    assert "gpus" not in ask("look")
 
 
-def test_a_run_whose_folder_is_gone_is_forgotten(machine):
-    machine.submit("a", cores=4)
-    machine.submit("b", cores=4)
-    for path in (machine.run_dir("a") / "lock", machine.run_dir("a")):
-        path.unlink() if path.is_file() else path.rmdir()
-    assert is_granted(machine.ask("b"))
+def test_a_file_in_the_way_is_told(ask: Ask, agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "leases").write_text("in the way")
+    assert "is no folder" in ask("take", **ticket("1", agents()))["error"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
-def test_a_damaged_ticket_stops_nobody(machine, text):
-    machine.submit("a", cores=4)
-    (machine.top / "leases/tickets/00000000.json").write_text(text)
-    (machine.top / "leases/tickets/.00000001.json.5.ab").write_text(text)
-    assert is_granted(machine.ask("a"))
+def test_an_old_python_can_read_the_program() -> None:
+    import ast
 
-
-def test_a_lost_counter_does_not_change_the_order(machine):
-    machine.submit("a", cores=4)
-    for text in (None, "", "x"):
-        counter = machine.top / "leases/counter"
-        counter.unlink() if text is None else counter.write_text(text)
-        machine.submit(f"b{text}", cores=4)
-    assert machine.ask("bx") == ["a", "bNone", "b"]
-
-
-def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
-    code = """
-import sys
-from pathlib import Path
-from paceline.system import locks
-from paceline.targets.leases import Demand, Queue
-top, name = Path(sys.argv[1]), sys.argv[2]
-queue, kept = Queue(top / "leases", 4, ()), []
-for number in range(10):
-    run_dir = top / "runs" / f"{name}{number}"
-    run_dir.mkdir(parents=True)
-    kept.append(locks.take(run_dir / "lock"))
-    queue.enqueue(run_dir, Demand(cores=1, gpus=0, ports=2))
-print("done", flush=True)
-sys.stdin.readline()
-"""
-    started = [start_python(code, tmp_path, name, stdin=-1) for name in "abcd"]
-    assert [process.stdout.readline() for process in started] == ["done\n"] * 4
-    machine = Machine(tmp_path)
-    assert machine.tickets() == [f"{number:08d}.json" for number in range(1, 41)]
-    for process in started:
-        process.communicate("\n")
-
-
-# --- always
-
-
-steps = st.lists(
-    st.tuples(
-        st.sampled_from(["submit", "ask", "ask", "release", "kill"]),
-        st.integers(0, 5),
-        st.integers(1, 5),
-        st.integers(0, 2),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=40)
-@given(steps)
-def test_whatever_happens_nothing_is_given_out_twice_and_nobody_overtakes(steps):
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(Path(folder), cores=4, gpus=("0", "1"))
-        waiting: list[str] = []
-        held: dict[str, Lease] = {}
-        for number, (step, choice, cores, gpus) in enumerate(steps):
-            alive = [*held, *waiting]
-            name = alive[choice % len(alive)] if alive else None
-            if step == "submit":
-                machine.submit(f"r{number}", cores=cores, gpus=gpus)
-                waiting.append(f"r{number}")
-            elif name is None:
-                continue
-            elif step == "ask":
-                answer = machine.ask(name)
-                if isinstance(answer, Lease) and name not in held:
-                    assert name == waiting.pop(0)  # the first that waits, nobody else
-                    held[name] = answer
-            else:
-                machine.release(name) if step == "release" else machine.kill(name)
-                waiting = [other for other in waiting if other != name]
-                held.pop(name, None)
-            leases = list(held.values())
-            assert sum(min(lease.cores, 4) for lease in leases) <= 4
-            for given_out in (
-                [gpu for lease in leases for gpu in lease.gpus],
-                [p for lease in leases for p in lease.ports],
-            ):
-                assert len(given_out) == len(set(given_out))
-        if waiting and not held:
-            assert is_granted(machine.ask(waiting[0]))  # an empty machine lets the first one in
-        machine.close()
-
-
-# --- ports
-
-
-def test_ports_differ_within_a_run_and_between_runs(machine):
-    for name in "abcd":
-        machine.submit(name, ports=5)
-    ports = [port for name in "abcd" for port in machine.ask(name).ports]
-    assert len(set(ports)) == 20
-    assert all(20000 <= port < 32000 for port in ports)
-
-
-def test_a_port_on_which_somebody_listens_is_not_given_out(monkeypatch):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        port = listener.getsockname()[1]
-        monkeypatch.setattr("paceline.targets.leases._PORTS", range(port, port + 1))
-        assert free_ports(1, set()) == ()
-    assert free_ports(1, set()) == (port,)
-    assert free_ports(1, {port}) == ()
-
-
-# --- where it lies
-
-
-def test_the_folder_may_be_named(monkeypatch, tmp_path):
-    monkeypatch.setenv(LEASES_VARIABLE, str(tmp_path / "mine"))
-    assert leases_dir() == tmp_path / "mine"
-
-
-def test_by_default_it_is_in_the_state_folder_under_the_machine_s_name(monkeypatch, tmp_path):
-    monkeypatch.delenv(LEASES_VARIABLE)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert leases_dir() == tmp_path / "state/paceline/leases" / socket.gethostname()
-
-
-def test_without_a_home_it_is_in_tmp(monkeypatch, tmp_path):
-    monkeypatch.delenv(LEASES_VARIABLE)
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    assert leases_dir() == Path(f"/tmp/paceline-{os.getuid()}/leases")
-
-
-def test_a_folder_of_another_user_s_is_not_taken_where_the_home_can_not_be_written(tmp_path, monkeypatch):
-    # It was: runs went on with tickets in a folder that anybody could write to.
-    monkeypatch.delenv(LEASES_VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    (tmp_path / "file").touch()
-    own = tmp_path / "paceline-own"
-    monkeypatch.setattr(leases, "_own_folder", lambda: own)
-    assert leases_dir() == own / "leases"
-    assert own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)
-    with pytest.raises(
-        TargetError, match=rf"paceline-own' can be written to by everybody.*name a folder \({LEASES_VARIABLE}"
-    ):
-        leases_dir()
-
-
-def test_whoever_holds_the_leases_for_too_long_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(leases, "_GUARD_S", 0.05)
-    queue = Queue(tmp_path, 4, ())
-    fd = locks.take(tmp_path / "guard")
-    with pytest.raises(TargetError, match=rf"leases can't be read: process {os.getpid()} \(.*has held the lock"):
-        queue.release(tmp_path)
-    os.close(fd)
-    queue.release(tmp_path)
+    ast.parse(program(leases.__file__, "answer", "look", {}), feature_version=(3, 6))

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
+from paceline.remote.agent import machine
 from paceline.system import locks
 from paceline.system.processes import core_count
-from paceline.targets import leases, local
-from paceline.targets.leases import leases_dir
+from paceline.targets import local
 from paceline.targets.local import LocalTarget
+from paceline.targets.local_leases import leases_dir
 from tests.helpers import make_job
 
 
@@ -179,7 +180,7 @@ def test_ports_that_are_not_to_be_had_are_an_error(target, run, monkeypatch):
     job, path = make_job(), run("first")
     target.enqueue(job, path)
     nodes = target.wait_for_nodes(job, path, pytest.fail)
-    monkeypatch.setattr(leases, "free_ports", lambda count, taken: ())
+    monkeypatch.setattr(machine, "free_ports", lambda count, taken: [])
     with pytest.raises(TargetError, match="no 2 ports are free on this machine"):
         nodes.renew_ports()
 

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import TargetError
 from paceline.runs.folder import RunFolder
 from paceline.system import locks
-from paceline.targets.leases import Demand, Queue, leases_dir
+from paceline.targets.local_leases import LocalQueue, leases_dir
 from paceline.targets.this_machine import ThisMachine
 
 
@@ -26,8 +26,8 @@ def queued(tmp_path, monkeypatch):
         fd = locks.take(folder.lock)
         assert fd is not None
         held.append(fd)
-        queue = Queue(leases_dir(), os.cpu_count() or 1, ("0", "1"))
-        queue.enqueue(folder.path, Demand(cores=cores, gpus=gpus, ports=1))
+        queue = LocalQueue(leases_dir(), os.cpu_count() or 1, ("0", "1"))
+        queue.enqueue(folder.path, cores=cores, gpus=gpus, ports=1)
         if grant:
             queue.try_grant(folder.path)
 

@@ -1,218 +1,502 @@
-"""Several runs share one machine: a queue of tickets, and what each run holds of cores, GPUs and ports.
+"""The queue of one machine: a ticket for each run that holds some of it or waits for some, and who is served next.
 
-A ticket is a small file that names a run's folder. Its number gives the order, which is that of submission. A ticket
-counts as long as somebody holds the lock of that run's folder, so a killed supervisor gives everything back at once
-and nothing has to be cleaned up: whoever looks next removes its ticket. No process serves the queue.
+A ticket is a small file. Its name gives its place in the order. Runs are served strictly in order: one that needs much is
+not overtaken for ever by those that need little. A ticket counts as long as the run is alive. Who counts as alive is handed
+in: `local` looks at the lock of the run's folder (`paceline.targets.local_leases`), a host of a `ssh` target at the run's
+agent (below). Nothing has to be cleaned up and no process serves the queue: whoever looks next leaves out, and where it may
+removes, what counts no more.
 
-    tickets/00000041.json   {"run_dir": ..., "cores": 2, "gpus": 0, "ports": 2, "granted": {...} or absent}
+Behind the queue is the program of a host, of which the whole file is the text that a bare Python is given
+(`paceline.remote.call`): what the host has, and who holds how much of it.
 
-Runs are served strictly in order: a run that needs much is not overtaken for ever by runs that need little.
+    /tmp/paceline-leases-<hostname>.guard     of everybody on the machine: locked by whoever reads or changes
+    /tmp/paceline-leases-<user's number>/<hostname>/
+        2026-11-21T...Z_<run id>.ticket       counts as long as the run's agent on this machine lives, which ends when the
+                                              run's supervisor does, or when the link to it is cut
+
+PACELINE_LEASES of the machine's environment names another folder than /tmp.
+
+Everybody writes in a folder of their own, and reads the others'. A ticket counts as its owner's, whatever it says; links,
+other people's files in somebody's folder, and what is no ticket count for nothing. So nobody can have another user's
+program write where he likes, take his tickets away, or speak for him. What anybody can do is to hold the guard: who does
+is named.
+
+Written in the words of Python 3.6, so that one that is too old can say so.
 """
 
-from __future__ import annotations
+# ruff: noqa: UP006, UP031, UP035, UP045
 
 import contextlib
+import errno
+import fcntl
+import json
 import os
+import pwd
+import shutil
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+import stat
+import subprocess
+import sys
+import time
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
-from paceline.errors import PacelineError, TargetError
-from paceline.runs import read
-from paceline.runs.folder import RunFolder
-from paceline.system import locks
-from paceline.system.files import make_own, read_json, write_json
+_PARENT = "/tmp"
+_PREFIX = "paceline-leases-"
+#: Longer than anybody needs the guard for, shorter than a host may take to answer.
+_GUARD_S = 8.0
+#: No ticket is longer, and nobody has more.
+_TICKET_BYTES, _TICKETS = 1 << 16, 1000
 
-#: Where the tickets lie, in place of the user's state folder.
-LEASES_VARIABLE = "PACELINE_LEASES"
-#: Whoever holds the guard does so for moments, but for the end of a killed run's processes.
-_GUARD_S = 60.0
-#: Below the range from which Linux takes ports for outgoing connections (32768 and up), above most services.
-_PORTS = range(20000, 32000)
+Ticket = Dict[str, Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Demand:
-    """What a run asks of a machine."""
-
-    cores: int
-    gpus: int
-    ports: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lease:
-    """What a run holds of a machine."""
-
-    cores: int
-    gpus: tuple[str, ...]
-    ports: tuple[int, ...]
-
-
-def leases_dir() -> Path:
-    """The folder of this machine's tickets, one for each user.
-
-    Raises:
-        TargetError: the user's home can't be written to, and the folder in its place is somebody else's.
-    """
-    named = os.environ.get(LEASES_VARIABLE)
-    if named:
-        return Path(named)
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    # The home may be shared by several machines.
-    folder = Path(state) / "paceline" / "leases" / socket.gethostname()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    own = _own_folder()
-    try:
-        make_own(own)
-    except OSError as error:
-        raise TargetError(
-            f"this machine's leases can't be kept: {str(folder)!r} can't be written to, and {error} Or name a folder "
-            f"({LEASES_VARIABLE})."
-        ) from error
-    return own / "leases"
-
-
-def _own_folder() -> Path:
-    return Path(f"/tmp/paceline-{os.getuid()}")
+class LeasesError(OSError):
+    """The leases can't be used as they are found; the message says why, and what to do."""
 
 
 class Queue:
-    """The queue of one machine. cores, gpus: what there is to share out."""
+    """The tickets of one machine. Its methods are called while `locked()` lasts.
 
-    def __init__(self, folder: Path, cores: int, gpus: tuple[str, ...]) -> None:
-        self._tickets = folder / "tickets"
-        self._guard = folder / "guard"
-        self._counter = folder / "counter"
-        self._cores = cores
-        self._gpus = gpus
+        {"key": "2026-...", "run_id": ..., "cores": 2, "gpu_count": 1, "port_count": 0, "granted": {"gpus": ["0"]} or None}
 
-    def enqueue(self, run_dir: Path, demand: Demand) -> None:
-        """Put the run at the end of the queue."""
-        with self._locked():
-            number = int(read_json(self._counter) or 0) + 1
-            for name, _ in self._living():
-                number = max(number, int(name.split(".")[0]) + 1)
-            write_json(self._counter, number)
-            ticket = {"run_dir": str(run_dir), "cores": demand.cores, "gpus": demand.gpus, "ports": demand.ports}
-            write_json(self._tickets / f"{number:08d}.json", ticket)
+    own: the folder of this user's tickets. folders: returns (user's number, folder) of each user whose tickets count; None
+    for the number takes a ticket whoever wrote it. locked: while it lasts, nobody else reads or changes tickets. is_alive:
+    whether the run of a ticket still is. free_ports: (how many, those that are taken) -> ports, for tickets that ask for some.
+    """
 
-    def try_grant(self, run_dir: Path) -> Lease | list[str]:
-        """The run's lease, if it is its turn and there is room; else the ids of the runs that it waits for.
+    def __init__(
+        self,
+        own: str,
+        folders: Callable[[], Sequence[Tuple[Optional[int], str]]],
+        locked: Callable[[], ContextManager[None]],
+        is_alive: Callable[[Ticket], bool],
+        free_ports: Optional[Callable[[int, Any], Sequence[int]]] = None,
+    ) -> None:
+        self.own, self.locked = own, locked
+        self._folders, self._is_alive, self._free_ports = folders, is_alive, free_ports
 
-        Raises:
-            LookupError: the run has no ticket.
-        """
-        with self._locked():
-            tickets = self._living()
-            mine = next((item for item in tickets if item[1]["run_dir"] == str(run_dir)), None)
-            if mine is None:
-                raise LookupError(f"{run_dir} has no place in the queue")
-            name, ticket = mine
-            if "granted" not in ticket:
-                ahead = [other for _, other in tickets[: tickets.index(mine)] if "granted" not in other]
-                holders = [other for _, other in tickets if "granted" in other]
-                lease = None if ahead else self._fit(ticket, holders)
-                if lease is None:
-                    return [RunFolder(Path(other["run_dir"])).run_id for other in (ahead or holders)]
-                ticket["granted"] = {"gpus": list(lease.gpus), "ports": list(lease.ports)}
-                write_json(self._tickets / name, ticket)
-            granted = ticket["granted"]
-            return Lease(cores=ticket["cores"], gpus=tuple(granted["gpus"]), ports=tuple(granted["ports"]))
-
-    def renew_ports(self, run_dir: Path) -> tuple[int, ...]:
-        """Lease the run other ports than those it holds, in which it keeps its turn.
-
-        Raises:
-            TargetError: there are not enough.
-        """
-        with self._locked():
-            tickets = [(name, ticket) for name, ticket in self._living() if "granted" in ticket]
-            taken = {port for _, ticket in tickets for port in ticket["granted"]["ports"]}
-            name, ticket = next(item for item in tickets if item[1]["run_dir"] == str(run_dir))
-            ports = free_ports(ticket["ports"], taken)
-            if len(ports) < ticket["ports"]:
-                raise TargetError(f"no {ticket['ports']} ports are free on this machine. End what listens on them.")
-            ticket["granted"]["ports"] = list(ports)
-            write_json(self._tickets / name, ticket)
-            return ports
-
-    def release(self, run_dir: Path) -> None:
-        """Give back what the run holds, or its place."""
-        with self._locked():
-            for name, ticket in self._all():
-                if ticket.get("run_dir") == str(run_dir):
-                    (self._tickets / name).unlink(missing_ok=True)
-
-    def _fit(self, ticket: dict[str, Any], holders: list[dict[str, Any]]) -> Lease | None:
-        used = sum(other["cores"] for other in holders)
-        taken = {gpu for other in holders for gpu in other["granted"]["gpus"]}
-        free = [gpu for gpu in self._gpus if gpu not in taken]
-        if used + min(ticket["cores"], self._cores) > self._cores or ticket["gpus"] > len(free):
-            return None
-        ports = free_ports(ticket["ports"], {port for other in holders for port in other["granted"]["ports"]})
-        if len(ports) < ticket["ports"]:
-            return None
-        return Lease(cores=ticket["cores"], gpus=tuple(free[: ticket["gpus"]]), ports=ports)
-
-    def _living(self) -> list[tuple[str, dict[str, Any]]]:
-        """(file name, ticket) in order; tickets of runs that nobody looks after any more are removed."""
-        living = []
-        for name, ticket in self._all():
-            folder = RunFolder(Path(ticket["run_dir"]))
-            if locks.is_held(folder.lock):
-                living.append((name, ticket))
-                continue
-            # Before its cores are given to another, whatever a killed supervisor may have left on them is ended.
-            with contextlib.suppress(PacelineError, OSError):
-                read.record(folder)
-            (self._tickets / name).unlink(missing_ok=True)
-        return living
-
-    def _all(self) -> list[tuple[str, dict[str, Any]]]:
+    def tickets(self) -> List[Ticket]:
+        """All tickets that count, in order. Of this user's files, those that do not count are removed."""
         found = []
-        for name in sorted(os.listdir(self._tickets)):
-            ticket = read_json(self._tickets / name) if name[0].isdigit() else None
-            if isinstance(ticket, dict) and isinstance(ticket.get("run_dir"), str):
-                found.append((name, ticket))
-        return found
+        for path, ticket, is_mine in self.files():
+            if ticket is not None and self._is_alive(ticket):
+                found.append(ticket)
+            elif is_mine:
+                forget(path)
+        return sorted(found, key=lambda ticket: (ticket["key"], ticket["uid"]))
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        self._tickets.mkdir(parents=True, exist_ok=True)
+    def files(self) -> Iterator[Tuple[str, Optional[Ticket], bool]]:
+        """(path, the ticket in it or None for what is none, whether it is this user's) of each file, whether it counts or not."""
+        for uid, folder in self._folders():
+            is_mine = uid is None or uid == os.geteuid()
+            try:
+                names = sorted(os.listdir(folder))
+            except OSError:
+                continue
+            for name in names[:_TICKETS]:
+                path = os.path.join(folder, name)
+                if name.endswith(".ticket"):
+                    yield path, read(path, uid), is_mine
+                elif name.endswith(".new"):  # of one that was killed: whoever writes holds the guard
+                    yield path, None, is_mine
+
+    def grant(
+        self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str], at_once: bool = False
+    ) -> Dict[str, Any]:
+        """What the run holds, {"granted": ...}, if it is its turn and there is room for it; else who is in the way, {"ahead":
+        tickets, "holders": tickets}.
+
+        ticket: the run's. It is written to its file, but not where at_once finds no room. others: all other tickets.
+        all_cores, all_gpus: what there is to share out.
+        """
+        if ticket["granted"] is None:
+            ahead = [other for other in others if other["granted"] is None and other["key"] < ticket["key"]]
+            holders = [other for other in others if other["granted"] is not None]
+            ticket["granted"] = None if ahead else self._fit(ticket, holders, all_cores, all_gpus)
+            if ticket["granted"] is not None or not at_once:
+                self.write(ticket)
+            if ticket["granted"] is None:
+                return {"ahead": ahead, "holders": holders}
+        return {"granted": ticket["granted"]}
+
+    def _fit(
+        self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
+    ) -> Optional[Dict[str, Any]]:
+        """What the run would hold beside these; None where there is no room."""
+        used = sum(int(item["cores"]) for item in holders)
+        free = [gpu for gpu in all_gpus if gpu not in self.taken("gpus", holders)]
+        # A run that asks for more cores than there are gets all of them.
+        if used + min(ticket["cores"], all_cores) > all_cores or ticket["gpu_count"] > len(free):
+            return None
+        granted: Dict[str, Any] = {"gpus": free[: ticket["gpu_count"]]}
+        if self._free_ports is not None:
+            granted["ports"] = list(self._free_ports(ticket["port_count"], self.taken("ports", holders)))
+            if len(granted["ports"]) < ticket["port_count"]:
+                return None
+        return granted
+
+    @staticmethod
+    def taken(what: str, holders: Sequence[Ticket]) -> Any:
+        """The set of all "gpus" or "ports" that these tickets hold."""
+        return {each for item in holders if item["granted"] for each in item["granted"].get(what, ())}
+
+    def write(self, ticket: Ticket) -> None:
+        """Put the ticket in its file: all of it or nothing, for everybody to read; in a folder where nobody else can write."""
+        path = os.path.join(self.own, ticket["key"] + ".ticket")
+        beside = "%s.%s.new" % (path, os.urandom(8).hex())
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w") as file:
+            os.fchmod(fd, 0o644)
+            json.dump(ticket, file)
+        os.rename(beside, path)
+
+    def remove(self, key: str) -> None:
+        """Give back what the ticket of this user's holds, or its place."""
+        forget(os.path.join(self.own, key + ".ticket"))
+
+
+def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
+    """What "look", "take" or "give_back" returns, or {"error": why it can't}; with the Python that did it."""
+    try:
+        found = {"look": look, "take": take, "give_back": give_back}[verb](given)
+    except OSError as error:
+        found = {"error": str(error)}
+    return dict(found, python=[sys.executable, *sys.version_info[:3]])
+
+
+def look(given: Dict[str, Any]) -> Dict[str, Any]:
+    """What the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
+    answer: Dict[str, Any] = {"host": socket.gethostname(), "cores": core_count(), "boot_id": boot_id()}
+    if given.get("with_gpus"):
+        answer["gpus"] = gpus()
+    answer["tickets"] = []
+    if user_folders():
+        with locked():
+            answer["tickets"] = host_queue().tickets()
+    return answer
+
+
+def take(given: Dict[str, Any]) -> Dict[str, Any]:
+    """The run's lease {"granted": {"gpus": [...]}} if it is its turn and there is room; else who is in the way.
+
+    given: a ticket's `key`, `run_id`, `cores` and `gpu_count`, the `pid` of the run's agent, and `all_cores` and `all_gpus` of
+    the machine. at_once: leave no place in the queue unless granted.
+    """
+    offered = [given.pop("all_cores"), given.pop("all_gpus"), given.pop("at_once", False)]
+    mine = dict(given, boot_id=boot_id(), started=start_time(given["pid"]), uid=os.geteuid(), granted=None)
+    queue = host_queue()
+    with locked():
+        for folder in (os.path.dirname(queue.own), queue.own):
+            make_own_folder(folder)
+        others = []
+        for item in queue.tickets():
+            if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
+                mine["granted"] = item["granted"]
+            else:
+                others.append(item)
+        return queue.grant(mine, others, *offered)
+
+
+def give_back(given: Dict[str, Any]) -> Dict[str, Any]:
+    """Remove the run's ticket."""
+    with locked():
+        host_queue().remove(given["key"])
+    return {}
+
+
+def host_queue() -> Queue:
+    """The queue of this host, which all of its users share."""
+    # Several machines may share a /tmp, as hosts that boot without a disk do.
+    own = os.path.join(parent_dir(), "%s%d" % (_PREFIX, os.geteuid()), socket.gethostname())
+    return Queue(own, user_folders, locked, is_alive)
+
+
+def is_alive(ticket: Ticket) -> bool:
+    """Whether the agent that the ticket names still runs, and is its owner's."""
+    pid = ticket.get("pid")
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # another user's, of whom /proc may show nothing
+    owner = process_owner(pid)
+    if owner is not None and owner != ticket["uid"]:
+        return False
+    found = start_time(pid)
+    return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
+
+
+def start_time(pid: int) -> str:
+    """Tells a process from a later one of the same number; empty where it can't be seen, or is dead already."""
+    try:
+        with open("/proc/%d/stat" % pid) as file:
+            state, *others = file.read().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state in "ZX" else others[18]
+
+
+def process_owner(pid: int) -> Optional[int]:
+    """The number of the user whose the process is; None where that can't be seen."""
+    try:
+        with open("/proc/%d/status" % pid) as file:
+            for line in file:
+                if line.startswith("Uid:"):
+                    return int(line.split()[2])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def forget(path: str) -> None:
+    # It counts for nothing either way.
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
+def read(path: str, uid: Optional[int]) -> Optional[Ticket]:
+    """A ticket of this user's, anybody's for None; None for anything else."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or uid not in (None, status.st_uid):
+                return None
+            value = json.loads(file.read(_TICKET_BYTES).decode())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("key"), str):
+        return None
+    if os.path.basename(path) != value["key"] + ".ticket":
+        return None
+    granted = value.get("granted")
+    gpus_held = granted.get("gpus") if isinstance(granted, dict) else []
+    cores = value.get("cores")
+    if not isinstance(cores, int) or not 0 <= cores < 1 << 31:
+        return None
+    if (granted is not None and not isinstance(granted, dict)) or not isinstance(gpus_held, list):
+        return None
+    if not all(isinstance(gpu, str) for gpu in gpus_held):
+        return None
+    return dict(value, uid=uid, user=user_name(status.st_uid), run_id=str(value.get("run_id")), granted=granted)
+
+
+def user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def parent_dir() -> str:
+    return os.environ.get("PACELINE_LEASES") or _PARENT
+
+
+def user_folders() -> List[Any]:
+    """(number of the user, their tickets' folder) of all users who have one, and whose own it is."""
+    parent, found = parent_dir(), []
+    try:
+        names = os.listdir(parent)
+    except OSError:
+        return []
+    for name in names:
+        number = name[len(_PREFIX) :]
+        if not name.startswith(_PREFIX) or not number.isdigit():
+            continue
+        outer = os.path.join(parent, name)
+        inner = os.path.join(outer, socket.gethostname())
+        if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
+            found.append((int(number), inner))
+    return sorted(found)
+
+
+def is_own_folder(path: str, uid: int) -> bool:
+    """Whether it is a folder, no link to one, that belongs to this user, and that nobody else can write to."""
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
+
+
+@contextlib.contextmanager
+def locked() -> Iterator[None]:
+    """While it lasts, nobody else reads or changes tickets.
+
+    Raises:
+        LeasesError: a folder is not as it has to be, or somebody holds the guard for longer than anybody needs it.
+    """
+    check_parent()
+    fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, socket.gethostname())))
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def check_parent() -> None:
+    parent = parent_dir()
+    if parent != _PARENT and not os.path.isdir(parent):
+        with contextlib.suppress(FileExistsError):
+            os.makedirs(parent, 0o755)
+    found = os.stat(parent)
+    if not stat.S_ISDIR(found.st_mode):
+        raise LeasesError("PACELINE_LEASES=%r is no folder" % parent)
+    if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        raise LeasesError("everybody can rename what lies in %r. Set its sticky bit: chmod +t %s" % (parent, parent))
+    if parent != _PARENT and found.st_uid not in (0, os.geteuid()):
+        raise LeasesError(
+            "PACELINE_LEASES=%r belongs to user %s, who could take leases away. Let root make a folder of mode 1777, or "
+            "leave the variable out" % (parent, user_name(found.st_uid))
+        )
+
+
+def make_own_folder(path: str) -> None:
+    """This user's own folder, which others can read."""
+    try:
+        os.mkdir(path, 0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        os.fchmod(fd, 0o755)
+        os.close(fd)
+    except FileExistsError:
+        pass
+    if not is_own_folder(path, os.geteuid()):
+        found = os.lstat(path)
+        what = "is a link" if stat.S_ISLNK(found.st_mode) else "belongs to user %s" % user_name(found.st_uid)
+        if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
+            what = "is no folder" if not stat.S_ISDIR(found.st_mode) else "can be written to by others"
+        raise LeasesError("%r %s: it is not used. Remove it, or let an administrator do so" % (path, what))
+
+
+def take_guard(path: str) -> int:
+    """An open file that holds the lock of this file, which nobody removes.
+
+    Raises:
+        LeasesError: it is no plain file, or somebody else holds it; who that is.
+    """
+    deadline = time.monotonic() + _GUARD_S
+    while True:
+        fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
+        if fd is not None:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_still(path, fd):
+                    return fd
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    os.close(fd)
+                    raise
+                why = "%s holds it" % holder(fd)
+            os.close(fd)
+        if time.monotonic() > deadline:
+            raise LeasesError(
+                "the lock %r of the machine's leases can't be had: %s, and has for %g s. It is needed for milliseconds: "
+                "let that process end, or be ended" % (path, why, _GUARD_S)
+            )
+        time.sleep(0.02)
+
+
+def open_guard(path: str) -> Optional[int]:
+    """The file, made where it is not there; None where another user has just made it, or does not let others read it."""
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        # Reading is enough for a lock, and all that another user's file in such a folder is good for.
+        fd = os.open(path, os.O_RDONLY | flags)
+    except FileNotFoundError:
         try:
-            with locks.locked(self._guard, patience_s=_GUARD_S):
-                yield
-        except locks.LockHeldError as error:
-            raise TargetError(f"this machine's leases can't be read: {error}") from error
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o600)
+        except FileExistsError:
+            return None
+        os.fchmod(fd, 0o644)
+    except PermissionError:
+        return None
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise LeasesError("%r is a link, of user %s: it is not followed. Remove it" % (path, owner_of(path))) from None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise LeasesError("%r of user %s is no plain file: it is not used. Remove it" % (path, owner_of(path)))
+    return fd
 
 
-def free_ports(count: int, taken: set[int]) -> tuple[int, ...]:
-    """`count` ports of this machine on which nobody listens, not among `taken`."""
-    # Start somewhere else for each caller, so that a port just given up is not given out again at once.
-    start = int.from_bytes(os.urandom(2), "big") % len(_PORTS)
-    found: list[int] = []
-    for offset in range(len(_PORTS)):
-        port = _PORTS[(start + offset) % len(_PORTS)]
-        if port not in taken and _is_free(port):
-            found.append(port)
-            if len(found) == count:
-                break
-    return tuple(found)
+def is_still(path: str, fd: int) -> bool:
+    """Whether the name still stands for the open file: its owner may have removed it."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except OSError:
+        return False
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-    return True
+def owner_of(path: str) -> str:
+    try:
+        return user_name(os.lstat(path).st_uid)
+    except OSError:
+        return "?"
+
+
+def holder(fd: int) -> str:
+    """Who holds the lock of this open file, in words, as `locks.holder` does, which is not there before the library is."""
+    inode = os.fstat(fd).st_ino
+    try:
+        with open("/proc/locks") as file:
+            rows = [line.split() for line in file]
+    except OSError:
+        rows = []
+    for row in rows:
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:123 0 EOF"; those that wait have "->" in the second place.
+        if len(row) > 5 and row[1] == "FLOCK" and row[5].rpartition(":")[2] == str(inode) and int(row[4]) > 0:
+            pid = int(row[4])
+            owner = process_owner(pid)
+            if owner is None:
+                return "process %d, which has ended and left it to one of its own," % pid
+            return "process %d (%s) of user %s" % (pid, command_of(pid), user_name(owner))
+    return "a process that can't be seen from here"
+
+
+def command_of(pid: int) -> str:
+    try:
+        with open("/proc/%d/cmdline" % pid, "rb") as file:
+            words = file.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        words = ""
+    return "".join(char if char.isprintable() else "?" for char in words)[:80] or "?"
+
+
+def core_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def boot_id() -> str:
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def gpus() -> List[str]:
+    """As `paceline.remote.agent.gpus.devices`, which is not there before the library is."""
+    for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
+        if name in os.environ:
+            return [part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1")]
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    command = [tool, "--query-gpu=index", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=20,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    lines = [line.strip() for line in done.stdout.decode().splitlines()] if done.returncode == 0 else []
+    return [line for line in lines if line.isdigit()]

@@ -19,7 +19,7 @@ from paceline.remote.agent.gpus import devices
 from paceline.system.processes import core_count
 from paceline.targets import supervisors
 from paceline.targets.base import Nodes, Preview, Waiting
-from paceline.targets.leases import Demand, Lease, Queue, leases_dir
+from paceline.targets.local_leases import Lease, LocalQueue, leases_dir
 from paceline.targets.local_nodes import LocalNodes
 
 _ADDRESS = "127.0.0.1"
@@ -55,7 +55,9 @@ class LocalTarget:
             self._early = supervisors.Early(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        self._queue(job).enqueue(run_dir, self._demand(job))
+        size = job.world_size
+        gpus = size if job.use_gpu else 0
+        self._queue(job).enqueue(run_dir, cores=min(size, self._cores), gpus=gpus, ports=port_count(job))
 
     def wait_for_nodes(self, job: Job, run_dir: Path, waiting: Waiting) -> Nodes | None:
         queue, pause = self._queue(job), _POLL_S
@@ -84,16 +86,11 @@ class LocalTarget:
     def release(self, run_dir: Path) -> None:
         if self._early is not None:
             self._early.drop()
-        Queue(leases_dir(), self._cores, ()).release(run_dir)
+        LocalQueue(leases_dir(), self._cores, ()).release(run_dir)
 
-    def _queue(self, job: Job) -> Queue:
+    def _queue(self, job: Job) -> LocalQueue:
         # nvidia-smi takes a second on some machines: asked only for a run that wants a GPU.
-        return Queue(leases_dir(), self._cores, devices() if job.use_gpu else ())
-
-    def _demand(self, job: Job) -> Demand:
-        return Demand(
-            cores=min(job.world_size, self._cores), gpus=job.world_size if job.use_gpu else 0, ports=port_count(job)
-        )
+        return LocalQueue(leases_dir(), self._cores, devices() if job.use_gpu else ())
 
     def _nodes(self, job: Job, leased: tuple[str, ...]) -> tuple[Node, ...]:
         nodes, gpus = [], list(leased)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import getpass
-import os
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.remote.agent.gpus import devices
-from paceline.runs.folder import RunFolder
-from paceline.system import locks
-from paceline.system.files import read_json
 from paceline.system.processes import core_count
-from paceline.targets.leases import leases_dir
 from paceline.targets.local import LocalTarget
+from paceline.targets.local_leases import LocalQueue, leases_dir
 from paceline.targets.options import Option, check_settings
 from paceline.targets.status import NodeStatus, Status
 
@@ -37,17 +33,17 @@ class ThisMachine(LocalTarget):
 
     def status(self) -> Status:
         """This machine, and what of it runs hold by leases."""
-        gpus, tickets = devices(), _tickets()
-        granted = [ticket for ticket in tickets if isinstance(ticket.get("granted"), dict)]
-        cores = core_count()
+        gpus, cores = devices(), core_count()
+        tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
+        granted = [ticket for ticket in tickets if ticket["granted"] is not None]
         return Status(
             nodes=(
                 NodeStatus(
                     name=socket.gethostname(),
                     cores=cores,
-                    used_cores=min(cores, sum(int(ticket.get("cores", 0)) for ticket in granted)),
+                    used_cores=min(cores, sum(ticket["cores"] for ticket in granted)),
                     gpus=len(gpus),
-                    used_gpus=len(set(gpus) & {gpu for ticket in granted for gpu in ticket["granted"].get("gpus", ())}),
+                    used_gpus=len(set(gpus) & {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}),
                 ),
             ),
             running=len(granted),
@@ -72,20 +68,3 @@ class ThisMachine(LocalTarget):
             yield [link]
         finally:
             link.close()
-
-
-def _tickets() -> list[dict[str, Any]]:
-    """Of the runs that somebody looks after, those that wait and those that run."""
-    folder = leases_dir() / "tickets"
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return []
-    tickets = [read_json(folder / name) for name in names if name[0].isdigit()]
-    return [
-        ticket
-        for ticket in tickets
-        if isinstance(ticket, dict)
-        and isinstance(ticket.get("run_dir"), str)
-        and locks.is_held(RunFolder(Path(ticket["run_dir"])).lock)
-    ]

@@ -12,7 +12,7 @@ import pytest
 from paceline.runs import states
 from paceline.runs.follow import Show
 from paceline.runs.logs import LogLine
-from paceline.targets.leases import leases_dir
+from paceline.targets.local_leases import leases_dir
 from tests.engines.lab import Lab, exit_codes, log_text, wait_for_end, wait_for_file
 
 KILLED_ONCE = """

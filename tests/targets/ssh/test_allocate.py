@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import EngineError, TargetError
-from paceline.targets.ssh import allocate, host_leases
+from paceline.targets import leases
+from paceline.targets.ssh import allocate
 from paceline.targets.ssh.allocate import Gathering, HeldHosts, HostDemand
 from paceline.targets.ssh.hosts import SshHost
 from paceline.targets.ssh.members import HostMember
@@ -32,7 +33,7 @@ class FakeMember(HostMember):
         _here.name = self.host.name
         if self.link.lost:
             raise TargetError(self.link.lost)
-        answer: dict[str, Any] = getattr(host_leases, verb)(dict(given))
+        answer: dict[str, Any] = getattr(leases, verb)(dict(given))
         return answer
 
 
@@ -78,11 +79,11 @@ _here = threading.local()
 @pytest.fixture(autouse=True)
 def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each host has its own folder, and waiting goes fast."""
-    monkeypatch.setattr(host_leases, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
+    monkeypatch.setattr(leases, "parent_dir", lambda: str(tmp_path / "leases" / _here.name))
     for host in (*HOSTS, FOURTH):
         # Names of files with a process's number in them, which all threads here have in common.
         _here.name = host.name
-        with host_leases.locked():
+        with leases.locked():
             pass
     monkeypatch.setattr(socket, "gethostname", lambda: "nobody asks this")
     monkeypatch.setattr(allocate, "_POLL_S", 0.001)
@@ -158,7 +159,7 @@ def test_a_run_that_gives_up_holds_nothing() -> None:
     give_back(holder or [], "1")
     for host in HOSTS:
         _here.name = host.name
-        assert host_leases.look({})["tickets"] == []
+        assert leases.look({})["tickets"] == []
 
 
 def test_a_waiting_run_keeps_nothing_of_what_is_not_enough() -> None:
@@ -172,7 +173,7 @@ def test_a_waiting_run_keeps_nothing_of_what_is_not_enough() -> None:
             give_back(other or [], "2")  # one comes free, and three are needed
         if text.startswith("waits on"):
             _here.name = "h3"
-            found.append(len(host_leases.look({})["tickets"]))
+            found.append(len(leases.look({})["tickets"]))
             time.sleep(0.001)
         return len(found) > 60
 

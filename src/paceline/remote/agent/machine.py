@@ -9,12 +9,13 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Container
 from typing import Any
 
 from paceline.remote.agent.gpus import devices
 from paceline.system import processes
 
-#: As `paceline.targets.leases` has them.
+#: Below the range from which Linux takes ports for outgoing connections (32768 and up), above most services.
 _PORTS = range(20000, 32000)
 _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
@@ -64,8 +65,8 @@ def interfaces() -> dict[str, tuple[str, int]]:
     return found
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now, above most services and below those that the system gives to callers."""
+def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
+    """`count` ports on which nobody listens now, not among `taken`; fewer where there are not so many."""
     found: list[int] = []
     # From a place of its own, so that two who ask at once, or who ask again, get others.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)
@@ -73,14 +74,19 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             break
         port = _PORTS[(start + step) % len(_PORTS)]
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                tried.bind(("", port))
-                found.append(port)
-            except OSError:
-                continue
+        if port not in taken and _is_free(port):
+            found.append(port)
     return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def disk_free(path: str) -> int:

@@ -14,7 +14,7 @@ from paceline.errors import EngineError, TargetError
 from paceline.remote.call import bootstrap_words
 from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
-from paceline.targets.ssh import host_leases
+from paceline.targets import leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import SshHost
@@ -41,13 +41,13 @@ class HostMember:
         return self.host.slots or self.link.hello.cores
 
     def ask(self, verb: str, given: dict[str, Any]) -> dict[str, Any]:
-        """The answer of `paceline.targets.ssh.host_leases`.
+        """The answer of `paceline.targets.leases`.
 
         Raises:
             EngineError: there is none. TargetError: the node can't do it.
         """
         try:
-            answer: dict[str, Any] = self.link.call(f"{host_leases.__name__}:{verb}", given)
+            answer: dict[str, Any] = self.link.call(f"{leases.__name__}:{verb}", given)
             return answer
         except LinkError:
             raise

@@ -15,7 +15,7 @@ from typing import Any
 from paceline.remote import call
 from paceline.remote.agent.boot import OLDEST
 from paceline.system import processes
-from paceline.targets.ssh import host_leases
+from paceline.targets import leases
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.failures import PASSING, explain
 from paceline.targets.ssh.hosts import SshHost
@@ -30,7 +30,7 @@ _AGAIN_S = 1.0
 class HostProbe:
     """What a host said. failure: why it can't be used, and what to do; then all else is empty.
 
-    tickets: of runs that hold or wait for some of it (paceline.targets.ssh.host_leases), in order.
+    tickets: of runs that hold or wait for some of it (paceline.targets.leases), in order.
     """
 
     host: SshHost
@@ -105,7 +105,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
     command = ssh.words(host, [shlex.join(call.words(python, "look"))], leave_open=True)
     # Files, not pipes: a connection that stays open may keep what it was given.
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        stdin.write(call.program(host_leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
+        stdin.write(call.program(leases.__file__, "answer", "look", {"with_gpus": with_gpus}))
         stdin.seek(0)
         process = subprocess.Popen(
             command, stdin=stdin, stdout=out, stderr=err, start_new_session=True, env=_environment()

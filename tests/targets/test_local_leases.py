@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.errors import TargetError
+from paceline.runs.folder import RunFolder
+from paceline.system import locks
+from paceline.targets import local_leases
+from paceline.targets.local_leases import LEASES_VARIABLE, Lease, LocalQueue, leases_dir
+from tests.helpers import start_python
+
+
+class Machine:
+    """A machine with a queue, and runs on it, each of which is looked after until it is killed."""
+
+    def __init__(self, top: Path, cores: int = 4, gpus: tuple[str, ...] = ()) -> None:
+        self.top, self.queue = top, LocalQueue(top / "leases", cores, gpus)
+        self.locks: dict[str, int] = {}
+
+    def run_dir(self, name: str) -> Path:
+        return self.top / "runs" / name
+
+    def submit(self, name: str, cores: int = 1, gpus: int = 0, ports: int = 2) -> None:
+        self.run_dir(name).mkdir(parents=True)
+        self.locks[name] = locks.take(RunFolder(self.run_dir(name)).lock)
+        self.queue.enqueue(self.run_dir(name), cores=cores, gpus=gpus, ports=ports)
+
+    def kill(self, name: str) -> None:
+        os.close(self.locks.pop(name))
+
+    def ask(self, name: str) -> Lease | list[str]:
+        return self.queue.try_grant(self.run_dir(name))
+
+    def release(self, name: str) -> None:
+        self.queue.release(self.run_dir(name))
+
+    def close(self) -> None:
+        for fd in self.locks.values():
+            os.close(fd)
+
+    def tickets(self) -> list[str]:
+        return sorted(os.listdir(self.top / "leases/tickets"))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    machine = Machine(tmp_path, cores=4, gpus=("0", "1", "2", "3"))
+    yield machine
+    machine.close()
+
+
+def is_granted(answer: object) -> bool:
+    return isinstance(answer, Lease)
+
+
+# --- the queue
+
+
+def test_a_run_gets_what_it_asks_for(machine):
+    machine.submit("a", cores=3, gpus=2, ports=4)
+    lease = machine.ask("a")
+    assert (lease.cores, lease.gpus, len(lease.ports)) == (3, ("0", "1"), 4)
+
+
+def test_asking_again_gives_the_same(machine):
+    machine.submit("a", gpus=1)
+    assert machine.ask("a") == machine.ask("a")
+
+
+def test_runs_share_the_machine_as_long_as_there_is_room(machine):
+    for name in "abc":
+        machine.submit(name, cores=2)
+    assert is_granted(machine.ask("a"))
+    assert is_granted(machine.ask("b"))
+    assert machine.ask("c") == ["a", "b"]
+    machine.release("a")
+    assert is_granted(machine.ask("c"))
+
+
+def test_a_small_run_does_not_overtake_a_large_one(machine):
+    machine.submit("first", cores=3)
+    machine.submit("large", cores=4)
+    machine.submit("small", cores=1)
+    assert is_granted(machine.ask("first"))
+    assert machine.ask("large") == ["first"]
+    assert machine.ask("small") == ["large"]
+    machine.release("first")
+    assert machine.ask("small") == ["large"]
+    assert is_granted(machine.ask("large"))
+    machine.release("large")
+    assert is_granted(machine.ask("small"))
+
+
+def test_the_order_is_that_of_submission_whoever_asks_first(machine):
+    for name in ("z", "a", "m"):
+        machine.submit(name, cores=4)
+    assert machine.ask("m") == ["z", "a"]
+    assert machine.ask("a") == ["z"]
+    assert is_granted(machine.ask("z"))
+
+
+def test_gpus_are_shared_without_overlap(machine):
+    for name, count in (("a", 1), ("b", 2), ("c", 2)):
+        machine.submit(name, gpus=count)
+    assert machine.ask("a").gpus == ("0",)
+    assert machine.ask("b").gpus == ("1", "2")
+    assert machine.ask("c") == ["a", "b"]
+    machine.release("a")
+    assert machine.ask("c").gpus == ("0", "3")
+
+
+def test_a_run_that_wants_more_cores_than_there_are_gets_the_whole_machine(machine):
+    machine.submit("a", cores=100)
+    machine.submit("b", cores=1)
+    assert is_granted(machine.ask("a"))
+    assert machine.ask("b") == ["a"]
+
+
+def test_a_run_without_a_place_in_the_queue_is_an_error(machine):
+    machine.submit("a")
+    with pytest.raises(LookupError, match="no place in the queue"):
+        machine.ask("b")
+
+
+def test_giving_back_what_was_never_held_is_harmless(machine):
+    machine.release("nobody")
+    machine.submit("a")
+    machine.release("a")
+    machine.release("a")
+    assert machine.tickets() == []
+
+
+# --- whoever is killed
+
+
+def test_a_killed_run_gives_back_what_it_held(machine):
+    machine.submit("a", cores=4, gpus=4)
+    machine.submit("b", cores=4, gpus=4)
+    assert is_granted(machine.ask("a"))
+    assert machine.ask("b") == ["a"]
+    machine.kill("a")
+    assert is_granted(machine.ask("b"))
+    assert len(machine.tickets()) == 1
+
+
+def test_a_killed_run_that_waited_keeps_nobody_waiting(machine):
+    for name in "abc":
+        machine.submit(name, cores=4)
+    assert is_granted(machine.ask("a"))
+    machine.kill("b")
+    machine.release("a")
+    assert is_granted(machine.ask("c"))
+
+
+def test_the_run_of_a_killed_process_gives_back_what_it_held(machine):
+    code = """
+import sys, time
+from pathlib import Path
+from paceline.system import locks
+from paceline.targets.local_leases import LocalQueue
+top, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
+run_dir.mkdir(parents=True)
+fd = locks.take(run_dir / "lock")
+queue = LocalQueue(top / "leases", 4, ())
+queue.enqueue(run_dir, cores=4, gpus=0, ports=2)
+print(type(queue.try_grant(run_dir)).__name__, flush=True)
+time.sleep(60)
+"""
+    with start_python(code, machine.top, machine.run_dir("other")) as process:
+        assert process.stdout.readline() == "Lease\n"
+        machine.submit("mine")
+        assert machine.ask("mine") == ["other"]
+        process.kill()
+        process.wait()
+    assert is_granted(machine.ask("mine"))
+
+
+def test_a_run_whose_folder_is_gone_is_forgotten(machine):
+    machine.submit("a", cores=4)
+    machine.submit("b", cores=4)
+    for path in (machine.run_dir("a") / "lock", machine.run_dir("a")):
+        path.unlink() if path.is_file() else path.rmdir()
+    assert is_granted(machine.ask("b"))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}"])
+def test_a_damaged_ticket_stops_nobody(machine, text):
+    machine.submit("a", cores=4)
+    (machine.top / "leases/tickets/00000000.ticket").write_text(text)
+    (machine.top / "leases/tickets/00000002.ticket.5ab.new").write_text(text)
+    assert is_granted(machine.ask("a"))
+
+
+def test_submissions_of_many_processes_at_once_all_get_a_place(tmp_path):
+    code = """
+import sys
+from pathlib import Path
+from paceline.system import locks
+from paceline.targets.local_leases import LocalQueue
+top, name = Path(sys.argv[1]), sys.argv[2]
+queue, kept = LocalQueue(top / "leases", 4, ()), []
+for number in range(10):
+    run_dir = top / "runs" / f"{name}{number}"
+    run_dir.mkdir(parents=True)
+    kept.append(locks.take(run_dir / "lock"))
+    queue.enqueue(run_dir, cores=1, gpus=0, ports=2)
+print("done", flush=True)
+sys.stdin.readline()
+"""
+    started = [start_python(code, tmp_path, name, stdin=-1) for name in "abcd"]
+    assert [process.stdout.readline() for process in started] == ["done\n"] * 4
+    machine = Machine(tmp_path)
+    assert machine.tickets() == [f"{number:08d}.ticket" for number in range(1, 41)]
+    for process in started:
+        process.communicate("\n")
+
+
+# --- always
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["submit", "ask", "ask", "release", "kill"]),
+        st.integers(0, 5),
+        st.integers(1, 5),
+        st.integers(0, 2),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40)
+@given(steps)
+def test_whatever_happens_nothing_is_given_out_twice_and_nobody_overtakes(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        machine = Machine(Path(folder), cores=4, gpus=("0", "1"))
+        waiting: list[str] = []
+        held: dict[str, Lease] = {}
+        for number, (step, choice, cores, gpus) in enumerate(steps):
+            alive = [*held, *waiting]
+            name = alive[choice % len(alive)] if alive else None
+            if step == "submit":
+                machine.submit(f"r{number}", cores=cores, gpus=gpus)
+                waiting.append(f"r{number}")
+            elif name is None:
+                continue
+            elif step == "ask":
+                answer = machine.ask(name)
+                if isinstance(answer, Lease) and name not in held:
+                    assert name == waiting.pop(0)  # the first that waits, nobody else
+                    held[name] = answer
+            else:
+                machine.release(name) if step == "release" else machine.kill(name)
+                waiting = [other for other in waiting if other != name]
+                held.pop(name, None)
+            leases = list(held.values())
+            assert sum(min(lease.cores, 4) for lease in leases) <= 4
+            for given_out in (
+                [gpu for lease in leases for gpu in lease.gpus],
+                [p for lease in leases for p in lease.ports],
+            ):
+                assert len(given_out) == len(set(given_out))
+        if waiting and not held:
+            assert is_granted(machine.ask(waiting[0]))  # an empty machine lets the first one in
+        machine.close()
+
+
+# --- ports
+
+
+def test_ports_differ_within_a_run_and_between_runs(machine):
+    for name in "abcd":
+        machine.submit(name, ports=5)
+    ports = [port for name in "abcd" for port in machine.ask(name).ports]
+    assert len(set(ports)) == 20
+    assert all(20000 <= port < 32000 for port in ports)
+
+
+# --- where it lies
+
+
+def test_the_folder_may_be_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(LEASES_VARIABLE, str(tmp_path / "mine"))
+    assert leases_dir() == tmp_path / "mine"
+
+
+def test_by_default_it_is_in_the_state_folder_under_the_machine_s_name(monkeypatch, tmp_path):
+    monkeypatch.delenv(LEASES_VARIABLE)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    assert leases_dir() == tmp_path / "state/paceline/leases" / socket.gethostname()
+
+
+def test_without_a_home_it_is_in_tmp(monkeypatch, tmp_path):
+    monkeypatch.delenv(LEASES_VARIABLE)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    assert leases_dir() == Path(f"/tmp/paceline-{os.getuid()}/leases")
+
+
+def test_a_folder_of_another_user_s_is_not_taken_where_the_home_can_not_be_written(tmp_path, monkeypatch):
+    # It was: runs went on with tickets in a folder that anybody could write to.
+    monkeypatch.delenv(LEASES_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").touch()
+    own = tmp_path / "paceline-own"
+    monkeypatch.setattr(local_leases, "_own_folder", lambda: own)
+    assert leases_dir() == own / "leases"
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.chmod(0o777)
+    with pytest.raises(
+        TargetError, match=rf"paceline-own' can be written to by everybody.*name a folder \({LEASES_VARIABLE}"
+    ):
+        leases_dir()
+
+
+def test_whoever_holds_the_leases_for_too_long_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(local_leases, "_GUARD_S", 0.05)
+    queue = LocalQueue(tmp_path, 4, ())
+    fd = locks.take(tmp_path / "guard")
+    with pytest.raises(TargetError, match=rf"leases can't be read: process {os.getpid()} \(.*has held the lock"):
+        queue.release(tmp_path)
+    os.close(fd)
+    queue.release(tmp_path)
