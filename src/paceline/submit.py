@@ -55,17 +55,19 @@ def submit(
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
+    run_id: str | None = None,
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
 
     values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
+    run_id: one that `new_run_id` has made for this submission; by default it is made here.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
         TargetError: the supervisor could not be started.
     """
     check_experiment_name(experiment)
-    runs_dir, run_id = workspace_dir / "runs", new_run_id(experiment)
+    runs_dir, run_id = workspace_dir / "runs", run_id or new_run_id(experiment)
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     described = configured.read(workspace_dir, job.compute_target)

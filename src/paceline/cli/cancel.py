@@ -10,6 +10,7 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json
+from paceline.cli.shared_options import Json
 from paceline.cli.summary import summary
 from paceline.runs import read
 from paceline.runs.record import user_name
@@ -24,7 +25,7 @@ def cancel(
         list[str], typer.Argument(help="Runs, or the beginnings of their ids.", autocompletion=completing.run_ids)
     ],
     wait: Annotated[bool, typer.Option("--wait", help="Return only when they have ended.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """End runs: SIGTERM to their workers, after the grace period SIGKILL. A run that has ended stays as it is."""
     folders = [folder_of(run_id) for run_id in run_ids]

@@ -13,13 +13,13 @@ from paceline.cli.compute_add import add
 from paceline.cli.compute_doctor import doctor
 from paceline.cli.compute_status import TargetLook, counts_text, look, look_at_all
 from paceline.cli.durations import duration_option
+from paceline.cli.shared_options import Json
 from paceline.errors import TargetError
 from paceline.runs import read
 from paceline.targets import configured
 from paceline.targets.kinds import load_errors
 from paceline.workspace import Workspace
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Timeout = Annotated[float, duration_option("--timeout", least=0.1, help="Wait so long for an answer.")]
 
 #: More runs that use a target are counted, not named.

@@ -13,6 +13,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import coloured, has_colour, print_json
 from paceline.cli.durations import duration_option
+from paceline.cli.shared_options import Json
 from paceline.doctor.finding import FAIL, OK, SKIPPED, WARN, Finding, worst
 from paceline.errors import TargetError
 from paceline.runs.visible import visible
@@ -38,7 +39,7 @@ def doctor(
     wait_s: Annotated[
         float, duration_option("--wait", least=1, help="Wait so long for the nodes to be had; default: 3m.")
     ] = 180.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """Examine a compute target: its nodes, their environment, the network between them, an all-reduce.
 

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import print_json, print_table, warn
+from paceline.cli.shared_options import Json
 from paceline.errors import DataError
 from paceline.runs.visible import visible
 from paceline.workspace import Workspace
@@ -20,7 +21,6 @@ from paceline.workspace import Workspace
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace files that are there; else they stay.")]
 Place = Annotated[
     str,

@@ -10,7 +10,6 @@ A description holds what was said alone; what was not has its default only in th
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from paceline.cli.data_options import data_words
 from paceline.cli.env_file import read_env_files
+from paceline.cli.run_options import experiment_name
 from paceline.environments.environment import Environment
 from paceline.environments.from_parameters import described
 from paceline.errors import JobError
@@ -119,7 +119,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
     return Asked(
         job=job,
         directory=directory,
-        experiment=said.get("experiment") or _experiment_name(directory),
+        experiment=said.get("experiment") or experiment_name(directory),
         tags=dict(said.get("tags") or {}),
         display_name=said.get("display_name"),
         values={name: value for name, value in values.items() if name in in_files},
@@ -169,9 +169,3 @@ def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
         docker_image=image,
         shm_size=said.get("shm_size"),
     )
-
-
-def _experiment_name(directory: Path) -> str:
-    """One that is made of the source folder's name."""
-    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
-    return plain or "default"

@@ -13,7 +13,9 @@ import typer
 
 from paceline.cli.common import age, print_fields, print_json, print_table
 from paceline.cli.durations import duration_option
-from paceline.cli.run_options import Channels, Conda, CondaFile, Isolated, Pip, Python, Requirements, one_file
+from paceline.cli.options import JSON, VerbOption, takes
+from paceline.cli.run_options import ISOLATED, PACKAGES, PYTHON, one_file
+from paceline.cli.shared_options import Json
 from paceline.containers import KeptLayer, all_layers, prune_layers
 from paceline.environments import registry
 from paceline.environments.built import Built
@@ -28,8 +30,6 @@ from paceline.runs.record import utc_text
 from paceline.runs.visible import visible, visible_line
 from paceline.workspace import Workspace
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 _KEY_SHOWN = 12
 _PACKAGES_SHOWN = 4
 
@@ -38,7 +38,7 @@ def add_to(app: typer.Typer) -> None:
     verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
     verbs.command("list")(list_environments)
     verbs.command("show")(show)
-    verbs.command("build")(build)
+    verbs.command("build")(takes(*_BUILD)(build))
     verbs.command("prune")(prune)
     app.add_typer(verbs, name="env", help="Environments: list, show, build and prune them.")
 
@@ -116,25 +116,22 @@ def show(
     return 0
 
 
-def build(
-    registered: Annotated[
-        str | None, typer.Argument(help="Name of a registered environment.", metavar="[NAME]")
-    ] = None,
-    pip: Pip = None,
-    requirements: Requirements = None,
-    conda: Conda = None,
-    conda_file: CondaFile = None,
-    channel: Channels = None,
-    python: Python = None,
-    isolated: Isolated = False,
-    name: Annotated[str | None, typer.Option("--name", metavar="NAME", help="Register it under this name.")] = None,
-    as_json: Json = False,
-) -> int:
+_BUILD = (
+    VerbOption("registered", "Name of a registered environment.", "[NAME]"),
+    *PACKAGES,
+    PYTHON,
+    ISOLATED,
+    VerbOption("--name", "Register it under this name.", "NAME"),
+    JSON,
+)
+
+
+def build(**given: Any) -> int:
     """Build an environment now, so that the next run finds it. Prints the path of its interpreter."""
     workspace = Workspace.from_config()
-    given = (pip, requirements, conda, conda_file, channel, python)
+    registered, name = given["registered"], given["name"]
     if registered is not None:
-        if any(given) or isolated or name:
+        if any(given[option.name] for option in _BUILD if option.name not in ("registered", "json")):
             raise EnvironmentSpecError(
                 f"{registered!r} says what it is made of. Leave the options out, or leave the name out and give --name."
             )
@@ -143,14 +140,14 @@ def build(
         environment = described(
             definition=None,
             source_directory=Path.cwd(),
-            python=interpreter(python),
-            layered=not isolated,
+            python=interpreter(given["python"]),
+            layered=not given["isolated"],
             user_managed=False,
-            pip_packages=pip,
-            pip_requirements_file=one_file(requirements),
-            conda_packages=conda,
-            conda_channels=channel,
-            conda_dependencies_file=conda_file,
+            pip_packages=given["pip"],
+            pip_requirements_file=one_file(given["requirements"]),
+            conda_packages=given["conda"],
+            conda_channels=given["channel"],
+            conda_dependencies_file=given["conda_file"],
             docker_image=None,
             shm_size=None,
         )
@@ -166,7 +163,7 @@ def build(
     if name is not None:
         environment = registry.register(environment, workspace)
         _say(f"registered as {name!r}, version {environment.version}")
-    if as_json:
+    if given["json"]:
         print_json(
             {"environment": environment.to_json(), "built": built.to_json() if built is not None else None},
         )

@@ -10,13 +10,12 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, warn
+from paceline.cli.shared_options import Json, LatestRun
 from paceline.data.transfer.progress import Meter, size_text, terminal_bar
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import downloads, read
 from paceline.runs.folder import RunFolder
 from paceline.runs.visible import visible
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -44,10 +43,7 @@ Patterns = Annotated[
 
 
 def files(
-    run_id: Annotated[
-        str | None,
-        typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
-    ] = None,
+    run_id: LatestRun = None,
     names: Patterns = None,
     as_json: Json = False,
 ) -> int:

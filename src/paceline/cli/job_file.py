@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli.data_options import absolute_word
+from paceline.cli.run_options import RUN
 from paceline.errors import JobError
 from paceline.estimator import argument_words
 from paceline.system import durations
@@ -69,29 +70,19 @@ KEYS = {
     "log_limit": _TEXT,
     "tags": _PAIRS,
 }
-#: What options of the command line are called here, where it is neither the same nor nearly so.
+#: What options are called here, and what other programs call the same, where it is neither the same nor nearly so.
 _OPTIONS = {
+    **{option.name: option.key for option in RUN if option.key},
     **dict.fromkeys(("script", "command", "program"), "entry_script"),
     "module": "entry_module",
     "args": "arguments",
-    "name": "display_name",
     "source": "source_directory",
-    **dict.fromkeys(("compute", "target"), "compute_target"),
+    "target": "compute_target",
     "nodes": "node_count",
     **dict.fromkeys(("processes", "nproc_per_node"), "process_count_per_node"),
-    "ps": "parameter_server_count",
-    "backend": "distributed_backend",
-    **dict.fromkeys(("gpu", "gpus"), "use_gpu"),
+    "gpus": "use_gpu",
     **dict.fromkeys(("env", "variables"), "environment_variables"),
-    "pip": "pip_packages",
     "requirements": "pip_requirements_file",
-    "conda": "conda_packages",
-    "conda_file": "conda_dependencies_file",
-    "channel": "conda_channels",
-    "environment": "environment_definition",
-    "image": "custom_docker_image",
-    "max_duration": "max_run_duration_seconds",
-    "grace": "grace_period_seconds",
 }
 
 

@@ -13,9 +13,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import completing
 from paceline.cli.common import folder_of
 from paceline.cli.log_files import LogPart, driver_offset, print_parts
+from paceline.cli.shared_options import LatestRun
 from paceline.cli.view import RunView
 from paceline.errors import UserError
 from paceline.runs import read
@@ -25,11 +25,6 @@ from paceline.runs.log_start import LogStart, last_lines_start, moment_start
 from paceline.runs.logs import AttemptLog, LogLine
 from paceline.runs.record import RunRecord
 from paceline.system import durations
-
-RunId = Annotated[
-    str | None,
-    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
-]
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -45,7 +40,7 @@ def _line_count(text: str) -> int:
 
 
 def logs(
-    run_id: RunId = None,
+    run_id: LatestRun = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the run ends.")] = False,
     tail: Annotated[
         int | None,

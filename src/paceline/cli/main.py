@@ -26,9 +26,13 @@ def main() -> None:
     end_with_the_reader()
     if sys.argv[1:] == ["--version"]:
         # The parser, which says the same, takes five times as long to import as Python takes to start.
-        print(f"paceline {__version__}")
+        print_version()
         sys.exit(0)
     sys.exit(_exit_code())
+
+
+def print_version() -> None:
+    print(f"paceline {__version__}")
 
 
 def _log_to_standard_error() -> None:

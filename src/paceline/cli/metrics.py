@@ -14,6 +14,7 @@ import typer
 
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, print_table
+from paceline.cli.shared_options import Json
 from paceline.errors import UserError
 from paceline.runs import read, series, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -43,7 +44,7 @@ def metrics(
     ] = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="What this worker logged; default: all.")] = None,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> int:
     """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
     if as_csv and as_json:

@@ -22,6 +22,7 @@ from paceline.cli.common import (
     state_named,
 )
 from paceline.cli.job_text import data_texts, environment_text
+from paceline.cli.shared_options import Json, LatestRun
 from paceline.cli.summary import details, summary
 from paceline.data.transfer.progress import size_text
 from paceline.runs import left_out, read, removal, states, store, tags_and_properties
@@ -34,12 +35,6 @@ from paceline.system.files import tree_size
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RunId = Annotated[
-    str | None,
-    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
-]
-
 _SHOWN = 25
 #: Values of a list that `show` prints, from its end.
 _LAST_VALUES = 5
@@ -51,7 +46,7 @@ def add_to(app: typer.Typer) -> None:
     app.command("show")(show)
 
 
-def status(run_id: RunId = None, as_json: Json = False) -> int:
+def status(run_id: LatestRun = None, as_json: Json = False) -> int:
     """How a run stands."""
     folder = folder_of(run_id)
     found = summary(folder)
@@ -134,7 +129,7 @@ def list_runs(
     return 0
 
 
-def show(run_id: RunId = None, as_json: Json = False) -> int:
+def show(run_id: LatestRun = None, as_json: Json = False) -> int:
     """All that is known of a run: its job, attempts, metrics, files, and why it failed."""
     folder = folder_of(run_id)
     found = details(folder)

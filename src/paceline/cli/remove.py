@@ -10,6 +10,7 @@ import typer
 from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json, print_table, state_named, warn
 from paceline.cli.durations import duration_option
+from paceline.cli.shared_options import Json
 from paceline.data.transfer.cache import parse_size
 from paceline.data.transfer.progress import size_text
 from paceline.errors import PacelineError, RunNotFoundError, UserError
@@ -23,7 +24,6 @@ from paceline.workspace import Workspace
 
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would go, and how much.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 #: So many runs are named in a question.
 _NAMED = 5

@@ -6,51 +6,15 @@ import dataclasses
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from paceline.cli import completing
 from paceline.cli.common import folder_of, print_json
 from paceline.cli.description import Asked, asked, combined
 from paceline.cli.env_file import read_env_files
-from paceline.cli.run_options import (
-    Arguments,
-    Backend,
-    Channels,
-    Compute,
-    Conda,
-    CondaFile,
-    DisplayName,
-    EnvFiles,
-    ExperimentName,
-    Gpu,
-    GpuVisibility,
-    Grace,
-    Image,
-    Inputs,
-    Isolated,
-    Limit,
-    LogLimit,
-    Module,
-    Nodes,
-    Outputs,
-    ParameterServers,
-    Pip,
-    Python,
-    Registered,
-    Requirements,
-    RestartOnException,
-    Restarts,
-    Script,
-    ShmSize,
-    SourceFolder,
-    Tags,
-    Variables,
-    words,
-)
+from paceline.cli.options import takes
+from paceline.cli.run_options import RERUN, RUN, words
 from paceline.cli.summary import summary
 from paceline.cli.view import Following, RunView, print_end
 from paceline.environments.environment import Environment
@@ -59,21 +23,27 @@ from paceline.job.job import Job
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
+from paceline.submit import SourceCopy
+from paceline.submit import submit as submit_job
 from paceline.system.files import read_json
 from paceline.workspace import Workspace
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the job, its commands and environment; start nothing.")]
-AsYaml = Annotated[bool, typer.Option("--yaml", help="With --dry-run: print the job as a file for `paceline run`.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only the script's output, and errors.")]
-Detach = Annotated[bool, typer.Option("-d", "--detach", help="Return at once.")]
-RunId = Annotated[str, typer.Argument(help="Run, or the beginning of its id.", autocompletion=completing.run_ids)]
+if TYPE_CHECKING:
+    import typer
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command("run", help=_RUN_HELP)(_verb(follow=True))
-    app.command("submit", help=_SUBMIT_HELP)(_verb(follow=False))
-    app.command("rerun")(rerun)
+    @takes(*RUN)
+    def run(**given: Any) -> int:
+        return begin(*words(given), given, follow=True)
+
+    @takes(*RUN)
+    def submit(**given: Any) -> int:
+        return begin(*words(given), given, follow=False)
+
+    app.command("run", help=_RUN_HELP)(run)
+    app.command("submit", help=_SUBMIT_HELP)(submit)
+    app.command("rerun")(takes(*RERUN)(rerun))
 
 
 _RUN_HELP = """Submit a script and follow it to its end. Exits as the script did.
@@ -82,104 +52,60 @@ Ctrl-C asks whether to detach or to cancel; a second Ctrl-C cancels."""
 _SUBMIT_HELP = "Submit a script and return at once with the run's id."
 
 
-def _verb(*, follow: bool) -> Callable[..., int]:
-    """`run`, or `submit`: the same words, followed to the end or not."""
-
-    def verb(
-        script: Script = None,
-        arguments: Arguments = None,
-        module: Module = None,
-        nodes: Nodes = None,
-        backend: Backend = None,
-        experiment: ExperimentName = None,
-        name: DisplayName = None,
-        source: SourceFolder = None,
-        compute: Compute = None,
-        gpu: Gpu = None,
-        gpu_visibility: GpuVisibility = None,
-        env: Variables = None,
-        env_file: EnvFiles = None,
-        tag: Tags = None,
-        python: Python = None,
-        pip: Pip = None,
-        requirements: Requirements = None,
-        conda: Conda = None,
-        conda_file: CondaFile = None,
-        channel: Channels = None,
-        isolated: Isolated = None,
-        environment: Registered = None,
-        image: Image = None,
-        shm_size: ShmSize = None,
-        inputs: Inputs = None,
-        outputs: Outputs = None,
-        max_duration: Limit = None,
-        grace: Grace = None,
-        max_restarts: Restarts = None,
-        restart_on_exception: RestartOnException = None,
-        log_limit: LogLimit = None,
-        ps: ParameterServers = None,
-        as_json: Json = False,
-        dry_run: DryRun = False,
-        as_yaml: AsYaml = False,
-        quiet: Quiet = False,
-    ) -> int:
-        # First of all, so that these are the options and nothing else.
-        file, description = words(locals())
-        if as_yaml and not dry_run:
-            raise JobError(
-                "--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes."
-            )
-        if file is not None:
-            from paceline.cli import job_file
-
-            description = combined(job_file.read(file), description)
-        wanted = asked(description)
-        if dry_run:
-            from paceline.cli.dry_run import print_file, print_plan
-
-            return print_file(wanted, description) if as_yaml else print_plan(wanted, as_json=as_json)
-        folder = _submit(wanted)
-        if follow:
-            return _follow(folder, as_json=as_json, quiet=quiet)
-        _print_submitted(folder, as_json)
-        return 0
-
-    return verb
-
-
-def rerun(
-    run_id: RunId,
-    name: DisplayName = None,
-    env_file: EnvFiles = None,
-    detach: Detach = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+def begin(
+    file: Path | None,
+    description: dict[str, Any],
+    given: Mapping[str, Any],
+    *,
+    follow: bool,
+    run_id: str | None = None,
 ) -> int:
+    """Submit what the command line asks for, or show it (--dry-run); the exit code.
+
+    file, description: what `words` makes of the options that were `given`. follow: to the run's end. run_id: of a run for which
+    a supervisor is being loaded already (`paceline.cli.quick`).
+    """
+    if given["yaml"] and not given["dry_run"]:
+        raise JobError("--yaml belongs to --dry-run: together they print the job as a file that `paceline run` takes.")
+    if file is not None:
+        from paceline.cli import job_file
+
+        description = combined(job_file.read(file), description)
+    wanted = asked(description)
+    if given["dry_run"]:
+        from paceline.cli.dry_run import print_file, print_plan
+
+        return print_file(wanted, description) if given["yaml"] else print_plan(wanted, as_json=given["json"])
+    folder = _submit(wanted, run_id)
+    if follow:
+        return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+    _print_submitted(folder, given["json"])
+    return 0
+
+
+def rerun(**given: Any) -> int:
     """Submit a run's job again, with the source and the exact versions of the packages as they were then.
 
     Values that were not recorded are taken anew: from your shell, or the file that --env-file names.
     """
-    from paceline.submit import SourceCopy
-    from paceline.submit import submit as submit_job
-
-    values, _ = read_env_files([Path(path) for path in env_file or ()])
-    old = read.record(folder_of(run_id))
+    values, _ = read_env_files([Path(path) for path in given["env_file"] or ()])
+    before = folder_of(given["run_id"])
+    old = read.record(before)
     if old.job is None or old.snapshot_id is None:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
-    workspace = Workspace.from_config()
     folder = submit_job(
-        _with_locked_environment(old.job, folder_of(run_id)),
+        _with_locked_environment(old.job, before),
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
-        workspace.path,
+        Workspace.from_config().path,
         old.experiment,
         tags={"rerun_of": old.run_id},
-        display_name=name,
+        display_name=given["name"],
         values=values,
     )
-    if detach:
-        _print_submitted(folder, as_json)
+    if given["detach"]:
+        _print_submitted(folder, given["json"])
         return 0
-    return _follow(folder, as_json=as_json, quiet=quiet)
+    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
 def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
@@ -190,10 +116,7 @@ def _with_locked_environment(job: Job, folder: RunFolder) -> Job:
     return dataclasses.replace(job, environment=Environment.from_json(built["locked"]))
 
 
-def _submit(wanted: Asked) -> RunFolder:
-    from paceline.submit import SourceCopy
-    from paceline.submit import submit as submit_job
-
+def _submit(wanted: Asked, run_id: str | None) -> RunFolder:
     progress = _HashingProgress()
     folder = submit_job(
         wanted.job,
@@ -205,6 +128,7 @@ def _submit(wanted: Asked) -> RunFolder:
         display_name=wanted.display_name,
         values=wanted.values,
         leave_out=wanted.leave_out,
+        run_id=run_id,
     )
     progress.clear()
     return folder

@@ -1,4 +1,4 @@
-"""The options of `run` and `submit`, and what was given of them as a description (`paceline.cli.description`)."""
+"""The options of `run`, `submit` and `rerun`, and what was given of them as a description (`paceline.cli.description`)."""
 
 from __future__ import annotations
 
@@ -7,186 +7,151 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from paceline.cli import completing
-from paceline.cli.data_options import absolute_word
-from paceline.cli.durations import duration_option
+from paceline.cli.options import JSON, VerbOption
 from paceline.errors import JobError
-from paceline.job.job import BACKENDS
 
-Script = Annotated[
-    Path | None,
-    typer.Argument(help="Python script or any program to run, or a job file (.yaml).", show_default=False),
-]
-Module = Annotated[
-    str | None,
-    typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does, in place of a script."),
-]
-Arguments = Annotated[list[str] | None, typer.Argument(help="The script's own arguments, behind `--`.")]
-Nodes = Annotated[
-    str | None,
-    typer.Option("-j", "--nodes", metavar="NxM", help="N nodes of M processes each; M alone is 1xM. Default: 1x1."),
-]
-Backend = Annotated[
-    str | None,
-    typer.Option(
+#: Those of `env build` as well.
+PACKAGES = (
+    VerbOption("--pip", "Package for the script; may be repeated.", "PACKAGE", list, key="pip_packages"),
+    VerbOption("--requirements -r", "pip's requirements file for the script.", "FILE", list),
+    VerbOption("--conda", "Conda package for the script; may be repeated.", "PACKAGE", list, key="conda_packages"),
+    VerbOption("--conda-file", "Conda's environment.yml for the script.", "FILE", key="conda_dependencies_file"),
+    VerbOption(
+        "--channel", "Conda channel, first has priority; default: conda-forge.", "CHANNEL", list, key="conda_channels"
+    ),
+)
+PYTHON = VerbOption(
+    "--python", "Interpreter that runs the script, or that its environment is made from.", "PATH", key="python"
+)
+ISOLATED = VerbOption(
+    "--isolated/--layered",
+    "Only the packages named, or beside those that the interpreter has. Default: layered.",
+    type=bool,
+)
+NAME = VerbOption("--name", "A name of the run's own beside its id, for people.", "TEXT", key="display_name")
+ENV_FILE = VerbOption(
+    "--env-file",
+    "File of NAME=VALUE lines (dotenv) whose values are recorded nowhere; may be repeated.",
+    "FILE",
+    list,
+)
+QUIET = VerbOption("-q --quiet", "Only the script's output, and errors.", type=bool)
+
+#: In the order in which `--help` lists them.
+RUN = (
+    VerbOption("script", "Python script or any program to run, or a job file (.yaml).", type=Path),
+    VerbOption("arguments", "The script's own arguments, behind `--`.", type=list),
+    VerbOption("-m --module", "Run a module, as `python -m` does, in place of a script.", "MODULE"),
+    VerbOption("-j --nodes", "N nodes of M processes each; M alone is 1xM. Default: 1x1.", "NxM"),
+    VerbOption(
         "--backend",
-        metavar="NAME",
-        help=f"How processes find each other: {', '.join(BACKENDS)}.",
-        autocompletion=completing.backends,
+        "How processes find each other: mpi, gloo, nccl, ps, tensorflow.",
+        "NAME",
+        key="distributed_backend",
+        complete="backends",
     ),
-]
-ExperimentName = Annotated[
-    str | None,
-    typer.Option(
-        "-e",
-        "--experiment",
-        metavar="NAME",
-        help="Default: the name of the source folder.",
-        autocompletion=completing.experiments,
+    VerbOption(
+        "-e --experiment",
+        "Default: the name of the source folder.",
+        "NAME",
+        key="experiment",
+        complete="experiments",
     ),
-]
-SourceFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--source", metavar="FOLDER", help="Folder to copy; default: the script's. The script runs in a copy of it."
-    ),
-]
-DisplayName = Annotated[
-    str | None, typer.Option("--name", metavar="TEXT", help="A name of the run's own beside its id, for people.")
-]
-Compute = Annotated[
-    str | None,
-    typer.Option(
-        "--compute", metavar="TARGET", help="Compute target; default: local.", autocompletion=completing.targets
-    ),
-]
-Gpu = Annotated[bool | None, typer.Option("--gpu/--no-gpu", help="One GPU for each process.", show_default=False)]
-Variables = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env",
-        metavar="NAME[=VALUE]",
-        help="Variable for the workers; may be repeated. NAME alone takes the value from your shell and records it nowhere.",
-        autocompletion=completing.variables,
-    ),
-]
-EnvFiles = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--env-file",
-        metavar="FILE",
-        help="File of NAME=VALUE lines (dotenv) whose values are recorded nowhere; may be repeated.",
-    ),
-]
-Tags = Annotated[
-    list[str] | None,
-    typer.Option("--tag", metavar="KEY[=VALUE]", help="Tag; may be repeated.", autocompletion=completing.tags),
-]
-Python = Annotated[
-    str | None,
-    typer.Option(
-        "--python", metavar="PATH", help="Interpreter that runs the script, or that its environment is made from."
-    ),
-]
-Pip = Annotated[
-    list[str] | None, typer.Option("--pip", metavar="PACKAGE", help="Package for the script; may be repeated.")
-]
-Requirements = Annotated[
-    list[str] | None,
-    typer.Option("--requirements", "-r", metavar="FILE", help="pip's requirements file for the script."),
-]
-Conda = Annotated[
-    list[str] | None, typer.Option("--conda", metavar="PACKAGE", help="Conda package for the script; may be repeated.")
-]
-CondaFile = Annotated[
-    str | None, typer.Option("--conda-file", metavar="FILE", help="Conda's environment.yml for the script.")
-]
-Channels = Annotated[
-    list[str] | None,
-    typer.Option("--channel", metavar="CHANNEL", help="Conda channel, first has priority; default: conda-forge."),
-]
-Isolated = Annotated[
-    bool | None,
-    typer.Option(
-        "--isolated/--layered",
-        help="Only the packages named, or beside those that the interpreter has. Default: layered.",
-        show_default=False,
-    ),
-]
-Registered = Annotated[
-    str | None,
-    typer.Option(
-        "--environment",
-        metavar="NAME",
-        help="Registered environment, see `paceline env list`.",
-        autocompletion=completing.environments,
-    ),
-]
-Image = Annotated[
-    str | None, typer.Option("--image", metavar="IMAGE", help="Run the workers in a container of this image.")
-]
-ShmSize = Annotated[
-    str | None, typer.Option("--shm-size", metavar="SIZE", help="Of the container's /dev/shm; default: the host's.")
-]
-GpuVisibility = Annotated[
-    str | None,
-    typer.Option(
+    NAME,
+    VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER", Path),
+    VerbOption("--compute", "Compute target; default: local.", "TARGET", key="compute_target", complete="targets"),
+    VerbOption("--gpu/--no-gpu", "One GPU for each process.", type=bool, key="use_gpu"),
+    VerbOption(
         "--gpu-visibility",
-        metavar="worker|node",
-        help="A process sees its own GPU, or all of its node's. Default: worker.",
-        autocompletion=completing.gpu_visibilities,
+        "A process sees its own GPU, or all of its node's. Default: worker.",
+        "worker|node",
+        key="gpu_visibility",
+        complete="gpu_visibilities",
     ),
-]
-Inputs = Annotated[
-    list[str] | None,
-    typer.Option(
+    VerbOption(
+        "--env",
+        "Variable for the workers; may be repeated. NAME alone takes the value from your shell and records it nowhere.",
+        "NAME[=VALUE]",
+        list,
+        complete="variables",
+    ),
+    ENV_FILE,
+    VerbOption("--tag", "Tag; may be repeated.", "KEY[=VALUE]", list, complete="tags"),
+    PYTHON,
+    *PACKAGES,
+    ISOLATED,
+    VerbOption(
+        "--environment",
+        "Registered environment, see `paceline env list`.",
+        "NAME",
+        key="environment_definition",
+        complete="environments",
+    ),
+    VerbOption("--image", "Run the workers in a container of this image.", "IMAGE", key="custom_docker_image"),
+    VerbOption("--shm-size", "Of the container's /dev/shm; default: the host's.", "SIZE", key="shm_size"),
+    VerbOption(
         "--input",
-        metavar="NAME=[STORE:]PATH",
-        help="Data that the script finds under $PACELINE_INPUT_<NAME>; may be repeated. "
+        "Data that the script finds under $PACELINE_INPUT_<NAME>; may be repeated. "
         "Add ,partition=rank or ,partition=node for a part each.",
+        "NAME=[STORE:]PATH",
+        list,
     ),
-]
-Outputs = Annotated[
-    list[str] | None,
-    typer.Option(
+    VerbOption(
         "--output",
-        metavar="NAME=STORE:PATH",
-        help="Folder $PACELINE_INPUT_<NAME> whose files are stored there at the end; may be repeated. "
+        "Folder $PACELINE_INPUT_<NAME> whose files are stored there at the end; may be repeated. "
         "Add ,overwrite to replace what is there.",
+        "NAME=STORE:PATH",
+        list,
+        key="outputs",
     ),
-]
-Limit = Annotated[
-    float | None, duration_option("--max-duration", help="End the run as failed after so long, such as 90s or 1h30m.")
-]
-Grace = Annotated[
-    float | None, duration_option("--grace", help="Between SIGTERM and SIGKILL when a run is ended; default: 30s.")
-]
-Restarts = Annotated[
-    int | None,
-    typer.Option(
-        "--max-restarts", metavar="N", help="Start over so often after a lost node or worker, preemption, a taken port."
+    VerbOption(
+        "--max-duration",
+        "End the run as failed after so long, such as 90s or 1h30m.",
+        type=float,
+        key="max_run_duration_seconds",
     ),
-]
-RestartOnException = Annotated[
-    bool | None,
-    typer.Option(
+    VerbOption(
+        "--grace",
+        "Between SIGTERM and SIGKILL when a run is ended; default: 30s.",
+        type=float,
+        key="grace_period_seconds",
+    ),
+    VerbOption(
+        "--max-restarts",
+        "Start over so often after a lost node or worker, preemption, a taken port.",
+        "N",
+        int,
+        key="max_restarts",
+    ),
+    VerbOption(
         "--restart-on-exception/--no-restart-on-exception",
-        help="Start over after the script's own exceptions as well.",
-        show_default=False,
+        "Start over after the script's own exceptions as well.",
+        type=bool,
+        key="restart_on_exception",
     ),
-]
-LogLimit = Annotated[
-    str | None,
-    typer.Option("--log-limit", metavar="SIZE", help="Kept of each worker's log, such as 500MB; 0 for all of it."),
-]
-ParameterServers = Annotated[
-    int | None,
-    typer.Option("--ps", metavar="N", help="With --backend ps: so many of the processes are parameter servers."),
-]
+    VerbOption("--log-limit", "Kept of each worker's log, such as 500MB; 0 for all of it.", "SIZE", key="log_limit"),
+    VerbOption(
+        "--ps",
+        "With --backend ps: so many of the processes are parameter servers.",
+        "N",
+        int,
+        key="parameter_server_count",
+    ),
+    JSON,
+    VerbOption("--dry-run", "Print the job, its commands and environment; start nothing.", type=bool),
+    VerbOption("--yaml", "With --dry-run: print the job as a file for `paceline run`.", type=bool),
+    QUIET,
+)
+RERUN = (
+    VerbOption("run_id", "Run, or the beginning of its id.", complete="run_ids", needed=True),
+    NAME,
+    ENV_FILE,
+    VerbOption("-d --detach", "Return at once.", type=bool),
+    JSON,
+    QUIET,
+)
 
 
 def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
@@ -200,35 +165,20 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
     if given["nodes"] is not None:
         found["node_count"], found["process_count_per_node"] = _nodes(given["nodes"])
     found |= _environment(given["env"])
-    plain = {
-        "experiment": given["experiment"],
-        "display_name": given["name"],
-        "distributed_backend": given["backend"],
-        "compute_target": given["compute"],
-        "use_gpu": given["gpu"],
-        "gpu_visibility": given["gpu_visibility"],
-        "parameter_server_count": given["ps"],
-        "environment_definition": given["environment"],
-        "python": given["python"],
-        "pip_packages": given["pip"],
+    plain = {option.key: given[option.name] for option in RUN if option.key} | {
         "pip_requirements_file": one_file(given["requirements"]),
-        "conda_packages": given["conda"],
-        "conda_dependencies_file": given["conda_file"],
-        "conda_channels": given["channel"],
         "layered": None if given["isolated"] is None else not given["isolated"],
-        "custom_docker_image": given["image"],
-        "shm_size": given["shm_size"],
         "env_file": [os.path.abspath(os.path.expanduser(path)) for path in given["env_file"] or ()],
         "tags": pairs("--tag", given["tag"], needs_value=False),
-        "inputs": [absolute_word("--input", word) for word in given["inputs"] or ()],
-        "outputs": given["outputs"],
-        "max_run_duration_seconds": given["max_duration"],
-        "grace_period_seconds": given["grace"],
-        "max_restarts": given["max_restarts"],
-        "restart_on_exception": given["restart_on_exception"],
-        "log_limit": given["log_limit"],
+        "inputs": _inputs(given["input"]),
     }
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
+
+
+def experiment_name(directory: str | Path) -> str:
+    """The name of an experiment that has none: it is made of the source folder's."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "-", os.path.basename(directory)).strip("-_")[:100]
+    return plain or "default"
 
 
 def one_file(requirements: list[str] | None) -> str | None:
@@ -299,6 +249,14 @@ def _entry(
         return None, {**found, "entry_script": os.path.relpath(script.absolute(), source.absolute())}
     except ValueError as error:
         raise JobError(f"{str(script)!r} does not lie in --source {str(source)!r}.") from error
+
+
+def _inputs(given: list[str] | None) -> list[str]:
+    if not given:
+        return []
+    from paceline.cli.data_options import absolute_word
+
+    return [absolute_word("--input", word) for word in given]
 
 
 def _environment(given: list[str] | None) -> dict[str, Any]:

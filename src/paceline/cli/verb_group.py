@@ -10,6 +10,7 @@ import typer
 import typer.core
 import typer.main
 
+from paceline.cli.main import print_version
 from paceline.cli.verbs import VERBS
 
 
@@ -50,19 +51,16 @@ app = typer.Typer(
 )
 
 
-def print_version(wanted: bool) -> None:
-    """Print the program's name and version if that is `wanted`, and end with exit code 0."""
+def _print_version(wanted: bool) -> None:
     if wanted:
-        from paceline import __version__
-
-        print(f"paceline {__version__}")
+        print_version()
         raise typer.Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=print_version, is_eager=True)
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     pass

@@ -1,0 +1,15 @@
+"""Options and arguments that several verbs have, for their signatures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from paceline.cli import completing
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+LatestRun = Annotated[
+    str | None,
+    typer.Argument(help="Run, or the beginning of its id; default: the latest.", autocompletion=completing.run_ids),
+]
