@@ -48,7 +48,7 @@ _OBJECTS_OF_MPI = frozenset(
 OF_MPI = "between ranks of one mpirun, over Open MPI's own connections: shared memory on one machine"
 #: (file, what) -> why it is safe.
 ALLOWED = {
-    ("collectives/plain.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
+    ("collectives/safe_pickle.py", "pickle.Unpickler"): "refuses every name but those of two of our own tuples",
     ("compat/horovod/common/objects.py", "pickle.loads"): "signed by a rank with the run's secret, where there is one",
     (
         "compat/horovod/runner/common/util/codec.py",

@@ -23,21 +23,21 @@ except collectives.ShutDownError as error:
 """
 
 #: One of the ranks that add up what all of them see does not come to where they meet.
-DEATH_AT_THE_BOARD = """
+DEATH_AT_A_MEETING = """
 import os, signal, numpy
 from paceline import collectives
-from paceline.collectives.shared_memory import Board
+from paceline.collectives.shared_memory import SharedSegments
 engine = collectives.start()
 arrays = [numpy.ones(1000, numpy.float32) for _ in range(8)]
 def together(step):
     handles = [engine.allreduce(f"{step}.{index}", array) for index, array in enumerate(arrays)]
     return [handle.wait(30)[0] for handle in handles]
 assert together(0) == [2.0] * 8
-def die(board, dtype):
+def die(segments, dtype):
     os.kill(os.getpid(), signal.SIGKILL)
-assert engine._channels[0]._performer._reducer._fusion.has_board
+assert engine._loops[0]._performer._reducer._fusion.has_shared_memory
 if engine.rank == 1:
-    Board.meet = die
+    SharedSegments.meet = die
 try:
     together(1)
 except collectives.ShutDownError as error:
@@ -53,10 +53,10 @@ def test_every_operation_gives_what_numpy_gives(ranks, tmp_path):
     assert done.stdout.count("ok") == ranks
 
 
-@pytest.mark.parametrize("death", [DEATH, DEATH_AT_THE_BOARD], ids=["in MPI", "at the board"])
+@pytest.mark.parametrize("death", [DEATH, DEATH_AT_A_MEETING], ids=["in MPI", "at a meeting"])
 def test_a_killed_rank_raises_on_the_other(death, tmp_path):
     need_mpi()
-    if death == DEATH_AT_THE_BOARD and len(os.sched_getaffinity(0)) < 2:
+    if death == DEATH_AT_A_MEETING and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("needs a core for each of two ranks")
     script = tmp_path / "death.py"
     script.write_text(death)

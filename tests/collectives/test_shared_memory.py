@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import pytest
 
-from paceline.collectives.shared_memory import MOST_RANKS, Board, open_board
+from paceline.collectives.shared_memory import MOST_RANKS, SharedSegments, share_segments
 from paceline.system import processes
 
 FLOAT = numpy.dtype("float32")
@@ -23,7 +23,9 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "core_count", lambda: MOST_RANKS)
 
 
-def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callable[[Any], Any] = lambda one: one) -> Any:
+def on_ranks(
+    ranks: int, work: Callable[[int, SharedSegments | None], Any], tell: Callable[[Any], Any] = lambda one: one
+) -> Any:
     """What `work` gives on each rank. tell: what of what a rank gathers reaches the others."""
     barrier, values = threading.Barrier(ranks, timeout=90), [None] * ranks
 
@@ -35,7 +37,7 @@ def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callabl
             barrier.wait()
             return found
 
-        return work(rank, open_board(rank, ranks, gather, barrier.wait, 4096))
+        return work(rank, share_segments(rank, ranks, gather, barrier.wait, 4096))
 
     with ThreadPoolExecutor(ranks) as pool:
         return list(pool.map(run, range(ranks)))
@@ -43,10 +45,10 @@ def on_ranks(ranks: int, work: Callable[[int, Board | None], Any], tell: Callabl
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_each_reads_what_all_have_filled_in_order(ranks: int) -> None:
-    def work(rank: int, board: Board | None) -> list[list[float]]:
-        assert board is not None
-        board.fill(FLOAT)[:2] = rank, rank + 0.5
-        return [list(array[:2]) for array in board.meet(FLOAT)]
+    def work(rank: int, segments: SharedSegments | None) -> list[list[float]]:
+        assert segments is not None
+        segments.fill(FLOAT)[:2] = rank, rank + 0.5
+        return [list(array[:2]) for array in segments.meet(FLOAT)]
 
     assert on_ranks(ranks, work) == [[[rank, rank + 0.5] for rank in range(ranks)]] * ranks
 
@@ -54,15 +56,15 @@ def test_each_reads_what_all_have_filled_in_order(ranks: int) -> None:
 def test_nothing_is_filled_anew_that_another_still_reads() -> None:
     may_read = threading.Event()
 
-    def work(rank: int, board: Board | None) -> list[float]:
-        assert board is not None
+    def work(rank: int, segments: SharedSegments | None) -> list[float]:
+        assert segments is not None
         read = []
         for turn in range(3):
-            board.fill(FLOAT)[:] = 10 * rank + turn
-            arrays = board.meet(FLOAT)
+            segments.fill(FLOAT)[:] = 10 * rank + turn
+            arrays = segments.meet(FLOAT)
             if rank == 0:
                 # Ahead of the other, which has not read yet, to where it has to wait for it.
-                board.fill(FLOAT)[:] = -1
+                segments.fill(FLOAT)[:] = -1
                 may_read.set()
             assert may_read.wait(20)
             read.append(float(arrays[0][0]))
@@ -81,7 +83,7 @@ def test_there_is_none_where_a_rank_does_not_see_all(tmp_path: Any) -> None:
         def tell(value: Any, wrong: int = wrong) -> Any:
             return (value[0], value[1], wrong) if isinstance(value, tuple) else value
 
-        assert on_ranks(2, lambda _, board: board, tell) == [None, None]
+        assert on_ranks(2, lambda _, segments: segments, tell) == [None, None]
     os.close(other)
     os.close(opened)
 
@@ -90,19 +92,19 @@ def test_another_world_s_memory_is_not_taken() -> None:
     def tell(value: Any) -> Any:
         return (b"\0" * 16, *value[1:]) if isinstance(value, tuple) else value
 
-    assert on_ranks(2, lambda _, board: board, tell) == [None, None]
+    assert on_ranks(2, lambda _, segments: segments, tell) == [None, None]
 
 
 def test_ranks_that_share_a_core_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "core_count", lambda: 1)
-    assert on_ranks(2, lambda _, board: board) == [None, None]
+    assert on_ranks(2, lambda _, segments: segments) == [None, None]
 
 
 def test_many_ranks_have_none() -> None:
-    assert open_board(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
+    assert share_segments(0, MOST_RANKS + 1, lambda value: [value], lambda: None, 4096) is None
 
 
 def test_no_file_stays_open() -> None:
     before = set(os.listdir("/proc/self/fd"))
-    on_ranks(2, lambda _, board: None)
+    on_ranks(2, lambda _, segments: None)
     assert set(os.listdir("/proc/self/fd")) == before

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.collectives import CollectivesError, plain
+from paceline.collectives import CollectivesError, safe_pickle
 from paceline.collectives.request import Agreement, Request
 from paceline.collectives.secret import VARIABLE, run_secret
 from paceline.collectives.signed_store import SignedStore
@@ -98,10 +98,10 @@ def test_a_message_holds_plain_values_and_runs_nothing(tmp_path, monkeypatch):
         b"\x00",
         Agreement(Request("join", "")),
     )
-    assert plain.unpacked(plain.packed(message)) == message
+    assert safe_pickle.unpacked(safe_pickle.packed(message)) == message
     for data in (pickle.dumps(Bad()), pickle.dumps(Path("x")), b"cos\nsystem\n(S'touch PWNED'\ntR.", b"", b"{}"):
         with pytest.raises(CollectivesError, match=r"what came (names|is no message)"):
-            plain.unpacked(data)
+            safe_pickle.unpacked(data)
     assert not (tmp_path / "PWNED").exists()
 
 

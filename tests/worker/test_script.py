@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.compat import names_dir
+from paceline.compat import shim_dir
 from tests.helpers import write_tree
 
 MAIN = Path(paceline.__file__).parent / "worker/__main__.py"
@@ -62,7 +62,7 @@ def same(work: Path, script: str, *words: str) -> Ended:
     (work / "train.py").write_text(script)
     expected, found = plain(work, "train.py", *words), worker(work, "train.py", *words)
     # Behind everything else the path has a folder of names for packages that are not installed.
-    found.out = found.out.replace(f", {str(names_dir())!r}]", "]")
+    found.out = found.out.replace(f", {str(shim_dir())!r}]", "]")
     assert (found.out, found.err, found.code) == (expected.out, expected.err, expected.code)
     return found
 

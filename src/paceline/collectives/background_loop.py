@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from paceline.collectives import inline_reduce, plain
+from paceline.collectives import inline_reduce, safe_pickle
 from paceline.collectives.coordinator import Coordinator, Key, Message, Response
 from paceline.collectives.errors import ArgumentError, CollectivesError, MismatchError, ShutDownError
 from paceline.collectives.handle import Handle
@@ -104,7 +104,7 @@ class BackgroundLoop:
         self._pending: dict[tuple[str, str], CollectiveTask] = {}
         self._leaving = False
         self._left = False
-        self._member = ResponseCache()
+        self._cache = ResponseCache()
         #: As `wait`, made once: each look at a method makes an object.
         self.waiter = self.wait
         self._claim = threading.Lock()  # of the one caller that may take the thread's place
@@ -117,7 +117,7 @@ class BackgroundLoop:
 
     def known(self, fields: Fields) -> Request:
         """The request of these fields: the equal one that was agreed upon before, if there is."""
-        return self._member.known(fields)
+        return self._cache.known(fields)
 
     def submit(self, task: CollectiveTask) -> Handle:
         """The task's handle, once it is queued.
@@ -367,12 +367,12 @@ class BackgroundLoop:
         if len(news) == 1 and self.size > 1:
             payload = inline_reduce.payload(news[0])
         self._left = leaving
-        message = self._member.message([task.request for task in news], leaving, payload)
+        message = self._cache.message([task.request for task in news], leaving, payload)
         if self._coordinator is not None:
             self._coordinator.receive(0, message)
         else:
             assert self.transport is not None
-            self.transport.send(plain.packed(tuple(message)), 0)
+            self.transport.send(safe_pickle.packed(tuple(message)), 0)
 
     def _hear(self) -> Response | None:
         if self._coordinator is None:
@@ -382,7 +382,7 @@ class BackgroundLoop:
             self._coordinator.receive(content[0], Message(*content[1]))
         response = self._coordinator.respond()
         if response is not None and self.transport is not None:
-            data = plain.packed(tuple(response))
+            data = safe_pickle.packed(tuple(response))
             for rank in range(1, self.size):
                 self.transport.send(data, rank)
         return response
@@ -390,7 +390,7 @@ class BackgroundLoop:
     def _take(self, response: Response) -> None:
         """Note what is to be done; complete what came with its result."""
         results = dict(response.results)
-        for place, agreement in enumerate(self._member.agreed(response, self._asked)):
+        for place, agreement in enumerate(self._cache.agreed(response, self._asked)):
             key = agreement.request.key
             task = self._pending.get(key)
             arrivals: Sequence[tuple[int, float]] = ()
@@ -469,4 +469,4 @@ class BackgroundLoop:
         if self.transport is None:
             return None
         message = self.transport.receive()
-        return None if message is None else (message[0], plain.unpacked(message[1]))
+        return None if message is None else (message[0], safe_pickle.unpacked(message[1]))

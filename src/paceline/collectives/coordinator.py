@@ -26,7 +26,7 @@ Key = tuple[str, str]
 class Message(NamedTuple):
     """What a rank has to say. epoch: which numbering its slots are of. leaving: it shuts down.
 
-    payload: what the rank has to add, where it asks for one small reduction; see `small.py`.
+    payload: what the rank has to add, where it asks for one small reduction; see `inline_reduce.py`.
     """
 
     epoch: int

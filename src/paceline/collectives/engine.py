@@ -16,7 +16,7 @@ from paceline.collectives import world
 from paceline.collectives.background_loop import BackgroundLoop
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
-from paceline.collectives.liveness import Peers
+from paceline.collectives.liveness import PeerWatch
 from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,
@@ -75,10 +75,10 @@ class Engine:
         self._device_groups: dict[int, Any] = {}
         self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(self.size))}
         self._failed = False
-        self._channels: dict[int, BackgroundLoop] = {}
-        self._channels[0] = self._channel(transport, self._sets[0], 0)
+        self._loops: dict[int, BackgroundLoop] = {}
+        self._loops[0] = self._new_loop(transport, self._sets[0], 0)
         watched = {} if transport is None else transport.watched()
-        self._peers = Peers(joined.places, self.rank, self._peer_lost, self._watch, watched)
+        self._peer_watch = PeerWatch(joined.places, self.rank, self._peer_lost, self._watch, watched)
 
     # Reductions.
 
@@ -184,8 +184,8 @@ class Engine:
         as all ranks have begun. A rank that has joined can't take part. Not for Adasum.
         """
         self._members(process_set)
-        channel = self._channels.get(process_set)
-        if channel is None or op not in OPERATIONS or op == "adasum" or not tensors:
+        loop = self._loops.get(process_set)
+        if loop is None or op not in OPERATIONS or op == "adasum" or not tensors:
             raise ArgumentError(
                 f"device_allreduce {name!r} of {len(tensors)} tensors with op={op!r} in set {process_set}."
             )
@@ -203,7 +203,7 @@ class Engine:
                 done = group.allreduce(tensors, outs, op, prescale, postscale, ready)
             return lambda: group.let_wait(done)
 
-        return channel.submit(CollectiveTask(request, [], [], Handle(request.key, channel.waiter), begin))
+        return loop.submit(CollectiveTask(request, [], [], Handle(request.key, loop.waiter), begin))
 
     # Movements.
 
@@ -304,8 +304,8 @@ class Engine:
         first rank of a process set knows them, on the others it is empty.
         """
         self._observers.append(_Observer(callback, process_set, arrivals))
-        for number, channel in list(self._channels.items()):
-            self._let_observe(channel, number)
+        for number, loop in list(self._loops.items()):
+            self._let_observe(loop, number)
 
     def retune(self, *, fusion_bytes: int, cycle_s: float) -> None:
         """Let the world go on with these settings. To be called by an observer, after the same operation on all ranks.
@@ -313,13 +313,13 @@ class Engine:
         A process set keeps those with which it was made.
         """
         self.settings = replace(self.settings, fusion_bytes=fusion_bytes, cycle_s=cycle_s)
-        self._channels[0].retune(self.settings)
+        self._loops[0].retune(self.settings)
 
     def ignore(self, callback: Callable[..., object]) -> None:
         """Call it no more; nothing if it isn't called."""
         self._observers = [known for known in self._observers if known.callback != callback]
-        for number, channel in list(self._channels.items()):
-            self._let_observe(channel, number)
+        for number, loop in list(self._loops.items()):
+            self._let_observe(loop, number)
 
     def _reducescatter(
         self,
@@ -365,8 +365,8 @@ class Engine:
         root: int = -1,
         splits: tuple[int, ...] = (),
     ) -> Handle:
-        channel = self._channels.get(process_set)
-        if channel is None:
+        loop = self._loops.get(process_set)
+        if loop is None:
             raise ArgumentError(
                 f"rank {self.rank} is not a member of process set {process_set}: {list(self._members(process_set))}."
             )
@@ -391,11 +391,9 @@ class Engine:
         if scattered:
             finish = _copy_back(given, grouped)
             given = tuple([None if out is None else out.copy(order="C") for out in given])
-        request = channel.known(
-            (kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped)
-        )
+        request = loop.known((kind, name, tuple(dtypes), tuple(shapes), op, prescale, postscale, root, splits, grouped))
         # Tuples: those of arrays alone the garbage collector soon leaves out.
-        return channel.submit(CollectiveTask(request, tuple(ready), given, Handle(request.key, channel.waiter), finish))
+        return loop.submit(CollectiveTask(request, tuple(ready), given, Handle(request.key, loop.waiter), finish))
 
     def _check_op(
         self, op: str, process_set: int, arrays: Sequence[Any], dtype: str | Sequence[str | None] | None = None
@@ -457,46 +455,46 @@ class Engine:
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
         number = next(self._set_numbers)
-        world = self._channels[0].transport
+        world = self._loops[0].transport
         transport = world.split(members, number) if world is not None and len(members) > 1 else None
         self._sets[number] = members
         if self.rank in members:
-            self._channels[number] = self._channel(transport, members, number)
+            self._loops[number] = self._new_loop(transport, members, number)
         return number
 
     def _drop_set(self, number: int) -> bool:
         if number not in self._sets:
             return False
-        channel = self._channels.pop(number, None)
+        loop = self._loops.pop(number, None)
         del self._sets[number]
         self._device_groups.pop(number, None)
-        if channel is not None:
-            channel.leave()
-            channel.join()
+        if loop is not None:
+            loop.leave()
+            loop.join()
         return True
 
-    def _channel(self, transport: Transport | None, members: tuple[int, ...], number: int) -> BackgroundLoop:
-        channel = BackgroundLoop(transport, members, number, self.settings, self._lost)
-        self._let_observe(channel, number)
-        return channel
+    def _new_loop(self, transport: Transport | None, members: tuple[int, ...], number: int) -> BackgroundLoop:
+        loop = BackgroundLoop(transport, members, number, self.settings, self._lost)
+        self._let_observe(loop, number)
+        return loop
 
-    def _let_observe(self, channel: BackgroundLoop, number: int) -> None:
-        """Have the channel tell whoever asked after its process set; one that nobody asks after saves the time."""
+    def _let_observe(self, loop: BackgroundLoop, number: int) -> None:
+        """Have the loop tell whoever asked after its process set; one that nobody asks after saves the time."""
         mine = [one for one in self._observers if one.process_set in (None, number)]
 
         def observed(request: Request, *values: Any) -> None:
             for one in mine:
                 one.callback(request, *(values if one.arrivals else values[:3]))
 
-        channel.observer = observed if mine else None
+        loop.observer = observed if mine else None
         if any(one.arrivals for one in mine):
-            channel.note_arrivals()
+            loop.note_arrivals()
 
     # The end.
 
     def _peer_lost(self, rank: int, reason: str) -> None:
         # Once all have heard the end, each goes when it likes.
-        if not self._channels[0].has_heard_end:
+        if not self._loops[0].has_heard_end:
             self._lost(reason, rank)
 
     def _lost(self, reason: str, lost_rank: int = -1) -> None:
@@ -504,19 +502,19 @@ class Engine:
         # The others may go because of the first.
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)
-        for channel in list(self._channels.values()):
-            channel.fail(
+        for loop in list(self._loops.values()):
+            loop.fail(
                 ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause.")
             )
-            if channel.transport is not None:
-                channel.transport.abandon(reason)
+            if loop.transport is not None:
+                loop.transport.abandon(reason)
 
     def _watch(self) -> None:
         """Once a second: fail what has waited for too long, where a limit is set."""
         limit_s = self.settings.stall_shutdown_s
         if limit_s and not self._failed:
-            for channel in list(self._channels.values()):
-                what = channel.overdue(limit_s)
+            for loop in list(self._loops.values()):
+                what = loop.overdue(limit_s)
                 if what is not None:
                     self._lost(f"{what} (HOROVOD_STALL_SHUTDOWN_TIME_SECONDS={limit_s:g})")
                     return
@@ -526,28 +524,28 @@ class Engine:
             f"process {os.getpid()} was forked from rank {self.rank}, which alone can take part in its operations. "
             "Let a DataLoader's workers, and what multiprocessing starts, leave them to the process that started it."
         )
-        for channel in self._channels.values():
-            channel.forsake(error)
+        for loop in self._loops.values():
+            loop.forsake(error)
 
     def _stop(self) -> None:
         if self._failed and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel says that it is gone.
             time.sleep(_DYING_S)
-        self._peers.close()
-        channels = [self._channels[number] for number in sorted(self._channels, reverse=True)]
+        self._peer_watch.close()
+        loops = [self._loops[number] for number in sorted(self._loops, reverse=True)]
         if self._failed:
             if self.transport_name == world.GLOO:
                 # Those in the middle of something end when the others let go, and must not outlive the interpreter:
                 # a thread of Gloo's that gives back its tensor then aborts the process.
-                for channel in channels:
-                    channel.join(_LET_GO_S)
+                for loop in loops:
+                    loop.join(_LET_GO_S)
             return
-        for channel in channels:
-            channel.leave()
-        ended = [channel.join() for channel in channels]
-        for channel, has_ended in zip(channels, ended, strict=True):
-            if not has_ended and channel.transport is not None:
-                channel.transport.abandon("another rank has not heard that this one shuts down")
+        for loop in loops:
+            loop.leave()
+        ended = [loop.join() for loop in loops]
+        for loop, has_ended in zip(loops, ended, strict=True):
+            if not has_ended and loop.transport is not None:
+                loop.transport.abandon("another rank has not heard that this one shuts down")
 
 
 _lock = threading.Lock()

@@ -1,6 +1,6 @@
 """Reducing many small arrays as if they were one; half-precision ones as float32.
 
-They are copied side by side into a buffer. Where all ranks see each other's (`board.py`), each adds them up straight into
+They are copied side by side into a buffer. Where all ranks see each other's (`shared_memory.py`), each adds them up straight into
 where the results belong; elsewhere the buffer is reduced by the transport, and copied out.
 """
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from paceline.collectives import numbers
 
 if TYPE_CHECKING:
-    from paceline.collectives.shared_memory import Board
+    from paceline.collectives.shared_memory import SharedSegments
     from paceline.collectives.transport import Transport
 
-#: Of a rank's part of the board: what it has filled stays in its cache until it is added up.
-BOARD_BYTES = 1 << 20
+#: Of a rank's part of the segments: what it has filled stays in its cache until it is added up.
+SEGMENT_BYTES = 1 << 20
 
 
 class Part(NamedTuple):
@@ -55,20 +55,20 @@ class Fusion:
         self._transport = transport
         self._limit_bytes = limit_bytes
         self._buffers: dict[Any, Any] = {}
-        self._board: Board | None = None
+        self._shared: SharedSegments | None = None
         self._is_open = False
 
     def open(self) -> None:
         """Get what all ranks see, where that can be had. Every rank calls it, before its first reduction: not earlier, for
         it takes memory."""
         if not self._is_open and self._transport is not None:
-            self._board = self._transport.open_board(BOARD_BYTES)
+            self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
 
     @property
-    def has_board(self) -> bool:
+    def has_shared_memory(self) -> bool:
         """Whether the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
-        return self._board is not None
+        return self._shared is not None
 
     def retune(self, limit_bytes: int) -> None:
         """Fill buffers of so many bytes from now on."""
@@ -78,8 +78,8 @@ class Fusion:
 
     def close(self) -> None:
         """Give back what is shared with others."""
-        if self._board is not None:
-            self._board.close()
+        if self._shared is not None:
+            self._shared.close()
 
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts. Every rank calls it with as much."""
@@ -132,14 +132,14 @@ class Fusion:
         number there is.
         """
         after = part.postscale / part.divisor
-        if self._board is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
+        if self._shared is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
             return part.prescale * after, True
         return part.prescale, False
 
     def _next(self, kind: Any) -> Any:
         """An array to be filled."""
         size = max(1, self._limit_bytes // kind.itemsize)
-        return self._board.fill(kind)[:size] if self._board is not None else self._own(kind, size)
+        return self._shared.fill(kind)[:size] if self._shared is not None else self._own(kind, size)
 
     def _own(self, kind: Any, size: int) -> Any:
         import numpy
@@ -152,15 +152,15 @@ class Fusion:
         import numpy
 
         kind = buffer.dtype
-        if self._board is not None:
-            arrays = self._board.meet(kind)
+        if self._shared is not None:
+            arrays = self._shared.meet(kind)
         else:
             arrays = [buffer]
             if self._transport is not None:
                 self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
-        whole = self._own(kind, BOARD_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
+        whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled in pieces:
             target, end = _stretch(part.target, start, length), offset + length
             post, divisor = (1.0, 1) if is_scaled else (part.postscale, part.divisor)

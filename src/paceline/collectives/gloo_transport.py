@@ -22,7 +22,7 @@ from paceline.collectives.links import PeerLink
 from paceline.collectives.rendezvous import Meeting
 
 if TYPE_CHECKING:
-    from paceline.collectives.shared_memory import Board
+    from paceline.collectives.shared_memory import SharedSegments
 
 _LEAVE_S, _WHY_S = 5.0, 0.5
 #: What no message is: the sender has let go, and says why; the sender has come to the end.
@@ -234,7 +234,7 @@ class GlooTransport:
 
     # Life.
 
-    def open_board(self, size: int) -> Board | None:
+    def share_segments(self, size: int) -> SharedSegments | None:
         # TCP has no barrier that is cheap enough to meet once for each buffer.
         return None
 

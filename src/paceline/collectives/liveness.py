@@ -66,7 +66,7 @@ class PeerPlace:
         return places
 
 
-class Peers:
+class PeerWatch:
     """Watches the processes of the ranks on this machine; calls `lost(rank, reason)` when one is gone, however it ended.
 
     The kernel tells (pidfd, Linux 5.3): nothing is polled. `tick` is called about once a second.

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any
 
-from paceline.collectives import mpi, plain
+from paceline.collectives import mpi, safe_pickle
 from paceline.collectives.errors import ShutDownError
-from paceline.collectives.shared_memory import Board, open_board
+from paceline.collectives.shared_memory import SharedSegments, share_segments
 
 #: MPI counts in 32-bit numbers.
 _BROADCAST_BYTES = 1 << 30
@@ -84,18 +84,18 @@ class MpiTransport:
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         self.comm.Sendrecv(array, partner, _EXCHANGE_TAG, other, partner, _EXCHANGE_TAG)
 
-    def open_board(self, size: int) -> Board | None:
-        return open_board(self.rank, self.size, self.gather_objects, self._meet, size)
+    def share_segments(self, size: int) -> SharedSegments | None:
+        return share_segments(self.rank, self.size, self.gather_objects, self._meet, size)
 
     def gather_objects(self, value: Any) -> list[Any]:
         # Not mpi4py's own way with objects, which makes whatever a pickle asks for.
-        data = plain.packed(value)
+        data = safe_pickle.packed(value)
         sizes = arrays.array("q", [0] * self.size)
         self.comm.Allgather([arrays.array("q", [len(data)]), 1, self._mpi.INT64_T], [sizes, 1, self._mpi.INT64_T])
         everything, starts = bytearray(sum(sizes)), _starts(sizes)
         byte = self._mpi.BYTE
         self.comm.Allgatherv([data, len(data), byte], [everything, list(sizes), starts, byte])
-        return [plain.unpacked(everything[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
+        return [safe_pickle.unpacked(everything[at : at + size]) for at, size in zip(starts, sizes, strict=True)]
 
     def split(self, members: Sequence[int], number: int) -> MpiTransport | None:
         comm = self.comm.Split(0 if self.rank in members else self._mpi.UNDEFINED, self.rank)

@@ -20,8 +20,8 @@ PIECE_BYTES = 1 << 20
 #: From here on copying in costs more than a call of its own: where it has to be copied out as well; where not; and where
 #: the array is multiplied on that way, which with MPI's call takes a pass of its own.
 DIRECT_BYTES = 1 << 20
-BOARD_DIRECT_BYTES = 8 << 20
-BOARD_DIRECT_MULTIPLIED_BYTES = 32 << 20
+SHARED_DIRECT_BYTES = 8 << 20
+SHARED_DIRECT_MULTIPLIED_BYTES = 32 << 20
 
 
 class Reducer:
@@ -53,19 +53,19 @@ class Reducer:
         if not self._fusion_bytes:
             for part in small:
                 self._fusion.allreduce([part], op, dtype)
-        elif len(small) == 1 and not half and not self._fusion.has_board:
+        elif len(small) == 1 and not half and not self._fusion.has_shared_memory:
             self._direct(small[0], op)
         elif small:
             self._fusion.allreduce(small, op, dtype)
 
     def polled_bytes(self, multiplied: bool) -> int:
         """Reducing a smaller array never blocks, but looks after the other ranks; nor, unless this is 0, one of halves."""
-        return self._small_bytes(multiplied) if self._fusion.has_board else 0
+        return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
         """What is smaller goes through a buffer, with others; so does half precision, of which MPI knows nothing."""
-        board_bytes = BOARD_DIRECT_MULTIPLIED_BYTES if multiplied else BOARD_DIRECT_BYTES
-        return min(board_bytes if self._fusion.has_board else DIRECT_BYTES, self._fusion_bytes)
+        shared_bytes = SHARED_DIRECT_MULTIPLIED_BYTES if multiplied else SHARED_DIRECT_BYTES
+        return min(shared_bytes if self._fusion.has_shared_memory else DIRECT_BYTES, self._fusion_bytes)
 
     def close(self) -> None:
         """Give back what is shared with others."""

@@ -20,13 +20,13 @@ from paceline.system import processes
 
 #: Each rank reads all of the segments: with more ranks than this a reduction by MPI reads less.
 MOST_RANKS = 4
-_NAME = "paceline-board"
+_NAME = "paceline-segments"
 _TOKEN_BYTES = 16
 #: Before the segment's content: the token, and room, so that arrays begin at a page.
 _HEAD_BYTES = mmap.PAGESIZE
 
 
-class Board:
+class SharedSegments:
     """Segments of `size` bytes, two of each rank, used in turn.
 
     What a rank fills anew the others have read: they have met since, after they read it and filled the other one.
@@ -61,10 +61,10 @@ class Board:
         return numpy.frombuffer(self._maps[rank], dtype, self.size // dtype.itemsize, start)
 
 
-def open_board(
+def share_segments(
     rank: int, ranks: int, gather: Callable[[Any], list[Any]], barrier: Callable[[], object], size: int
-) -> Board | None:
-    """The board of `ranks` ranks, None where they do not all see one memory, or have no core each. Every rank has to call it.
+) -> SharedSegments | None:
+    """The segments of `ranks` ranks, None where they do not all see one memory, or have no core each. Every rank has to call it.
 
     gather: gives every rank's value. barrier: returns when every rank has called it. size: of a segment, in bytes.
     """
@@ -86,7 +86,7 @@ def open_board(
     finally:
         if fd >= 0:
             os.close(fd)
-    return Board(maps, size, rank, barrier) if is_seen else None
+    return SharedSegments(maps, size, rank, barrier) if is_seen else None
 
 
 def _mapped(told: tuple[bytes, int, int], size: int, *, mine: bool) -> mmap.mmap:

@@ -2,7 +2,7 @@
 
 One transport belongs to one process set and is used by one thread at a time. Arrays are contiguous NumPy arrays, and
 all ranks call the same operation with the same shapes, in the same order: the engine has seen to that. A rank that is
-gone shows as `ShutDownError`, or not at all (MPI): `peers.py` looks after that.
+gone shows as `ShutDownError`, or not at all (MPI): `liveness.py` looks after that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from paceline.collectives.shared_memory import Board
+    from paceline.collectives.shared_memory import SharedSegments
 
 
 class Transport(Protocol):
@@ -51,7 +51,7 @@ class Transport(Protocol):
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         """Fill the flat `other` with the partner's `array`; two ranks call it with each other."""
 
-    def open_board(self, size: int) -> Board | None:
+    def share_segments(self, size: int) -> SharedSegments | None:
         """Memory that all ranks see, `size` bytes for each to fill; None where there is none. Every rank calls it."""
 
     # Life.

@@ -1,6 +1,6 @@
 """Names that other libraries taught people, on Paceline's engines. Nothing in Paceline imports this package.
 
-`install("horovod")` lets a script's own `import horovod.torch as hvd` work in this process. The folder `names` beside
+`install("horovod")` lets a script's own `import horovod.torch as hvd` work in this process. The folder `shim/first` beside
 this file does the same for whole processes that have it on PYTHONPATH.
 """
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import UserError
 
-__all__ = ["install", "names_dir"]
+__all__ = ["install", "shim_dir"]
 
 
 def install(name: str, *, force: bool = False) -> None:
@@ -28,6 +28,6 @@ def install(name: str, *, force: bool = False) -> None:
     aliases.install(force=force)
 
 
-def names_dir() -> Path:
+def shim_dir() -> Path:
     """The folder that makes `import horovod` work for every process that has it on PYTHONPATH."""
-    return Path(__file__).parent / "names"
+    return Path(__file__).parent / "shim" / "first"

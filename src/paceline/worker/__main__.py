@@ -75,7 +75,9 @@ def _keep_store_to_its_network() -> None:
 
 def _offer_names() -> None:
     """Let `import horovod` find ours where the real package is not installed: the last place on the path."""
-    sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "names"))
+    sys.path.append(
+        os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "shim", "first")
+    )
 
 
 def _with_paths(word: str) -> str:

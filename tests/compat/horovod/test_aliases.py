@@ -102,7 +102,7 @@ def test_the_modules_for_tensorflow_and_keras_are_one_under_both_names():
 
 def test_the_folder_of_names_does_the_same():
     require_module("torch")
-    assert run(IMPORT_ALL, paceline.compat.names_dir()) == "ok"
+    assert run(IMPORT_ALL, paceline.compat.shim_dir()) == "ok"
 
 
 def test_a_real_horovod_is_not_hidden_unasked(real):
@@ -128,9 +128,7 @@ def test_a_real_horovod_that_is_loaded_counts(real):
 
 
 def test_the_folder_of_names_comes_before_a_real_one(real):
-    assert (
-        run("import horovod; print(horovod.__name__)", paceline.compat.names_dir(), real) == "paceline.compat.horovod"
-    )
+    assert run("import horovod; print(horovod.__name__)", paceline.compat.shim_dir(), real) == "paceline.compat.horovod"
 
 
 def test_uninstalling_takes_the_name_away():

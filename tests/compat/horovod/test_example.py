@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compat import names_dir
+from paceline.compat import shim_dir
 from tests.compat.horovod.conftest import run_on_ranks
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_torch" / "train.py"
 
 @pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ()), (2, ("--fp16-allreduce",)), (2, ("--use-adasum",))])
 def test_the_example_learns_the_digits(ranks, options):
-    done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, PYTHONPATH=str(names_dir()))
+    done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, PYTHONPATH=str(shim_dir()))
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]
     assert len(accuracies) == 6, done.stdout

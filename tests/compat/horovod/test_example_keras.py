@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compat import names_dir
+from paceline.compat import shim_dir
 from tests.compat.horovod.conftest import run_on_ranks
 from tests.engines.conftest import require_engine
 
@@ -27,7 +27,7 @@ def test_the_example_learns_the_digits(tmp_path, backend, ranks, options):
     for need in ("keras", backend, "sklearn"):
         require_engine(need, importlib.util.find_spec(need))
     saved = tmp_path / "digits.keras"
-    variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(names_dir())}
+    variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(shim_dir())}
     done = run_on_ranks(ranks, SCRIPT, "--epochs", "5", "--save-to", str(saved), *options, **variables)
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]

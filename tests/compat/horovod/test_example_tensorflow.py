@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.compat import names_dir
+from paceline.compat import shim_dir
 from tests.compat.horovod.conftest import run_on_ranks
 from tests.engines.conftest import require_module
 
@@ -17,7 +17,7 @@ SCRIPT = Path(__file__).parents[3] / "examples" / "horovod_tensorflow" / "train.
 @pytest.mark.parametrize(("ranks", "options"), [(1, ()), (2, ("--fp16-allreduce",))])
 def test_the_example_learns_the_digits(ranks, options):
     require_module("tensorflow")
-    variables = {"PYTHONPATH": str(names_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    variables = {"PYTHONPATH": str(shim_dir()), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = run_on_ranks(ranks, SCRIPT, "--epochs", "6", *options, **variables)
     assert done.returncode == 0, done.stderr
     accuracies = [float(found) for found in re.findall(r"accuracy (0\.\d+)", done.stdout)]

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from paceline.remote.agent.atomic_write import Arrival, census, remove
+from paceline.remote.agent.atomic_write import AtomicWrite, census, remove
 from tests.helpers import write_tree
 
 
@@ -14,7 +14,7 @@ def entry(name: str, kind: str = "file", **values):
 
 
 def bring(path, how: str = "replace") -> None:
-    arrival = Arrival(str(path), how)
+    arrival = AtomicWrite(str(path), how)
     arrival.take(entry(".", "dir", mode=0o755), b"")
     arrival.take(entry("d", "dir", mode=0o555), b"")
     arrival.take(entry("d/a b\n\udcff", end=False), b"one ")
@@ -59,7 +59,7 @@ def test_what_is_there_is_kept_or_replaced_or_added_to(tmp_path, how, left):
 @pytest.mark.parametrize("how", ["keep", "replace", "merge"])
 def test_what_breaks_off_leaves_nothing(tmp_path, how):
     write_tree(tmp_path / "tree", {"mine": "x"})
-    arrival = Arrival(str(tmp_path / "tree"), how)
+    arrival = AtomicWrite(str(tmp_path / "tree"), how)
     arrival.take(entry(".", "dir", mode=0o755), b"")
     arrival.take(entry("half", end=False), b"one")
     arrival.drop()
@@ -68,7 +68,7 @@ def test_what_breaks_off_leaves_nothing(tmp_path, how):
 
 def test_a_name_may_be_as_long_as_names_can_be(tmp_path):
     for how in ("replace", "merge"):
-        arrival = Arrival(str(tmp_path / "tree"), how)
+        arrival = AtomicWrite(str(tmp_path / "tree"), how)
         arrival.take(entry(".", "dir", mode=0o755), b"")
         arrival.take(entry("x" * 255), b"y")
         arrival.finish()

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.remote.agent.send_queue import BULK, LIVE, URGENT, Outgoing
+from paceline.remote.agent.send_queue import BULK, LIVE, URGENT, SendQueue
 from paceline.remote.agent.wire import CHUNK_BYTES, Frames
 
 
@@ -28,7 +28,7 @@ def read_frames(fd: int, count: int) -> list:
 
 
 def test_what_is_urgent_goes_first_and_each_kind_keeps_its_order(pipe):
-    out = Outgoing(pipe[1], 60)
+    out = SendQueue(pipe[1], 60)
     for kind, name in ((BULK, "b1"), (LIVE, "l1"), (BULK, "b2"), (URGENT, "u"), (LIVE, "l2")):
         out.put({"name": name}, kind=kind)
     out.start()
@@ -38,7 +38,7 @@ def test_what_is_urgent_goes_first_and_each_kind_keeps_its_order(pipe):
 
 
 def test_it_says_that_it_is_there_when_all_is_quiet(pipe):
-    out = Outgoing(pipe[1], 0.01)
+    out = SendQueue(pipe[1], 0.01)
     out.start()
     assert read_frames(pipe[0], 2) == [{"op": "ping"}] * 2
     out.drop()
@@ -46,7 +46,7 @@ def test_it_says_that_it_is_there_when_all_is_quiet(pipe):
 
 
 def test_who_waits_for_room_is_told_when_the_other_side_is_gone(pipe):
-    out = Outgoing(pipe[1], 60)
+    out = SendQueue(pipe[1], 60)
     for _ in range(5):
         out.put({}, bytes(CHUNK_BYTES), kind=BULK)
     assert (out.has_room(BULK), out.has_room(LIVE)) == (False, True)
@@ -59,7 +59,7 @@ def test_who_waits_for_room_is_told_when_the_other_side_is_gone(pipe):
 
 
 def test_what_is_queued_is_written_before_it_ends(pipe):
-    out = Outgoing(pipe[1], 60)
+    out = SendQueue(pipe[1], 60)
     out.put({"op": "last"})
     out.finish()
     out.start()
@@ -67,6 +67,6 @@ def test_what_is_queued_is_written_before_it_ends(pipe):
     out.join()
 
 
-def _put_for_ever(out: Outgoing) -> None:
+def _put_for_ever(out: SendQueue) -> None:
     while True:
         out.put({}, bytes(CHUNK_BYTES), kind=BULK, wait=True)

@@ -14,7 +14,7 @@ import pytest
 from paceline.remote.agent.wire import frame
 from paceline.remote.link import LinkError, bootstrap_words
 from paceline.remote.link.bootstrap import Ends
-from paceline.remote.link.connection import Conversation
+from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.link import Rhythm
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
@@ -91,7 +91,7 @@ def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_p
     relay.write_text(RELAY)
     words = [sys.executable, str(relay), str(tmp_path / "relay.pid"), *bootstrap_words(sys.executable)]
     link = open_link(words=words, rhythm=QUICK)
-    link._talk._silence_s = 600  # this side would end the relay, and with it the agent
+    link._connection._silence_s = 600  # this side would end the relay, and with it the agent
     pids = start_family(link, tmp_path)
     stopped = int((tmp_path / "relay.pid").read_text())
     os.kill(stopped, signal.SIGSTOP)
@@ -137,7 +137,7 @@ def test_half_a_frame_or_none_is_a_lost_node(data, why):
     mine, theirs = socket.socketpair()
     fd = mine.detach()
     heard: list = []
-    talk = Conversation(Ends(fd, fd), "node-0", 60, 60, lambda header, content: heard.append(header))
+    talk = AgentConnection(Ends(fd, fd), "node-0", 60, 60, lambda header, content: heard.append(header))
     talk.start(b"")
     pending = talk.requests.new()
     with theirs:

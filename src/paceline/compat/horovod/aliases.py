@@ -62,7 +62,7 @@ def install(*, force: bool = False) -> None:
             "it with paceline.compat.install('horovod', force=True)."
         )
     for name in [name for name in sys.modules if _is_horovod(name)]:
-        # While `names/horovod/__init__.py` runs, its own entry is the one that the import system waits for.
+        # While `shim/first/horovod/__init__.py` runs, its own entry is the one that the import system waits for.
         if not _is_initialising(sys.modules[name]):
             del sys.modules[name]
     sys.meta_path.insert(0, _Finder())
@@ -114,7 +114,7 @@ def _real_package() -> str | None:
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not _is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))
     spec = PathFinder.find_spec("horovod")
-    if spec is None or spec.origin is None or "paceline/compat/names" in spec.origin.replace("\\", "/"):
+    if spec is None or spec.origin is None or "paceline/compat/shim/" in spec.origin.replace("\\", "/"):
         return None
     return spec.origin
 

@@ -24,7 +24,7 @@ from paceline.remote.agent.files import FileRequests
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.oom import oom_kills
 from paceline.remote.agent.rsh import Relay
-from paceline.remote.agent.send_queue import BULK, LIVE, Outgoing
+from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
 from paceline.remote.agent.sender import Sender, names_below, stamp_of
 from paceline.remote.agent.wire import Frames, WireError
 from paceline.system import processes
@@ -39,7 +39,7 @@ class Agent:
 
     def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
         self._read, self._guardian, self._settings = read_fd, guardian, settings
-        self._out = Outgoing(write_fd, settings["ping_s"])
+        self._out = SendQueue(write_fd, settings["ping_s"])
         self._frames = Frames()
         self._commands = Commands()
         self._files = FileRequests(self._out, self._fail)

@@ -8,7 +8,7 @@ import shutil
 from typing import IO, Any
 
 
-class Arrival:
+class AtomicWrite:
     """One tree or file on its way in.
 
     how: "keep" leaves what is at `path` already (a name that tells the content), "replace" takes its place, "merge"

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.remote.agent.atomic_write import Arrival, census
-from paceline.remote.agent.send_queue import Outgoing
+from paceline.remote.agent.atomic_write import AtomicWrite, census
+from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.agent.sender import names_below, stamp_of
 
 
 class FileRequests:
     """Takes files and trees, and answers questions. fail: answers a request with an error."""
 
-    def __init__(self, out: Outgoing, fail: Callable[[int, Exception], None]) -> None:
+    def __init__(self, out: SendQueue, fail: Callable[[int, Exception], None]) -> None:
         self._out, self._fail = out, fail
-        self._arrivals: dict[int, Arrival] = {}
+        self._arrivals: dict[int, AtomicWrite] = {}
 
     def drop(self) -> None:
         """Leave nothing of what has come in part."""
@@ -25,7 +25,7 @@ class FileRequests:
             arrival.drop()
 
     def op_file(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
-        whole = Arrival(header["path"], "replace")
+        whole = AtomicWrite(header["path"], "replace")
         try:
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
@@ -36,7 +36,7 @@ class FileRequests:
         return {}
 
     def op_tree(self, header: dict[str, Any], data: bytes) -> None:
-        self._arrivals[header["id"]] = Arrival(header["path"], header["how"])
+        self._arrivals[header["id"]] = AtomicWrite(header["path"], header["how"])
 
     def op_entry(self, header: dict[str, Any], data: bytes) -> None:
         request = header["of"]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from paceline.remote.agent.send_queue import BULK, LIVE, Outgoing
+from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
 from paceline.remote.agent.sender import Sender, names_below, stamp_of
 from paceline.system.gaps import Keeper
 from paceline.system.links import Entry, entries
@@ -47,7 +47,7 @@ class Mirror(threading.Thread):
         attempt: int,
         have: dict[str, list[int]],
         takes_files: bool,
-        out: Outgoing,
+        out: SendQueue,
         log_limit: int = 0,
     ) -> None:
         super().__init__(name="paceline-mirror", daemon=True)

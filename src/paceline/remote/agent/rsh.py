@@ -15,7 +15,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paceline.remote.agent.send_queue import Outgoing
+    from paceline.remote.agent.send_queue import SendQueue
 
 SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 
@@ -23,7 +23,7 @@ SOCKET_VARIABLE = "PACELINE_AGENT_SOCKET"
 class Relay:
     """The agent's side: takes requests of `rsh.py` on a socket and passes them on."""
 
-    def __init__(self, out: Outgoing) -> None:
+    def __init__(self, out: SendQueue) -> None:
         self._out = out
         self.path = ""
         self._listener: socket.socket | None = None

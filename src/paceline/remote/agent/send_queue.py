@@ -19,7 +19,7 @@ URGENT, LIVE, BULK = range(3)
 _ROOM_BYTES = 1 << 20
 
 
-class Outgoing(threading.Thread):
+class SendQueue(threading.Thread):
     """Writes frames to a file descriptor, in a thread of its own; what comes after the other side has gone is dropped."""
 
     def __init__(self, fd: int, ping_s: float) -> None:

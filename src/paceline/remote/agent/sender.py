@@ -17,7 +17,7 @@ import stat
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from paceline.remote.agent.send_queue import Outgoing
+from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.agent.wire import CHUNK_BYTES
 from paceline.system.gaps import next_data
 from paceline.system.links import Entry, open_below
@@ -28,7 +28,7 @@ _keys = itertools.count(1)
 class Sender:
     """Sends files below `top` on the stream `to`; `kind` is the class of frames that they go in."""
 
-    def __init__(self, top: str, to: int, out: Outgoing) -> None:
+    def __init__(self, top: str, to: int, out: SendQueue) -> None:
         self.top, self._to, self._out = top, to, out
 
     def put(self, name: str, how: str, kind: int, data: bytes = b"", **values: Any) -> None:

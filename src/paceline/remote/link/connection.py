@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from paceline.remote.agent.send_queue import Outgoing
+from paceline.remote.agent.send_queue import SendQueue
 from paceline.remote.agent.wire import Frames, WireError
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.link_error import LinkError
@@ -24,7 +24,7 @@ from paceline.system import processes
 _WAITING = 64
 
 
-class Conversation:
+class AgentConnection:
     """Reads and writes frames in threads of its own, once `start` was called.
 
     hear: called, in order, with each frame that is no answer.
@@ -35,7 +35,7 @@ class Conversation:
     ) -> None:
         self.lost: str | None = None
         self._heard = self._waited_in_vain = time.monotonic()
-        self.out = Outgoing(ends.write_fd, ping_s)
+        self.out = SendQueue(ends.write_fd, ping_s)
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()

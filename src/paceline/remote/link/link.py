@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.remote.agent.mirror import STREAM
 from paceline.remote.link.bootstrap import Ends, bootstrap
-from paceline.remote.link.connection import Conversation
+from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.handshake import Hello
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.link_files import LinkFiles
@@ -47,7 +47,7 @@ class Link(LinkFiles):
     def __init__(self, ends: Ends, name: str, rhythm: Rhythm) -> None:
         super().__init__()
         self.name = name
-        self._talk = Conversation(ends, name, rhythm.ping_s, rhythm.silence_s, self._hear)
+        self._connection = AgentConnection(ends, name, rhythm.ping_s, rhythm.silence_s, self._hear)
         self._said_hello = threading.Event()
         self._ends: list[tuple[int, int, float]] = []
         self._lock = threading.Lock()
@@ -140,9 +140,9 @@ class Link(LinkFiles):
         try:
             first = bootstrap(ends, name, library_dir, settings, timeout_s)
         except BaseException:
-            link._talk.give_up()
+            link._connection.give_up()
             raise
-        link._talk.start(first)
+        link._connection.start(first)
         deadline = time.monotonic() + timeout_s
         while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
             pass
@@ -155,12 +155,12 @@ class Link(LinkFiles):
     @property
     def lost(self) -> str | None:
         """Why this node counts as lost, None while it does not."""
-        return self._talk.lost
+        return self._connection.lost
 
     @property
     def is_stuck(self) -> bool:
         """Whether an answer did not come in time and nothing has come since: asking for more takes time in vain."""
-        return self._talk.is_stuck
+        return self._connection.is_stuck
 
     # --- commands
 
@@ -174,14 +174,14 @@ class Link(LinkFiles):
         timeout_s: float = 60.0,
     ) -> CommandEnd:
         """How a short command ended that was waited for; killed, and LinkError, after `timeout_s`. env: None, the agent's."""
-        pending = self._talk.requests.new()
+        pending = self._connection.requests.new()
         given = dict(env) if env is not None else None
         header = {"op": "run", "id": pending.number, "argv": list(argv), "env": given, "cwd": cwd}
-        self._talk.out.put(header, input)
+        self._connection.out.put(header, input)
         try:
-            answer, data = self._talk.wait_for(pending, shlex.join(argv), timeout_s)
+            answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
-            self._talk.out.put({"op": "stop", "request": pending.number})
+            self._connection.out.put({"op": "stop", "request": pending.number})
             raise
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
@@ -190,7 +190,7 @@ class Link(LinkFiles):
 
         It may block, and must start no process: the agent would take its end for that of a command.
         """
-        answer, _ = self._talk.ask("call", timeout_s=timeout_s, function=function, given=given)
+        answer, _ = self._connection.ask("call", timeout_s=timeout_s, function=function, given=given)
         return answer["found"]
 
     def start(
@@ -209,7 +209,7 @@ class Link(LinkFiles):
         Its environment: `defaults`, over it the agent's own (not if `exact`), over that `env`. tag: its end is not among
         `ends`, but told to `on_tagged_end`.
         """
-        answer, _ = self._talk.ask(
+        answer, _ = self._connection.ask(
             "start",
             timeout_s=20.0,
             argv=list(argv),
@@ -228,13 +228,13 @@ class Link(LinkFiles):
         run_id: of a run whose processes count too, whoever has started them. wait: for the answer; else True.
         """
         if not wait:
-            self._talk.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
+            self._connection.out.put({"op": "signal", "pid": pid, "number": int(number), "run_id": run_id})
             return True
-        return bool(self._talk.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
+        return bool(self._connection.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
 
     def is_alive(self, pid: int) -> bool:
         """Whether there is such a process on the node."""
-        return bool(self._talk.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
+        return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[tuple[int, int, float]]:
         """(pid, exit code as a shell gives it, time) of commands that have ended, each once.
@@ -247,23 +247,23 @@ class Link(LinkFiles):
 
     def kill_all(self) -> None:
         """Kill all that the agent has started."""
-        self._talk.ask("kill_all", timeout_s=5.0)
+        self._connection.ask("kill_all", timeout_s=5.0)
 
     def adopt(self, run_id: str) -> None:
         """Let the agent take for its own what an engine starts of the run on its node; what is there already is killed."""
-        self._talk.ask("adopt", timeout_s=10.0, run_id=run_id)
+        self._connection.ask("adopt", timeout_s=10.0, run_id=run_id)
 
     def answer_rsh(self, number: int, code: int, text: str = "") -> None:
         """End a request of the remote shell."""
-        self._talk.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
+        self._connection.out.put({"op": "rsh_done", "number": number, "code": code, "text": text})
 
     def close(self, wait_s: float = 6.0) -> None:
         """End the agent and all that it has started; harmless the second time."""
         try:
-            self._talk.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
+            self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
             wait_s = 0.1
-        self._talk.close(wait_s)
+        self._connection.close(wait_s)
         if inbox := self._inboxes.get(STREAM):
             inbox.close(self._rank)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.remote.agent.mirror import STREAM
 from paceline.remote.agent.send_queue import BULK
-from paceline.remote.link.connection import Conversation
+from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.mirror_receiver import MIRRORED, Inbox
 from paceline.remote.link.requests import Pending
 from paceline.remote.link.trees import entries, entries_of
@@ -20,7 +20,7 @@ from paceline.runs.folder import RunFolder
 class LinkFiles:
     """What `Link` can do with files. Its calls raise `LinkError` where the node is lost, and OSError for what it met with."""
 
-    _talk: Conversation
+    _connection: AgentConnection
 
     def __init__(self) -> None:
         self._inboxes: dict[int, Inbox] = {}
@@ -29,7 +29,7 @@ class LinkFiles:
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a file, whole or not at all; its folder is made."""
-        self._talk.ask("file", data, timeout_s=60.0, path=path, mode=mode)
+        self._connection.ask("file", data, timeout_s=60.0, path=path, mode=mode)
 
     def put_tree(
         self, source: Path, path: str, *, how: str = "replace", skip: Callable[[str], bool] = lambda name: False
@@ -50,74 +50,74 @@ class LinkFiles:
         self._put(entries_of(files), path, "replace")
 
     def _put(self, frames: Iterable[tuple[dict[str, Any], bytes]], path: str, how: str) -> None:
-        pending = self._talk.requests.new()
-        self._talk.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
+        pending = self._connection.requests.new()
+        self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
                     break  # an error: no room, say
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
-        self._talk.wait_for(pending, f"put {path}", None)
+        self._connection.wait_for(pending, f"put {path}", None)
 
     def _send_entry(self, pending: Pending, header: dict[str, Any], data: bytes) -> None:
-        self._talk.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
+        self._connection.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
 
     def make_folders(self, paths: Sequence[str], mode: int = 0o777) -> None:
         """Make folders, and those above them."""
-        self._talk.ask("mkdirs", timeout_s=20.0, paths=list(paths), mode=mode)
+        self._connection.ask("mkdirs", timeout_s=20.0, paths=list(paths), mode=mode)
 
     def make_link(self, path: str, target: str) -> None:
         """Make a symbolic link, in the place of one that is there."""
-        self._talk.ask("link", timeout_s=20.0, path=path, target=target)
+        self._connection.ask("link", timeout_s=20.0, path=path, target=target)
 
     def make_scratch(self, path: str) -> str:
         """Make a folder for sockets and shared memory, which goes when the agent does; the socket at which the agent hears
         what asks for the remote shell."""
-        header, _ = self._talk.ask("scratch", timeout_s=20.0, path=path)
+        header, _ = self._connection.ask("scratch", timeout_s=20.0, path=path)
         return str(header["socket"])
 
     def remove(self, path: str) -> None:
         """Remove a tree; what is mirrored from it is so no longer."""
-        self._talk.ask("remove", timeout_s=600.0, path=path)
+        self._connection.ask("remove", timeout_s=600.0, path=path)
 
     def names_in(self, path: str) -> list[str]:
         """The names in a folder, sorted."""
-        return list(self._talk.ask("list", path=path)[0]["names"])
+        return list(self._connection.ask("list", path=path)[0]["names"])
 
     def exists(self, path: str) -> bool:
-        return bool(self._talk.ask("exists", path=path)[0]["ok"])
+        return bool(self._connection.ask("exists", path=path)[0]["ok"])
 
     def sees(self, path: str, token: str) -> bool:
         """Whether there is a file at `path` on the node that says `token`."""
-        return bool(self._talk.ask("sees", path=path, token=token)[0]["ok"])
+        return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def have(self, path: str) -> dict[str, list[int]]:
         """What is below a folder there: name -> [size, time of change in ns]; {} where there is none."""
-        found: dict[str, list[int]] = self._talk.ask("have", timeout_s=120.0, path=path)[0]["found"]
+        found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
 
     def census(self, path: str) -> tuple[int, int]:
         """(number of files and links, bytes in them) below a folder; (-1, -1) where there is none."""
-        count, size = self._talk.ask("census", timeout_s=120.0, path=path)[0]["found"]
+        count, size = self._connection.ask("census", timeout_s=120.0, path=path)[0]["found"]
         return count, size
 
     def disk_free(self, path: str) -> int:
         """Bytes that can still be written there."""
-        return int(self._talk.ask("disk_free", timeout_s=5.0, path=path)[0]["found"])
+        return int(self._connection.ask("disk_free", timeout_s=5.0, path=path)[0]["found"])
 
     def disk(self, path: str) -> tuple[int, int, int]:
         """Of the disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
-        free, total, number = self._talk.ask("disk", timeout_s=5.0, path=path)[0]["found"]
+        free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
     def oom_kills(self) -> int:
         """How many processes the node's kernel has killed for memory so far, as far as can be seen."""
-        return int(self._talk.ask("oom_kills", timeout_s=3.0)[0]["found"])
+        return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])
 
     def free_ports(self, count: int) -> list[int]:
         """Ports that nobody listens on there."""
-        return list(self._talk.ask("free_ports", count=count)[0]["found"])
+        return list(self._connection.ask("free_ports", count=count)[0]["found"])
 
     def mirror(
         self,
@@ -140,7 +140,7 @@ class LinkFiles:
         self._rank, self._group = rank, group
         here = self._inboxes.setdefault(STREAM, inbox or Inbox(folder.path, of_run=True))
         have = here.have(MIRRORED) if first else {}
-        self._talk.ask(
+        self._connection.ask(
             "mirror",
             timeout_s=60.0,
             path=remote_run_dir,
@@ -156,22 +156,22 @@ class LinkFiles:
         Raises:
             OSError: some of it could not be written here.
         """
-        pending = self._talk.requests.new(in_order=True)
+        pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
-        self._talk.out.put({"op": "flush", "id": pending.number})
-        self._talk.wait_for(pending, "flush", None)
+        self._connection.out.put({"op": "flush", "id": pending.number})
+        self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 
     def fetch(self, remote: str, local: Path) -> None:
         """Bring a folder here, but for files that are the same already; waits for it."""
         local.mkdir(parents=True, exist_ok=True)
         inbox = Inbox(local)
-        pending = self._talk.requests.new(in_order=True)
+        pending = self._connection.requests.new(in_order=True)
         self._inboxes[pending.number] = inbox
         self._trouble.clear()
         try:
-            self._talk.out.put({"op": "fetch", "id": pending.number, "path": remote, "have": inbox.have((".",))})
-            self._talk.wait_for(pending, f"fetch {remote}", None)
+            self._connection.out.put({"op": "fetch", "id": pending.number, "path": remote, "have": inbox.have((".",))})
+            self._connection.wait_for(pending, f"fetch {remote}", None)
         finally:
             del self._inboxes[pending.number]
             inbox.close()
@@ -188,7 +188,7 @@ class LinkFiles:
         except (OSError, ValueError) as error:
             self._trouble[header["file"]] = error
             if header["to"] == STREAM:
-                self._talk.out.put({"op": "again", "file": header["file"]})
+                self._connection.out.put({"op": "again", "file": header["file"]})
 
     def _raise_trouble(self) -> None:
         if not self._trouble:

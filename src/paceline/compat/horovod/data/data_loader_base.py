@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from paceline.compat.horovod.data.ahead import ReadAhead
+from paceline.compat.horovod.data.prefetch import Prefetcher
 
 
 class BaseDataLoader:
@@ -63,7 +63,7 @@ class AsyncDataLoaderMixin:
                 "It is the first argument, before the loader's own; or name it."
             )
         self.async_loader_queue_size = async_loader_queue_size
-        self._async_readers: list[ReadAhead] = []
+        self._async_readers: list[Prefetcher] = []
         super().__init__(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -75,7 +75,7 @@ class AsyncDataLoaderMixin:
             for batch in batches:
                 yield process(batch)
             return
-        reader = ReadAhead(batches, self.async_loader_queue_size)
+        reader = Prefetcher(batches, self.async_loader_queue_size)
         self._async_readers.append(reader)
         try:
             for batch in reader:

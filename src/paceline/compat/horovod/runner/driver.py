@@ -21,8 +21,8 @@ from types import FrameType
 from typing import Any
 
 from paceline.compat.horovod.runner import start, wire
-from paceline.compat.horovod.runner.hear import Ears
 from paceline.compat.horovod.runner.hosts import Slot, is_here
+from paceline.compat.horovod.runner.listener import RankListener
 from paceline.compat.horovod.runner.output import Output
 from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, variables, with_defaults
 from paceline.compat.horovod.runner.start import SshStart, Started
@@ -69,7 +69,7 @@ class RanksDriver:
         self._is_here = start.are_here(job.slots)
         routes = self._routes()
         # Where no way leads to a host (a name that ssh alone knows), whoever connects may come from anywhere.
-        self._ears = Ears([*routes, "127.0.0.1"] if routes or self._is_here else [""])
+        self._listener = RankListener([*routes, "127.0.0.1"] if routes or self._is_here else [""])
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
@@ -87,7 +87,7 @@ class RanksDriver:
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
         try:
-            with self._ears, _signals(self._on_signal), open(self._log_path, "wb") as log:
+            with self._listener, _signals(self._on_signal), open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
                 if problem is None and self._signal is None:
@@ -106,10 +106,10 @@ class RanksDriver:
 
     def _start(self, log: Any) -> None:
         job = self._job
-        addresses = self._ears.addresses
+        addresses = self._listener.addresses
         if addresses[0][0] == "":
             addresses = [(name, addresses[0][1]) for name in self._addresses()]
-        told = {"addresses": addresses, "key": self._ears.key.hex()}
+        told = {"addresses": addresses, "key": self._listener.key.hex()}
         shell = job.environment
         if job.transport == "mpi":
             commands = [
@@ -174,7 +174,7 @@ class RanksDriver:
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
-                connection, hello = self._ears.joined.get(timeout=_TICK_S)
+                connection, hello = self._listener.joined.get(timeout=_TICK_S)
                 if not 0 <= hello["rank"] < len(self._ranks):
                     return (
                         f"mpirun has started a rank {hello['rank']}, but there are {len(self._ranks)}. A setting of Open MPI's "
@@ -192,7 +192,7 @@ class RanksDriver:
             ended = [(command, process) for command, process in self._launchers if process.poll() is not None]
             for command, process in ended:
                 theirs = [rank for rank in missing if rank in command.ranks]
-                if theirs and self._ears.joined.empty():
+                if theirs and self._listener.joined.empty():
                     return (
                         f"{named(theirs, self._ranks)} could not be started: {_program(process)} ended with exit code "
                         f"{_shell_code(process)}."
@@ -253,7 +253,7 @@ class RanksDriver:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                rank, data = self._ears.events.get(timeout=max(0.0, deadline - time.monotonic()))
+                rank, data = self._listener.events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return
             self._take(rank, data)

@@ -22,7 +22,7 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
     os.makedirs(library, exist_ok=True)
     # A link: the folder above the package may hold all that is installed beside it.
     os.symlink(package, os.path.join(library, "paceline"))
-    own = [library, os.path.join(package, "compat", "names_late")]
+    own = [library, os.path.join(package, "compat", "shim", "fallback")]
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])
 
 

@@ -19,7 +19,7 @@ _TICK_S = 0.1
 _PIECES = 1000
 
 
-class Ears:
+class RankListener:
     """Listens while the block runs. hosts: the addresses of this machine to listen at, "" for all.
 
     addresses: where, with the ports.
@@ -36,7 +36,7 @@ class Ears:
             (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
         ]
 
-    def __enter__(self) -> Ears:
+    def __enter__(self) -> RankListener:
         for listener in self._listeners:
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self

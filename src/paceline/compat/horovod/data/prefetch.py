@@ -13,10 +13,10 @@ _TICK_S = 0.1
 #: How long the end waits for a batch that is being made.
 _CLOSE_S = 5.0
 
-_living: weakref.WeakSet[ReadAhead] = weakref.WeakSet()
+_living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
-class ReadAhead:
+class Prefetcher:
     """The items of an iterable, up to `size` of them read in advance. To be iterated once."""
 
     def __init__(self, items: Iterable[Any], size: int) -> None:
