@@ -21,6 +21,8 @@ from paceline.testing.worker_environment import comparable, expected
 PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 #: What readers leave to a supervisor whose job is gone: these clusters' files are this machine's, where nothing is late.
 GRACE_S = 2.0
+#: `silence_s` of targets whose nodes are lost without a word; each kind has a test at the default.
+SILENCE_S = 3.0
 
 
 class Local(TargetUnderTest):

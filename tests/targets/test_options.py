@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import TargetError
+from paceline.targets.kinds import kind_class
 from paceline.targets.options import Option, check_settings, help_lines, parse_words
 
 OPTIONS = (
     Option("hosts", "file of hosts", type=Path),
     Option("partition", "where jobs go", is_required=True),
     Option("time_limit", "minutes", type=int, default=60),
-    Option("share", "part of a node", type=float),
+    Option("share", "part of a node", type=float, least=0.1),
     Option("extra", "more words", type=list),
     Option("requeue", "start over", type=bool, default=True),
     Option("mode", "how", choices=("fast", "slow")),
@@ -47,6 +48,9 @@ def test_a_default_list_is_not_shared_between_targets():
         ({"partition": "x", "time_limit": "60"}, "time_limit='60' is not a whole number"),
         ({"partition": "x", "time_limit": True}, "time_limit=True is not a whole number"),
         ({"partition": "x", "share": "half"}, "share='half' is not a number"),
+        ({"partition": "x", "share": 0.05}, "share=0.05 is not 0.1 or more. It is: part of a node."),
+        ({"partition": "x", "share": float("inf")}, "share=inf is not a finite number"),
+        ({"partition": "x", "share": float("nan")}, "share=nan is not a finite number"),
         ({"partition": "x", "requeue": 1}, "requeue=1 is not true or false"),
         ({"partition": "x", "extra": "a"}, "extra='a' is not a list of texts"),
         ({"partition": "x", "extra": ["a", 1]}, "is not a list of texts"),
@@ -111,3 +115,16 @@ def test_help_has_the_required_options_first_and_says_what_a_value_may_be():
     assert lines["--time-limit N"] == "minutes (default: 60)"
     assert lines["--extra TEXT"] == "more words (may be repeated)"
     assert lines["--mode fast|slow"] == "how"
+
+
+#: What makes a target of each kind whose nodes are other machines.
+ELSEWHERE = {"ssh": {"hosts": ["a"]}, "slurm": {}, "ray": {}}
+
+
+@pytest.mark.parametrize("kind", ELSEWHERE)
+def test_how_long_a_node_may_be_silent_is_a_number_of_seconds_not_too_small(kind):
+    make = kind_class(kind)
+    make("lab", {**ELSEWHERE[kind], "silence_s": 1})
+    for value, rule in [(0.5, "not 1 or more"), ("3", "not a number"), (float("nan"), "not a finite number")]:
+        with pytest.raises(TargetError, match=rf"silence_s=.* is {rule}. It is: seconds without a word"):
+            make("lab", {**ELSEWHERE[kind], "silence_s": value})

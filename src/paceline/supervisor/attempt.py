@@ -23,6 +23,7 @@ from typing import Any
 
 from paceline.errors import EngineError
 from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
+from paceline.remote.silence import SILENCE_S
 from paceline.runs.failure import FailureReport, logs_command
 from paceline.runs.folder import RunFolder
 from paceline.supervisor.beside_workers import BesideWorkers
@@ -45,9 +46,8 @@ _LINGER_S = 3.0
 _LAUNCHER_S = 5.0
 #: How long the nodes may take to report what they have been told to kill.
 _KILL_S = 10.0
-#: From the first failure on, how long until a node counts as lost whose workers have gone silent; nodes elsewhere notice
-#: it after 15 s.
-_SILENCE_S = 18.0
+#: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
+_NOTICE_S = 3.0
 
 
 @dataclass
@@ -327,7 +327,8 @@ class AttemptWatch:
 
     def _wait_for_losses(self) -> None:
         """Let a lost node be noticed whose workers' peers have failed for it: by their own words they lost a connection."""
-        deadline = (self._ending_since or time.monotonic()) + _SILENCE_S
+        silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
+        deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
         while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
             self._wake.sleep(_TICK_S)
             self._look()

@@ -17,6 +17,8 @@ a password, script_python(links) of one whose nodes have interpreters of their o
         disk that fills up.
     put(node_rank, path, data)   write a small file on a node, for its owner alone, and the folder above it; OSError. Without it
         `paceline exec` works only where nodes see the supervisor's folders.
+    silence_s   after how many seconds without a word a node is lost: so long the supervisor waits, once workers have failed as
+        they do when a node goes. Without it 15.
     on_news     set to a function without arguments, which is then called, from any thread, whenever a command on the nodes
         has ended, so that the supervisor looks at once. Without it the supervisor looks when its sleep is over.
 """

@@ -10,6 +10,7 @@ class SshTarget:
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from paceline.errors import TargetError
+from paceline.remote.silence import LEAST_SILENCE_S, SILENCE_S
 
 #: str, int, float, bool, list (of str), Path (of a file of this machine; the setting is its absolute path as str).
 OptionType: TypeAlias = "type[str] | type[int] | type[float] | type[bool] | type[list[str]] | type[Path]"
@@ -33,7 +35,7 @@ class Option:
     """One setting of a kind of compute target.
 
     name: as in Python and JSON; `time_limit` is `--time-limit` on the command line.
-    help: a few words, no full stop. choices: the only values, where there are only some.
+    help: a few words, no full stop. choices: the only values, where there are only some. least: the smallest number.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Option:
     default: Any = None
     is_required: bool = False
     choices: tuple[str, ...] = ()
+    least: float | None = None
 
     def __post_init__(self) -> None:
         assert _NAME.fullmatch(self.name), f"option {self.name!r}: lower-case letters, digits and '_'"
@@ -51,6 +54,16 @@ class Option:
     def word(self) -> str:
         """As a command line has it: `--time-limit`."""
         return f"--{self.name.replace('_', '-')}"
+
+
+#: Of each kind whose nodes are other machines.
+SILENCE = Option(
+    "silence_s",
+    "seconds without a word after which a node counts as lost, and to a node its supervisor",
+    float,
+    SILENCE_S,
+    least=LEAST_SILENCE_S,
+)
 
 
 def check_settings(
@@ -161,6 +174,10 @@ def _check(title: str, option: Option, value: object) -> None:
         wanted = "true or false" if option.type is bool else "a text"
     if wanted is None and option.choices and value not in option.choices:
         wanted = f"one of {', '.join(option.choices)}"
+    if wanted is None and isinstance(value, (int, float)) and not math.isfinite(value):
+        wanted = "a finite number"
+    if wanted is None and option.least is not None and not value >= option.least:  # type: ignore[operator]
+        wanted = f"{option.least:g} or more"
     if wanted is not None:
         raise TargetError(f"{title}: {option.name}={value!r} is not {wanted}. It is: {option.help}.")
     for text in value if isinstance(value, (list, tuple)) else [value]:

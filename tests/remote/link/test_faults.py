@@ -15,12 +15,11 @@ from paceline.remote.agent.wire import frame
 from paceline.remote.link import LinkError, bootstrap_words
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.connection import AgentConnection
-from paceline.remote.link.link import Rhythm
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
 
-#: What takes 3 and 15 s otherwise.
-QUICK = Rhythm(ping_s=0.1, silence_s=1.0)
+#: What takes 15 s otherwise.
+QUICK_S = 1.0
 #: A command whose child has left its session and its parent, with both pids in `pids`.
 FAMILY = "setsid sh -c 'setsid sleep 600 & echo $! >> pids'; echo $$ >> pids; mv pids started; exec sleep 600"
 
@@ -90,7 +89,7 @@ def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_p
     relay = tmp_path / "relay"
     relay.write_text(RELAY)
     words = [sys.executable, str(relay), str(tmp_path / "relay.pid"), *bootstrap_words(sys.executable)]
-    link = open_link(words=words, rhythm=QUICK)
+    link = open_link(words=words, silence_s=QUICK_S)
     link._connection._silence_s = 600  # this side would end the relay, and with it the agent
     pids = start_family(link, tmp_path)
     stopped = int((tmp_path / "relay.pid").read_text())
@@ -104,7 +103,7 @@ def test_an_agent_that_is_cut_off_without_a_word_leaves_nothing(open_link, tmp_p
 
 
 def test_an_agent_that_stands_still_is_lost_and_holds_up_nobody(open_link, tmp_path):
-    link = open_link(rhythm=QUICK)
+    link = open_link(silence_s=QUICK_S)
     pids = start_family(link, tmp_path)
     os.kill(link.hello.pid, signal.SIGSTOP)
     assert link.signal(pids[0], 0, wait=False)
@@ -137,7 +136,7 @@ def test_half_a_frame_or_none_is_a_lost_node(data, why):
     mine, theirs = socket.socketpair()
     fd = mine.detach()
     heard: list = []
-    talk = AgentConnection(Ends(fd, fd), "node-0", 60, 60, lambda header, content: heard.append(header))
+    talk = AgentConnection(Ends(fd, fd), "node-0", 300, lambda header, content: heard.append(header))
     talk.start(b"")
     pending = talk.requests.new()
     with theirs:

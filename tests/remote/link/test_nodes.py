@@ -14,7 +14,6 @@ import pytest
 from paceline.errors import TargetError
 from paceline.job.plan import REMOTE_SHELL_PYTHON, Command
 from paceline.remote.link import LinkError, bootstrap_words
-from paceline.remote.link.link import Rhythm
 from paceline.system import gaps, processes
 from paceline.system.files import append_line
 from tests.helpers import fill_disk, wait_until, write_tree
@@ -436,7 +435,7 @@ def test_a_snapshot_in_which_somebody_has_cleaned_up_is_sent_again(make_nodes, r
 
 
 def test_a_node_that_does_not_answer_is_asked_once_and_not_waited_for_again(make_nodes, open_link, run_folder, library):
-    nodes = make_nodes(links=[open_link(rhythm=Rhythm(ping_s=0.1, silence_s=6.0))])
+    nodes = make_nodes(links=[open_link(silence_s=6.0)])
     nodes.send(run_folder, library)
     link = nodes._links[0]
     os.kill(link.hello.pid, signal.SIGSTOP)

@@ -54,6 +54,7 @@ class Driver:
             submitter=None,
             patience_s=patience_s,
             is_shared=True,
+            silence_s=15.0,
             address=address,
         )
         holding = Holding(asked)
@@ -193,6 +194,7 @@ def test_an_interpreter_that_is_not_there_is_told(tmp_path: Path) -> None:
         **{"library_dir": tmp_path, "folder": "/tmp", "python": None, "submitter": None},
         patience_s=0.0,
         is_shared=True,
+        silence_s=15.0,
     )
     with pytest.raises(TargetError, match=r"interpreter .*none' can't be run"):
         Holding(asked)

@@ -4,9 +4,11 @@ import sys
 import pytest
 
 from paceline.errors import TargetError
-from paceline.remote.link import Hello
+from paceline.remote.link import Hello, LinkError
 from paceline.targets.slurm import allocation as allocations
 from paceline.targets.slurm.allocation import Allocation, common_addresses, link_words, srun_words, step_environment
+from paceline.targets.slurm.settings import SlurmSettings
+from tests.helpers import make_job
 
 ENVIRONMENT = {
     "SLURM_JOB_ID": "42",
@@ -45,6 +47,21 @@ def test_the_allocation_is_read_from_the_batch_step_s_environment():
 def test_outside_of_a_job_that_is_said(name: str):
     with pytest.raises(TargetError, match="not in a job of Slurm's"):
         Allocation.of({key: value for key, value in ENVIRONMENT.items() if key != name})
+
+
+def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    asked: list[float] = []
+
+    def refuse(argv, *, name, silence_s, **_):
+        asked.append(silence_s)
+        raise LinkError(f"{name}: no")
+
+    monkeypatch.setattr(allocations.Link, "open", refuse)
+    settings = SlurmSettings.of("lab", {"silence_s": 6})
+    job = make_job(node_count=2, distributed_backend="gloo")
+    with pytest.raises(LinkError, match="n1: no"):
+        allocations.open_nodes(Allocation.of(ENVIRONMENT), job, settings, tmp_path, lambda text: False)
+    assert asked == [6, 6]
 
 
 def test_the_first_node_s_agent_needs_no_step_and_the_others_take_nothing_from_anybody():

@@ -57,6 +57,12 @@ def test_connections_that_the_user_shares_already_are_left_to_the_user(tmp_path:
     assert options(Ssh(options=("ControlPath=/x",)).words(HOST, ["true"]))["ControlPath"] == "/x"
 
 
+def test_ssh_gives_up_a_silent_host_no_sooner_than_the_link_does() -> None:
+    for silence_s, interval in [(1.0, 1), (15.0, 5), (61.0, 21)]:
+        found = options(Ssh(silence_s=silence_s).words(HOST, ["true"]))
+        assert (int(found["ServerAliveInterval"]), int(found["ServerAliveCountMax"])) == (interval, 3)
+
+
 def test_what_is_set_reaches_ssh_word_by_word(tmp_path: Path) -> None:
     ssh = Ssh(
         config=f"{tmp_path}/config", user="al ice", port=2222, identity="/my keys/$id", options=("ProxyJump=a;b",)

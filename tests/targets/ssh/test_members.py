@@ -105,3 +105,13 @@ def test_what_is_not_kept_is_closed_and_so_is_what_comes_too_late(opened: Callab
     assert late.closed.wait(10)
     assert left.closed.is_set()
     assert not kept.closed.is_set()
+
+
+def test_a_link_and_its_ssh_wait_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(members.Link, "open", lambda argv, **values: given.update(values, argv=argv) or FakeLink())
+
+    members.open_member(Ssh(silence_s=6.0), A, python="python3", library_dir=Path("/lib"), folder="/tmp/x")
+
+    assert given["silence_s"] == 6.0
+    assert "ServerAliveInterval=2" in given["argv"]

@@ -27,6 +27,7 @@ from paceline.remote.agent.rsh import Relay
 from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
 from paceline.remote.agent.sender import Sender, names_below, stamp_of
 from paceline.remote.agent.wire import Frames, WireError
+from paceline.remote.silence import ping_s
 from paceline.system import processes
 from paceline.system.links import Entry
 
@@ -35,11 +36,11 @@ _GONE_S = 5.0
 
 
 class Agent:
-    """One node's agent. settings: `ping_s`, `silence_s` (without a sign of life for so long, the supervisor is gone)."""
+    """One node's agent. settings: `silence_s` (without a sign of life for so long, the supervisor is gone)."""
 
     def __init__(self, read_fd: int, write_fd: int, guardian: socket.socket, settings: dict[str, Any]) -> None:
         self._read, self._guardian, self._settings = read_fd, guardian, settings
-        self._out = SendQueue(write_fd, settings["ping_s"])
+        self._out = SendQueue(write_fd, ping_s(settings["silence_s"]))
         self._frames = Frames()
         self._commands = Commands()
         self._files = FileRequests(self._out, self._fail)
@@ -91,7 +92,7 @@ class Agent:
         poll = select.poll()
         for fd in fds:
             poll.register(fd, select.POLLIN)
-        return {fd for fd, _ in poll.poll(self._settings["ping_s"] * 1000 / 2)}
+        return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
         if self._mirror is not None:

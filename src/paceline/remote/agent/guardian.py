@@ -18,7 +18,7 @@ from paceline.system import processes
 def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
     """Part into a guardian and an agent on this link; never returns.
 
-    settings: `ping_s`, `silence_s`, `library`, `folder`.
+    settings: `silence_s`, `library`, `folder`.
     """
     # Of whoever started this: not the run's own, by which what a killed supervisor has left is found and spared.
     for name in (processes.SUPERVISOR_VARIABLE, "PACELINE_RUN_ID", "PACELINE_RUN_DIR"):

@@ -18,6 +18,7 @@ from paceline.remote.agent.wire import Frames, WireError
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.requests import Pending, Requests
+from paceline.remote.silence import ping_s
 from paceline.system import processes
 
 #: Frames that may wait to be put into files: 16 MiB at most.
@@ -30,12 +31,10 @@ class AgentConnection:
     hear: called, in order, with each frame that is no answer.
     """
 
-    def __init__(
-        self, ends: Ends, name: str, ping_s: float, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]
-    ) -> None:
+    def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]) -> None:
         self.lost: str | None = None
         self._heard = self._waited_in_vain = time.monotonic()
-        self.out = SendQueue(ends.write_fd, ping_s)
+        self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()

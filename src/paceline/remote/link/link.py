@@ -19,6 +19,7 @@ from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.handshake import Hello
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.link_files import LinkFiles
+from paceline.remote.silence import SILENCE_S
 from paceline.system import processes
 
 
@@ -31,23 +32,15 @@ class CommandEnd:
     stderr: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rhythm:
-    """How often each side says that it is there, and after how long without a word it takes the other for lost."""
-
-    ping_s: float = 3.0
-    silence_s: float = 15.0
-
-
 class Link(LinkFiles):
     """One agent. Thread-safe. Every call raises `LinkError` where the node is lost, and OSError for what it met with."""
 
     hello: Hello
 
-    def __init__(self, ends: Ends, name: str, rhythm: Rhythm) -> None:
+    def __init__(self, ends: Ends, name: str, silence_s: float) -> None:
         super().__init__()
-        self.name = name
-        self._connection = AgentConnection(ends, name, rhythm.ping_s, rhythm.silence_s, self._hear)
+        self.name, self.silence_s = name, silence_s
+        self._connection = AgentConnection(ends, name, silence_s, self._hear)
         self._said_hello = threading.Event()
         self._ends: list[tuple[int, int, float]] = []
         self._lock = threading.Lock()
@@ -68,12 +61,13 @@ class Link(LinkFiles):
         shared_library: bool = False,
         env: Mapping[str, str] | None = None,
         timeout_s: float = 30.0,
-        rhythm: Rhythm = Rhythm(),
+        silence_s: float = SILENCE_S,
     ) -> Link:
         """A link over the standard streams of a program, such as `ssh host ...` of `bootstrap_words`.
 
         name: of the node, for messages. library_dir: holds `paceline`. folder: on the node, for the library; `~` is
         expanded there. shared_library: the node may see `library_dir` itself. env: of the program; None for ours.
+        silence_s: seconds without a word after which each side takes the other for lost.
 
         Raises:
             LinkError: there is no agent; with what the program has said.
@@ -101,7 +95,7 @@ class Link(LinkFiles):
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
         ends = Ends(fds[0], fds[1], fds[2], process)
-        return cls._begin(ends, name, library_dir, folder, shared_library, timeout_s, rhythm)
+        return cls._begin(ends, name, library_dir, folder, shared_library, timeout_s, silence_s)
 
     @classmethod
     def over(
@@ -113,12 +107,12 @@ class Link(LinkFiles):
         folder: str,
         shared_library: bool = False,
         timeout_s: float = 30.0,
-        rhythm: Rhythm = Rhythm(),
+        silence_s: float = SILENCE_S,
     ) -> Link:
         """A link over a socket, at whose other end a program has it as standard input and output. Takes the socket."""
         sock.setblocking(True)
         fd = sock.detach()
-        return cls._begin(Ends(fd, fd), name, library_dir, folder, shared_library, timeout_s, rhythm)
+        return cls._begin(Ends(fd, fd), name, library_dir, folder, shared_library, timeout_s, silence_s)
 
     @classmethod
     def _begin(
@@ -129,13 +123,13 @@ class Link(LinkFiles):
         folder: str,
         shared_library: bool,
         timeout_s: float,
-        rhythm: Rhythm,
+        silence_s: float,
     ) -> Link:
-        link = cls(ends, name, rhythm)
+        link = cls(ends, name, silence_s)
         settings = {
             "shared": str(library_dir) if shared_library else None,
             "folder": folder,
-            "agent": {"ping_s": rhythm.ping_s, "silence_s": rhythm.silence_s},
+            "agent": {"silence_s": silence_s},
         }
         try:
             first = bootstrap(ends, name, library_dir, settings, timeout_s)

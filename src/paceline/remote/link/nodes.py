@@ -51,6 +51,8 @@ class AgentNodes:
     ) -> None:
         assert len(links) == len(nodes), "one agent a node"
         self.nodes = tuple(_with_network(node, link) for node, link in zip(nodes, links, strict=True))
+        #: For the supervisor: after how long without a word a node is lost.
+        self.silence_s = max(link.silence_s for link in links)
         self.ports = tuple(links[0].free_ports(ports) if isinstance(ports, int) else ports)
         self._links, self._python, self._on_close = tuple(links), python, on_close
         self._starter = starter

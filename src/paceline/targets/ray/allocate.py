@@ -43,7 +43,9 @@ def _gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes 
         if taken is None:
             holding.close()
             return None
-        links = open_links(taken, asked.library_dir, asked.folder, shared_library=asked.is_shared)
+        links = open_links(
+            taken, asked.library_dir, asked.folder, shared_library=asked.is_shared, silence_s=asked.silence_s
+        )
         try:
             return _nodes(asked, holding, taken, links, port_count)
         except BaseException:
@@ -64,7 +66,9 @@ class RayNodes(AgentNodes):
         return {**self.holding.lost(), **super().lost()}
 
 
-def open_links(taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool) -> list[Link]:
+def open_links(
+    taken: Mapping[int, Taken], library_dir: Path, folder: str, *, shared_library: bool, silence_s: float
+) -> list[Link]:
     """A link for each node, in order of rank, all opened at once.
 
     Raises:
@@ -81,6 +85,7 @@ def open_links(taken: Mapping[int, Taken], library_dir: Path, folder: str, *, sh
                 folder=folder,
                 shared_library=shared_library,
                 timeout_s=_LINK_S,
+                silence_s=silence_s,
             )
         except LinkError as error:
             return error

@@ -33,7 +33,13 @@ _ASK_S = 1.0
 
 @contextlib.contextmanager
 def examined(
-    client: RayClient, address: str, bundles: list[dict[str, float]], folder: str, *, shared_library: bool
+    client: RayClient,
+    address: str,
+    bundles: list[dict[str, float]],
+    folder: str,
+    *,
+    shared_library: bool,
+    silence_s: float,
 ) -> Iterator[list[Link]]:
     """A link to each of as many nodes as there are bundles, held by a job of their own.
 
@@ -58,7 +64,7 @@ def examined(
         runtime_env = {"working_dir": send_library(client, library)}
         client.submit(examine_entrypoint(json.dumps(request)), job_id, runtime_env, {"job_name": job_id})
         _wait(client, job_id, reception, len(bundles))
-        links = open_links(reception.taken, library, folder, shared_library=shared_library)
+        links = open_links(reception.taken, library, folder, shared_library=shared_library, silence_s=silence_s)
         yield links
     finally:
         for link in links:

@@ -33,7 +33,8 @@ class GroupRequest:
 
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
     nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
-    ever, for clusters that grow. address: this node's, as the others know it; "" where Ray alone knows.
+    ever, for clusters that grow. silence_s: as in `Link.open`. address: this node's, as the others know
+    it; "" where Ray alone knows.
     """
 
     demand: ClusterDemand
@@ -45,6 +46,7 @@ class GroupRequest:
     submitter: str | None
     patience_s: float | None
     is_shared: bool
+    silence_s: float
     address: str = ""
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.errors import TargetError
-from paceline.targets.options import Option, check_settings
+from paceline.remote.silence import SILENCE_S
+from paceline.targets.options import SILENCE, Option, check_settings
 
 OPTIONS = (
     Option("address", "URL of the cluster's dashboard, such as http://head:8265, or auto", default="auto"),
@@ -19,8 +20,8 @@ OPTIONS = (
     Option("token_env", "environment variable that holds the cluster's token"),
     Option("headers", "HTTP header for a proxy before the cluster, as 'Name: text' or 'Name: env:VARIABLE'", type=list),
     Option("python", "interpreter on the nodes for scripts that name none"),
-    Option("cpus_per_worker", "CPUs of Ray's for each worker", type=float, default=1.0),
-    Option("gpus_per_worker", "GPUs of Ray's for each worker with use_gpu", type=int, default=1),
+    Option("cpus_per_worker", "CPUs of Ray's for each worker", type=float, default=1.0, least=1e-4),
+    Option("gpus_per_worker", "GPUs of Ray's for each worker with use_gpu", type=int, default=1, least=1),
     Option("resources", "further resource of Ray's for each node, as NAME=AMOUNT", type=list),
     Option(
         "shared",
@@ -35,6 +36,7 @@ OPTIONS = (
         "seconds to wait for nodes when the cluster, as it is, can't hold the job",
         type=float,
         default=60.0,
+        least=0,
     ),
     Option(
         "autoscaling",
@@ -42,6 +44,7 @@ OPTIONS = (
         type=bool,
         default=False,
     ),
+    SILENCE,
 )
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -73,6 +76,7 @@ class RaySettings:
     folder: str | None = None
     patience_s: float = 60.0
     autoscaling: bool = False
+    silence_s: float = SILENCE_S
 
     @property
     def is_shared(self) -> bool:
@@ -92,14 +96,6 @@ def read_settings(name: str, settings: Mapping[str, Any]) -> RaySettings:
         raise TargetError(
             f"compute target {name!r}: shared=no needs a datastore that this machine and the cluster reach: set datastore."
         )
-    if not values["cpus_per_worker"] >= 1e-4:
-        raise TargetError(
-            f"compute target {name!r}: cpus_per_worker={values['cpus_per_worker']!r}; Ray takes 0.0001 or more."
-        )
-    if not values["patience_s"] >= 0:
-        raise TargetError(f"compute target {name!r}: patience_s={values['patience_s']!r} is less than 0.")
-    if values["gpus_per_worker"] < 1:
-        raise TargetError(f"compute target {name!r}: gpus_per_worker={values['gpus_per_worker']!r} is less than 1.")
     if values["token_env"] and not _VARIABLE.fullmatch(values["token_env"]):
         raise TargetError(
             f"compute target {name!r}: token_env is no name of an environment variable, and is not shown here in case it "

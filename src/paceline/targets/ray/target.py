@@ -211,6 +211,7 @@ class RayTarget:
             submitter=os.environ.get(SUBMITTER_VARIABLE) if settings.is_shared else None,
             patience_s=None if settings.autoscaling else settings.patience_s,
             is_shared=settings.is_shared,
+            silence_s=settings.silence_s,
         )
         return gather(asked, ports, waiting)
 
@@ -275,7 +276,12 @@ class RayTarget:
             raise TargetError(f"compute target {settings.name!r}: no living node has {demand.text}.")
         folder = settings.folder or _folder()
         with examined(
-            self._client, settings.address, [bundle] * count, folder, shared_library=settings.is_shared
+            self._client,
+            settings.address,
+            [bundle] * count,
+            folder,
+            shared_library=settings.is_shared,
+            silence_s=settings.silence_s,
         ) as links:
             yield links
 

@@ -145,6 +145,7 @@ def open_nodes(
         library_dir,
         waiting,
         limit_s,
+        settings.silence_s,
     )
     if links is None:
         return None
@@ -202,6 +203,7 @@ def _open_all(
     library_dir: Path,
     waiting: Waiting,
     limit_s: float,
+    silence_s: float,
 ) -> list[Link] | None:
     """A link to each node, opened at once; None if told to give up, and then none is left open."""
     found: dict[str, Link] = {}
@@ -217,6 +219,7 @@ def _open_all(
                 shared_library=True,
                 env=environment,
                 timeout_s=limit_s,
+                silence_s=silence_s,
             )
         except PacelineError as error:
             errors[name] = error

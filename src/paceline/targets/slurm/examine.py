@@ -94,6 +94,7 @@ def _open(scheduler: Scheduler, settings: SlurmSettings, job_id: str, nodes: Seq
             folder=f"/tmp/paceline-{getpass.getuser()}",
             shared_library=settings.login is None,
             timeout_s=_OPEN_S,
+            silence_s=settings.silence_s,
         )
 
     answers = all_within({node: lambda node=node: opener(node) for node in nodes}, _OPEN_S + 5)  # type: ignore[misc]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import Option, check_settings
+from paceline.targets.options import SILENCE, Option, check_settings
 
 OPTIONS: tuple[Option, ...] = (
     Option("partition", "partition, or several with commas between them"),
@@ -18,7 +18,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("constraint", "features that the nodes must have, such as 'ib&a100'"),
     Option("time", "time limit as sbatch has it, such as 2:00:00, 1-12 or a number of minutes"),
     Option("memory", "memory of each node, such as 64G; 0 for all of it"),
-    Option("cpus_per_process", "cores of each process", int, 1),
+    Option("cpus_per_process", "cores of each process", int, 1, least=1),
     Option("gpu_type", "with use_gpu: the type of GPU, such as a100"),
     Option("gres", "generic resources of each node; if it names gpu, use_gpu asks for no others"),
     Option("reservation", "reservation to run in"),
@@ -35,6 +35,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("interface", "network interface between the nodes, such as ib0"),
     Option("mpi", "what starts MPI's workers: mpirun, or srun with the plugin pmix, pmix_v4, ...", default="mpirun"),
     Option("output", "which form of the engine's answers to read", default="plain", choices=("plain", "json")),
+    SILENCE,
 )
 
 #: sbatch option -> the setting for it, or None where its value is Paceline's alone to give.
@@ -105,6 +106,7 @@ class SlurmSettings:
     interface: str | None
     mpi: str
     output: str
+    silence_s: float
 
     @classmethod
     def of(cls, name: str, settings: Mapping[str, Any]) -> SlurmSettings:
@@ -154,8 +156,6 @@ def time_s(text: str) -> float | None:
 
 
 def _check(title: str, values: Mapping[str, Any]) -> None:
-    if values["cpus_per_process"] < 1:
-        raise TargetError(f"{title}: cpus_per_process={values['cpus_per_process']} is not 1 or more.")
     if values["time"] is not None:
         try:
             time_s(values["time"])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import math
 import os
 import shutil
 import stat
@@ -21,25 +22,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import TargetError
+from paceline.remote.silence import SILENCE_S
 from paceline.targets.ssh.hosts import SshHost
 
 #: How long a connection that nobody uses stays, for the next command of the same person; and one that had to be asked for.
 PERSIST_S = 30
 PERSIST_ASKED_S = 60
 CONNECT_S = 8
+#: How often a silent host is asked before ssh gives it up.
+_ALIVE_COUNT = 3
 #: A socket's path has 104 characters at most; ssh adds 17 to the name while it makes one.
 _LONGEST_FOLDER = 45
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """How hosts are reached. config: in place of ~/.ssh/config; options: as for `ssh -o`."""
+    """How hosts are reached. config: in place of ~/.ssh/config; options: as for `ssh -o`. silence_s: of a link that is cut."""
 
     config: str | None = None
     user: str | None = None
     port: int | None = None
     identity: str | None = None
     options: tuple[str, ...] = field(default=())
+    silence_s: float = SILENCE_S
 
     def words(self, host: SshHost, command: Sequence[str], *, leave_open: bool = False, ask: bool = False) -> list[str]:
         """The command line that runs `command`, already quoted for the host's shell, on a host.
@@ -56,9 +61,9 @@ class Ssh:
             *_words(
                 f"BatchMode={'no' if ask else 'yes'}",
                 f"ConnectTimeout={CONNECT_S * (5 if ask else 1)}",
-                # A link that is cut is noticed by ssh itself, in 15 s.
-                "ServerAliveInterval=5",
-                "ServerAliveCountMax=3",
+                # A link that is cut is noticed by ssh itself, too.
+                f"ServerAliveInterval={math.ceil(self.silence_s / _ALIVE_COUNT)}",
+                f"ServerAliveCountMax={_ALIVE_COUNT}",
                 "ForwardX11=no",
                 "ClearAllForwardings=yes",
                 "RemoteCommand=none",

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from paceline.errors import TargetError
-from paceline.targets.options import Option, check_settings
+from paceline.targets.options import SILENCE, Option, check_settings
 from paceline.targets.ssh.command import Ssh
 from paceline.targets.ssh.hosts import SshHost, check_user, read_hosts
 
@@ -35,6 +35,7 @@ OPTIONS = (
     ),
     Option("folder", "on the hosts, for runs, snapshots and the library; default: /tmp/paceline-USER"),
     Option("interface", "network interface over which nodes talk to each other, such as ib0; default: as ssh arrives"),
+    SILENCE,
 )
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9]*\s*[= ]\s*\S.*")
 
@@ -87,6 +88,7 @@ def read_settings(name: str, given: Mapping[str, Any]) -> SshSettings:
         port=port,
         identity=values["identity"],
         options=tuple(values["ssh_option"] or ()),
+        silence_s=values["silence_s"],
     )
     plain = {key: value for key, value in given.items() if value is not None} | {"hosts": [str(host) for host in hosts]}
     return SshSettings(
