@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.runs import logs
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import AttemptLog, LineAssembler, LogFollower, LogLine, last_lines
-from paceline.supervisor.long_logs import shorten_logs
+from paceline.supervisor.logs import shorten_logs
 from paceline.system import gaps
 from tests.helpers import write_tree
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from paceline.job.plan import ProcessExit, RemotePaths, StartedCommand
+from paceline.job.plan import Command, ProcessExit, RemotePaths, StartedCommand
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.nodes import on_nodes
+from paceline.supervisor.nodes import ThisHost, on_nodes
+from paceline.system import processes
 from paceline.system.files import write_json
-from tests.helpers import make_job, make_launch, make_run
+from tests.helpers import make_job, make_launch, make_run, wait_until
 
 TOLD = {"cause": "environment", "message": "the environment could not be built. All is in '/tmp/x/environments/1.log'."}
 
@@ -66,9 +69,8 @@ def prepare(tmp_path):
                 is_shared=is_shared,
             )
             wake = SimpleNamespace(heed=lambda nodes: None, sleep=lambda seconds: None)
-            nodes = Failing(folder, lost)
-            options = {"folder": folder, "nodes": nodes, "seen": seen, "wake": wake, "stop": lambda: None}
-            return on_nodes("prepare", [0, 1], **options).failure
+            run = SimpleNamespace(folder=folder, wake=wake)
+            return on_nodes(run, "prepare", [0, 1], Failing(folder, lost), seen).failure
 
     return run
 
@@ -88,3 +90,29 @@ def test_what_failed_in_a_folder_that_all_see_is_told_as_it_is(prepare):
 def test_a_node_that_is_lost_is_named_once(prepare):
     failure = prepare(is_shared=False, lost={1: "node-1: nothing heard for 15 s."})
     assert (failure.cause, failure.message) == ("node_lost", "Node node-1 was lost: nothing heard for 15 s.")
+
+
+# --- what is seen to on the supervisor's own machine
+
+
+def command(folder: Path, code: str) -> Command:
+    return Command(argv=(sys.executable, "-S", "-c", code), log=folder / "log")
+
+
+def test_its_own_process_is_ended_and_the_links_to_nodes_are_left(tmp_path: Path) -> None:
+    # Story: outputs were looked at with the nodes of `local`, which end all that is below the supervisor: each node's ssh.
+    with subprocess.Popen(["sleep", "60"]) as link:
+        try:
+            nodes = ThisHost()
+            started = nodes.start(command(tmp_path, "import time; time.sleep(60)"), tmp_path, {})
+            nodes.kill_all()
+            assert not processes.is_alive(started.pid)
+            assert processes.is_alive(link.pid)
+
+            started = nodes.start(command(tmp_path, "raise SystemExit(3)"), tmp_path, {})
+            ends = []
+            wait_until(lambda: ends.extend(nodes.ended()) or ends, "its end is told")
+            assert [(end.pid, end.exit_code) for end in ends] == [(started.pid, 3)]
+            assert link.poll() is None
+        finally:
+            link.kill()

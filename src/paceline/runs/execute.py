@@ -1,4 +1,4 @@
-"""Run a command beside a worker of a run that runs: the asking program's side (`paceline.supervisor.beside_workers`).
+"""Run a command beside a worker of a run that runs: the asking program's side (`paceline.supervisor.execute`).
 
     with Beside(folder, ["nvidia-smi"], rank=1) as beside:
         while beside.exit_code is None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import stat
 import sys
@@ -21,10 +22,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from paceline.runs import store, work_dir
+from paceline.runs.containers import remove_containers
+from paceline.runs.failure import signal_name
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.guardian import guard
+from paceline.runs.record import utc_now
+from paceline.supervisor.logs import say
 from paceline.supervisor.supervise import supervise
 from paceline.system import locks, processes
+from paceline.targets import target_of_run
 
 _LOCK_S = 20.0
 
@@ -36,14 +42,18 @@ def main(argv: list[str]) -> int:
         if stat.S_ISSOCK(os.fstat(int(argv[1])).st_mode):
             fd = _wait_to_begin(folder, int(argv[1]), argv[2:])
         if fd is None:
-            return 0  # it was not to be
+            return 0  # the submitting program has ended without a run
+        # A lock of flock(2) is held as long as any process has the open file. The two processes here have it by fork;
+        # a worker that inherited it as well would keep the run's lock held after both of them were killed.
         os.set_inheritable(fd, False)
     else:
         _take_lock(folder)
+    # Before the fork: from its first moment on, what the supervisor leaves as an orphan comes to the guardian. The kernel
+    # does not hand this property down, so the supervisor asks for it again, and gets its workers' orphans itself.
     processes.become_subreaper()
     child = os.fork()
     if child:
-        return guard(folder, child)
+        return _guard(folder, child)
     processes.become_subreaper()
     supervise(folder)
     return 0
@@ -55,6 +65,7 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
     with socket.socket(fileno=fd) as told:
         for name in modules:
             importlib.import_module(name)
+        # Nothing comes, and no error, where the other end is closed: by `Early.drop`, or by the kernel when it was killed.
         data, fds, _, _ = socket.recv_fds(told, 16, 2)
     if not data:
         return None
@@ -67,13 +78,50 @@ def _wait_to_begin(folder: RunFolder, fd: int, modules: Sequence[str]) -> int | 
 
 
 def _take_lock(folder: RunFolder) -> None:
-    """The submitting program, or this job's life before it was put back into the queue, may hold it for a moment more.
+    """Wait for the run's lock, which the submitting program, or this job's life before it was put back into the queue, may
+    hold for a moment more.
 
-    Not held, it says nothing wrong: of such a run readers ask the engine. It keeps two readers from writing its end.
+    The run goes on without it: readers ask the engine about such a run. The lock keeps two readers from writing its end.
     """
     deadline = time.monotonic() + _LOCK_S
     while locks.take(folder.lock) is None and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+def _guard(folder: RunFolder, supervisor: int) -> int:
+    """Wait for the supervisor and set right what it could not; the exit code of the process."""
+
+    def forward(number: int, frame: object) -> None:
+        processes.send(supervisor, number if number == signal.SIGUSR2 else signal.SIGTERM)
+
+    # An engine, or `kill`, signals the process that it has started, which is this one.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2):
+        signal.signal(number, forward)
+    # Any child, not the supervisor alone: orphans that have come here would stay as zombies.
+    while True:
+        pid, status = os.waitpid(-1, 0)
+        if pid == supervisor:
+            break
+    if status != 0:
+        # Written before anything is killed: this process still holds the lock, by which readers take the run for alive.
+        store.mark_closing(folder)
+    # Even after an orderly end: something may have slipped through while the supervisor was ending.
+    processes.kill_descendants(os.getpid())
+    record = store.stored(folder)
+    if record.is_terminal:
+        return 0
+    if status == 0 and folder.engine.exists():
+        return 0  # interrupted by the engine, which starts it again or says how it ended
+    code = os.waitstatus_to_exitcode(status)
+    how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    say(f"the supervisor (pid {supervisor}) {how}; its workers were ended")
+    remove_containers(record.job, record.run_id)
+    ended_utc = utc_now()  # before anybody else can have what the run has held
+    if record.target:
+        target_of_run(folder.path).release(folder.path)
+    work_dir.clean(folder)
+    store.close_deserted(folder, record, store.deserted_report(record), ended_utc)
+    return 1
 
 
 if __name__ == "__main__":

@@ -1,354 +1,102 @@
-"""One attempt: start the launcher's commands, watch the workers to their ends, and end those that have to.
-
-What is looked at, ten times a second and whenever a child ends:
-
-    the commands' ends           a plain worker's end; mpirun's end
-    end_<rank>.json              a worker's end under mpirun, from the process that waited for it
-    error_<rank>.json            an exception that has left the script, though the process may linger for ever
-    rank_<rank>.log              how far it has grown, noted for the merged view
-    the nodes                    one that is lost ends the attempt
-    stop()                       cancel, time limit
-"""
+"""One attempt on the nodes that a run holds: from the job and the nodes to the commands, and these seen to their ends."""
 
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import Any
+import secrets
+from collections.abc import Mapping
 
-from paceline.errors import EngineError
-from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
-from paceline.remote.silence import SILENCE_S
-from paceline.runs.failure import FailureReport, logs_command
-from paceline.runs.folder import RunFolder
-from paceline.supervisor.beside_workers import BesideWorkers
-from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
-from paceline.supervisor.diagnosis.stalls import stalled_text
-from paceline.supervisor.disks import DiskWatch
-from paceline.supervisor.driver_log import say
-from paceline.supervisor.in_containers import left_its_container
-from paceline.supervisor.signals import Wake
-from paceline.system.files import read_json
-from paceline.system.gaps import Keeper
-from paceline.targets import Nodes
-
-_TICK_S = 0.1
-#: After the first failure, how long others get to report theirs, which may have come earlier.
-_SETTLE_S = 0.25
-#: How long a worker whose exception is known may take to end by itself; some never do (MPI_Finalize waits for peers).
-_LINGER_S = 3.0
-#: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
-_LAUNCHER_S = 5.0
-#: How long the nodes may take to report what they have been told to kill.
-_KILL_S = 10.0
-#: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
-_NOTICE_S = 3.0
+from paceline.errors import JobError
+from paceline.job.plan import Launch
+from paceline.launchers import environment, get_launcher
+from paceline.runs import states
+from paceline.runs.containers import remove_containers
+from paceline.supervisor.in_containers import wrapped
+from paceline.supervisor.logs import make_logs
+from paceline.supervisor.prepare import remove_on_nodes
+from paceline.supervisor.supervision import Outcome, Supervision
+from paceline.supervisor.watch import WorkerWatch
+from paceline.system import processes
 
 
-@dataclass
-class Outcome:
-    """How an attempt ended.
+def run_attempt(run: Supervision, number: int) -> Outcome:
+    """Start all workers once and see them to their ends; none is left when this returns.
 
-    stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
+    Raises:
+        JobError: the values of the job's secrets are gone. LauncherError: the environment that was made can't launch them.
     """
+    launch = _launch(run, number)
+    if (reason := run.stop_reason()) is not None:
+        return Outcome(stopped=reason)
+    assert run.nodes is not None
+    shells = [_shell(run.nodes.shell(node.node_rank)) for node in launch.nodes]
+    commands = [
+        environment.with_paths(command, launch, shells[command.node_rank])
+        for command in get_launcher(run.job.launcher).commands(launch)
+    ]
+    # The logs first: the nodes send theirs into this folder from `begin` on, and readers follow them once the record says
+    # that the attempt has begun.
+    make_logs(run.folder, launch)
+    run.nodes.begin(launch.attempt)
+    run.open_attempt(launch)
+    watch = WorkerWatch(
+        launch,
+        run.folder,
+        run.nodes,
+        run.wake,
+        shells=shells,
+        stop=run.stop_reason,
+        on_running=lambda: run.to(states.RUNNING),
+        keeps_limits=run.seen is not None and run.seen.is_shared,
+        warn=run.warn,
+    )
+    all_ended = False
+    try:
+        outcome = watch.run(wrapped(commands, launch, shells))
+        all_ended = not (outcome.failure or outcome.stopped or any(outcome.exit_codes.values()))
+        return outcome
+    finally:
+        # A container that docker runs is no child of anybody here: the death of its client leaves it running.
+        remove_containers(run.job, run.record.run_id, all_ended=all_ended)
+        remove_on_nodes(run)
 
-    exit_codes: dict[str, int] = field(default_factory=dict)
-    failure: FailureReport | None = None
-    stopped: str | None = None
-    stalled: str | None = None
 
-
-class AttemptWatch:
-    """Runs one attempt.
-
-    shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end it;
-    on_running: called once all workers are there. keeps_limits: of logs; not where the nodes have logs of their own, and do.
-    warn: told what whoever looks at the run is to know.
-    """
-
-    def __init__(
-        self,
-        launch: Launch,
-        folder: RunFolder,
-        nodes: Nodes,
-        wake: Wake,
-        *,
-        shells: Sequence[Mapping[str, str]],
-        stop: Callable[[], str | None],
-        on_running: Callable[[], None],
-        keeps_limits: bool = True,
-        warn: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
-        self._shells, self._stop, self._on_running = shells, stop, on_running
-        self._places = {place.rank: place for place in launch.places}
-        self._started: list[StartedCommand] = []
-        self._pids: dict[int, int] = {}
-        self._exit_codes: dict[int, int] = {}
-        self._ended_at: dict[int, float] = {}
-        self._errors: dict[int, dict[str, Any]] = {}
-        self._error_seen: dict[int, float] = {}
-        self._asked: dict[int, float] = {}
-        self._launcher_code: int | None = None
-        self._lost: dict[int, str] = {}
-        self._launcher_ended = 0.0
-        self._sizes: dict[int, int] = {}
-        limit = launch.job.log_limit if keeps_limits else 0
-        self._keepers = {
-            rank: Keeper(str(folder.rank_log(launch.attempt, rank)), limit) for rank in self._places if limit
-        }
-        self._running = False
-        written = {reference.name for reference in launch.job.inputs if reference.is_output}
-        outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
-        self._beside = BesideWorkers(launch, folder, nodes, shells, self._is_there)
-        self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
-        self._oom_before = nodes.oom_kills()
-        self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
-        self._ending_since: float | None = None
-
-    def run(self, commands: list[Command]) -> Outcome:
-        """Start the commands and see them through; when this returns, no process of theirs is left."""
-        stopped: str | None = None
-        failure: FailureReport | None = None
-        self._wake.heed(self._nodes)
-        with open(self._folder.log_order(self._launch.attempt), "ab", buffering=0) as order:
-            self._order = order
-            try:
-                failure = self._start(commands)
-                if failure is None:
-                    stopped = self._watch()
-            finally:
-                self._end_all()
-                self._beside.close()
-            if failure is None and stopped is None:
-                self._wait_for_losses()
-        if failure is None and stopped is None:
-            failure = report(self._findings())
-        for path in self._folder.held(self._launch.attempt):
-            path.unlink(missing_ok=True)
-        codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
-        stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
-        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled)
-
-    # --- starting
-
-    def _start(self, commands: list[Command]) -> FailureReport | None:
-        for command in commands:
-            try:
-                started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
-            except EngineError:
-                raise
-            except OSError as error:
-                return FailureReport(
-                    cause="launcher",
-                    message=f"{command.argv[0]!r} could not be started: {error.strerror or error}.",
-                    attempt=self._launch.attempt,
-                    see=logs_command(self._launch.run_id),
-                )
-            self._started.append(started)
-            if not command.is_launcher:
-                self._pids[command.ranks[0]] = started.pid
-        return None
-
-    # --- watching
-
-    def _watch(self) -> str | None:
-        """Until all workers have ended, one has failed, or there is a reason to stop, which is returned."""
-        while True:
-            self._look()
-            if self._is_over():
-                return None
-            reason = self._stop()
-            if reason is not None:
-                say(f"stopping the workers: {reason}")
-                self._end_gracefully()
-                return reason
-            self._disks.look()
-            self._beside.look()
-            self._wake.sleep(_TICK_S)
-
-    def _is_over(self) -> bool:
-        now = time.time()
-        if self._lost:
-            self._end_gracefully()
-            return True
-        if len(self._exit_codes) == len(self._places):
-            self._end_gracefully()
-            return True
-        if any(code != 0 for code in self._exit_codes.values()):
-            first = min(self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0)
-            if now - first > _SETTLE_S:
-                self._end_gracefully()
-                return True
-        if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
-            self._end_gracefully()
-            return True
-        workers = [rank for rank, place in self._places.items() if place.role == "worker"]
-        if all(self._exit_codes.get(rank) == 0 for rank in workers):
-            # Parameter servers serve until somebody ends them.
-            self._end_gracefully()
-            return True
-        if self._launcher_code is not None:
-            unreported = [rank for rank in self._places if rank not in self._exit_codes]
-            killed = self._launcher_code > 128
-            if unreported and (killed or now - self._launcher_ended > _LAUNCHER_S / 5):
-                self._end_gracefully()
-                return True
-        return False
-
-    def _look(self) -> None:
-        for ended in self._nodes.ended():
-            self._ended(ended)
-            self._beside.ended(ended)
-        self._lost |= self._nodes.lost()
-        attempt = self._launch.attempt
-        for rank in self._places:
-            if rank not in self._pids or self._has_launcher:
-                self._look_at_reports(attempt, rank)
-            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
-                self._errors[rank] = error
-                self._error_seen[rank] = time.time()
-        if not self._running and all(self._folder.worker_start(attempt, rank).exists() for rank in self._places):
-            self._running = True
-            self._on_running()
-        self._note_growth()
-
-    @property
-    def _has_launcher(self) -> bool:
-        return any(started.command.is_launcher for started in self._started)
-
-    def _look_at_reports(self, attempt: int, rank: int) -> None:
-        if rank not in self._pids and (start := read_json(self._folder.worker_start(attempt, rank))):
-            self._pids[rank] = start["pid"]
-        if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
-            self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
-
-    def _ended(self, ended: ProcessExit) -> None:
-        for started in self._started:
-            if (started.pid, started.command.node_rank) == (ended.pid, ended.node_rank):
-                if started.command.is_launcher:
-                    self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
-                    name = Path(started.command.argv[0]).name
-                    say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
-                else:
-                    rank, code = started.command.ranks[0], ended.exit_code
-                    if code == 0 and left_its_container(
-                        self._launch, self._folder, rank, partial(self._is_alive, rank)
-                    ):
-                        code = 128 + signal.SIGTERM
-                    self._exit_codes[rank], self._ended_at[rank] = code, ended.time
-
-    def _note_growth(self) -> None:
-        for rank in self._places:
-            try:
-                size = os.stat(self._folder.rank_log(self._launch.attempt, rank)).st_size
-            except OSError:
-                continue
-            if size != self._sizes.get(rank, 0):
-                self._sizes[rank] = size
-                try:
-                    self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
-                except OSError:
-                    pass  # a full disk: the merged view is less well ordered, that is all
-                self._keep_limit(rank)
-
-    def _keep_limit(self, rank: int) -> None:
-        if (keeper := self._keepers.get(rank)) is None:
-            return
-        keeper.look()
-        if keeper.trouble is not None:
-            del self._keepers[rank]
-            say(f"rank {rank}'s log is kept whole: its file system can't leave anything out of it ({keeper.trouble})")
-
-    # --- ending
-
-    def _end_gracefully(self) -> None:
-        """SIGTERM to each worker that runs (not to its children: a checkpoint may need its data loaders), then wait
-        out the grace period or until all have ended."""
-        self._ending_since = self._ending_since or time.monotonic()
-        self._look()
-        living = self._living()
-        for rank in living:
-            self._asked.setdefault(rank, time.time())
-            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
-            # One that is stopped (SIGSTOP, a debugger's break) would hear of it only when it goes on.
-            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
-        if not living and self._has_launcher and self._launcher_code is None and not self._pids:
-            for started in self._started:
-                self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
-        deadline = time.monotonic() + self._launch.job.grace_period_seconds
-        while self._living() and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S / 2)
-            self._look()
-        if left := self._living():
-            say(f"ranks {left} did not end within {self._launch.job.grace_period_seconds:g} s of SIGTERM: killed")
-        # mpirun has its own end to see to, but not for ever.
-        deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
-        while self._has_launcher and self._launcher_code is None and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S / 2)
-            self._look()
-
-    def _living(self) -> list[int]:
-        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
-
-    def _is_there(self, rank: int) -> bool:
-        """Whether a rank's worker has started and not ended."""
-        return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
-
-    def _is_alive(self, rank: int, pid: int) -> bool:
-        return self._nodes.is_alive(pid, self._places[rank].node_rank)
-
-    def _end_all(self) -> None:
-        """Kill whatever is left on the nodes, of whatever group or session, and hear how it ended."""
-        for rank in self._living():
-            self._asked.setdefault(rank, time.time())
-        self._nodes.kill_all()
-        deadline = time.monotonic() + _KILL_S
-        while True:
-            self._look()
-            if not self._unreported() or time.monotonic() > deadline:
-                return
-            time.sleep(0.005)
-
-    def _unreported(self) -> bool:
-        """Whether a command that this attempt has started is still to be heard of; not from a node that is lost."""
-        return any(
-            self._launcher_code is None
-            if started.command.is_launcher
-            else started.command.ranks[0] not in self._exit_codes
-            for started in self._started
-            if started.command.node_rank not in self._lost
+def _launch(run: Supervision, number: int) -> Launch:
+    assert run.nodes is not None
+    assert run.seen is not None
+    workspace = run.folder.path.parent.parent
+    if missing := sorted(set(run.job.secrets) - set(run.secrets)):
+        raise JobError(
+            f"the values of {', '.join(missing)} are not in the run's folder any more, where submission has put them "
+            f"({run.folder.secrets.name}). Submit the run again: paceline rerun {run.record.run_id}."
         )
+    return Launch(
+        job=run.job.with_values(run.secrets),
+        run_id=run.record.run_id,
+        experiment=run.record.experiment,
+        workspace_name=workspace.parent.name if workspace.name == ".paceline" else workspace.name,
+        run_dir=run.seen.run_dir,
+        work_dir=run.seen.work_dir,
+        scratch_dir=run.seen.scratch_dir,
+        library_dir=run.seen.library_dir,
+        nodes=run.nodes.nodes,
+        prepared=run.prepared,
+        ports=run.nodes.ports,
+        attempt=number,
+        remote_shell=run.seen.remote_shell,
+        starter=run.seen.starter,
+        # New for each attempt, and nowhere but in the environment of its workers.
+        secret=secrets.token_hex(32),
+    )
 
-    def _wait_for_losses(self) -> None:
-        """Let a lost node be noticed whose workers' peers have failed for it: by their own words they lost a connection."""
-        silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
-        deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
-        while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
-            self._wake.sleep(_TICK_S)
-            self._look()
 
-    # --- what came of it
-
-    def _findings(self) -> Findings:
-        return Findings(
-            launch=self._launch,
-            folder=self._folder,
-            is_here=self._nodes.shell(0) is None,
-            has_launcher=self._has_launcher,
-            launcher_code=self._launcher_code,
-            started=frozenset(self._pids),
-            exit_codes=self._exit_codes,
-            ended_at=self._ended_at,
-            errors=self._errors,
-            asked=self._asked,
-            lost=self._lost,
-            driver_from=self._driver_from,
-            is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
-            is_disk_full=self._nodes.is_disk_full,
-        )
+def _shell(of_node: Mapping[str, str] | None) -> dict[str, str]:
+    """The environment that a node's workers' own is laid over: the node's, or the submitting shell's."""
+    if of_node is not None:
+        return processes.with_home(environment.inherited(of_node))
+    shell = processes.with_home(environment.inherited(os.environ))
+    # This process's own PYTHONPATH leads to Paceline's library; the submitting shell's was put aside under another name.
+    del shell["PYTHONPATH"]
+    if theirs := os.environ.get("PACELINE_SHELL_PYTHONPATH"):
+        shell["PYTHONPATH"] = theirs
+    return shell

@@ -1,23 +1,28 @@
-"""The supervisor's side of what runs once on each node, before the workers and after them."""
+"""The supervisor's side of what runs once on each node, before the workers and after them (`paceline.node`)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import EngineError
-from paceline.job.plan import Command, RemotePaths
+from paceline.job.plan import Command, ProcessExit, RemotePaths, StartedCommand
 from paceline.runs.failure import FailureReport, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.supervisor.signals import Wake
+from paceline.supervisor.diagnosis.findings import how_lost
+from paceline.supervisor.supervision import Supervision
 from paceline.system import processes
 from paceline.system.files import read_json
+from paceline.system.library import library_dir
 from paceline.targets import Nodes
+from paceline.targets.local_nodes import LocalNodes
 
 _TICK_S = 0.05
 #: How long a node's process may take to end when it is told to.
@@ -26,7 +31,7 @@ _END_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOutcome:
-    """How it went on all nodes. results: one for each node; stopped: why it was stopped from outside."""
+    """The outcome on all nodes. results: one for each node; stopped: why it was stopped from outside."""
 
     results: tuple[dict[str, Any], ...] = ()
     failure: FailureReport | None = None
@@ -34,19 +39,19 @@ class NodeOutcome:
 
 
 def on_nodes(
+    run: Supervision,
     verb: str,
     node_ranks: Iterable[int],
-    *,
-    folder: RunFolder,
     nodes: Nodes,
     seen: RemotePaths,
-    wake: Wake,
-    stop: Callable[[], str | None],
+    stop: Callable[[], str | None] = lambda: None,
 ) -> NodeOutcome:
     """Run `verb` on these nodes at once; when this returns, no process of theirs is left.
 
     verb: "prepare", "check", "store", "remove" or "clean". The first that fails, or is lost, ends the others.
+    stop: asked all the while for a reason to end it.
     """
+    folder, wake = run.folder, run.wake
     result = {
         "prepare": folder.prepared,
         "check": folder.stored,
@@ -55,6 +60,8 @@ def on_nodes(
         "clean": folder.cleaned,
     }[verb]
     results = {rank: result(rank) for rank in node_ranks}
+    # Tells a node to make the workers' folder itself, of the snapshot that was sent.
+    apart = () if seen.is_shared else ("--apart",)
     running: dict[tuple[int, int], int] = {}
     ends: dict[int, int] = {}
     wake.heed(nodes)
@@ -62,12 +69,12 @@ def on_nodes(
         for rank, path in results.items():
             path.unlink(missing_ok=True)
             command = Command(
-                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *options(seen)),
+                argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *apart),
                 environment={"PYTHONPATH": str(seen.library_dir)},
                 node_rank=rank,
                 log=RunFolder(seen.run_dir).prepare_log(rank),
             )
-            # In the run's own folder, not the snapshot's: the user's modules must not stand in the way of ours.
+            # Works in the run's own folder, not the snapshot's: the user's modules must not stand in the way of ours.
             started = nodes.start(command, seen.run_dir, _environment(folder, seen, nodes.shell(rank)))
             running[rank, started.pid] = rank
         while running and all(code == 0 for code in ends.values()):
@@ -80,7 +87,7 @@ def on_nodes(
             if lost := {rank: how for rank, how in nodes.lost().items() if rank in results}:
                 return NodeOutcome(failure=_lost_report(nodes, lost))
     except EngineError:
-        raise
+        raise  # an OSError too: the nodes are out of reach
     except OSError as error:
         # The interpreter that the nodes were to have.
         message = f"{seen.python!r} could not be started to prepare the nodes: {error.strerror or error}."
@@ -97,25 +104,23 @@ def on_nodes(
     return NodeOutcome(results=tuple(read_json(path) for path in results.values()))
 
 
-def how_lost(how: str, name: str) -> str:
-    """The target's words on the loss of a node, for a sentence that has named it already."""
-    return how.removeprefix(f"{name}: ").rstrip(".")
-
-
-def options(seen: RemotePaths) -> tuple[str, ...]:
-    """What tells a node that it has to make the workers' folder itself, of the snapshot that was sent."""
-    return () if seen.is_shared else ("--apart",)
+def from_here(run: Supervision, verb: str) -> NodeOutcome:
+    """Run `verb`, "check" or "store", on the supervisor's own machine, for nodes that are elsewhere."""
+    nodes = ThisHost()
+    seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
+    return on_nodes(run, verb, [0], nodes, seen, run.cancel_reason)
 
 
 def _environment(folder: RunFolder, seen: RemotePaths, shell: Mapping[str, str] | None) -> dict[str, str]:
-    """The node's, or the supervisor's own, but marked as the run's: by this, what a killed supervisor has left is found."""
+    """The node's environment, or the supervisor's own, with the run's mark, by which the processes that a killed supervisor
+    has left are found. The supervisor's own mark is taken off: what bears it is spared when a run's processes are killed."""
     shell = os.environ if shell is None else shell
     kept = {name: value for name, value in shell.items() if name != processes.SUPERVISOR_VARIABLE}
     return kept | {"PACELINE_RUN_ID": folder.run_id, "PACELINE_RUN_DIR": str(seen.run_dir)}
 
 
 def _end(nodes: Nodes, running: Mapping[tuple[int, int], int]) -> None:
-    """SIGTERM, a moment to leave, then SIGKILL to them and to whatever they have started."""
+    """End them: SIGTERM, a moment to leave, then SIGKILL to them and to whatever they have started."""
     for (_, pid), rank in running.items():
         nodes.signal(pid, rank, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
@@ -151,3 +156,39 @@ def _report(verb: str, node_rank: int, code: int, result: Any, folder: RunFolder
         last_lines=tuple(last_lines(log, 20)),
         see=f"paceline logs {folder.run_id} --prepare",
     )
+
+
+class ThisHost(LocalNodes):
+    """One node, this machine, for a run whose own nodes are elsewhere.
+
+    `LocalNodes` waits for every child of the process and kills them all. Here the links to the run's nodes are children as
+    well: their ssh would be killed, and its exit code taken from the thread that waits for it. So each pid is named.
+    """
+
+    def __init__(self) -> None:
+        super().__init__((), (), lambda: None)
+        self._pids: set[int] = set()
+
+    def start(self, command: Command, work_dir: Path, shell: Mapping[str, str]) -> StartedCommand:
+        started = super().start(command, work_dir, shell)
+        self._pids.add(started.pid)
+        return started
+
+    def ended(self) -> list[ProcessExit]:
+        return [ended for pid in list(self._pids) for ended in self._wait(pid, os.WNOHANG)]
+
+    def kill_all(self) -> None:
+        for pid in list(self._pids):
+            for child in [*processes.descendants(pid), pid]:
+                processes.send(child, signal.SIGKILL)
+            self._wait(pid, 0)
+
+    def _wait(self, pid: int, options: int) -> list[ProcessExit]:
+        with contextlib.suppress(ChildProcessError):
+            found, status = os.waitpid(pid, options)
+            if not found:
+                return []
+            self._pids.discard(pid)
+            return [ProcessExit(pid=pid, node_rank=0, exit_code=processes.shell_exit_code(status), time=time.time())]
+        self._pids.discard(pid)
+        return []

@@ -1,4 +1,4 @@
-"""What a supervisor knows of its run, and the run's record, which it alone writes."""
+"""One run as its supervisor knows it, and the run's record, which the supervisor alone writes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,32 @@ import dataclasses
 import signal
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.job.job import Job
 from paceline.job.plan import Launch, NodeSetup, RemotePaths
 from paceline.runs import remote_status, states, store
+from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
-from paceline.supervisor.attempt import Outcome
-from paceline.supervisor.driver_log import say
+from paceline.supervisor.logs import say
 from paceline.supervisor.signals import Wake
 from paceline.system.files import read_json
 from paceline.targets import Nodes, Target
+
+
+@dataclass
+class Outcome:
+    """How an attempt ended.
+
+    stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
+    """
+
+    exit_codes: dict[str, int] = field(default_factory=dict)
+    failure: FailureReport | None = None
+    stopped: str | None = None
+    stalled: str | None = None
 
 
 class Supervision:
@@ -52,21 +66,21 @@ class Supervision:
         self.record = store.change(self.folder, self.record, status, **changes)
 
     def waiting(self, text: str) -> bool:
-        """Note what the run waits for; whether to give up waiting."""
+        """Note what the run waits for; True where it is to give up waiting."""
         if text != self.record.waiting_for:
             self.record = dataclasses.replace(self.record, waiting_for=text)
             store.write(self.folder, self.record)
         return self.stop_reason() is not None
 
     def warn(self, text: str) -> None:
-        """Note what whoever looks at the run is to know, though it goes on; each sentence once."""
+        """Note a warning for whoever looks at the run, each sentence once; the run goes on."""
         if text not in self.record.warnings:
             say(f"warning: {text}")
             self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
             store.write(self.folder, self.record)
 
     def owner(self) -> dict[str, Any]:
-        """Who looks after the run: this process, and the engine's job that it is in, which readers elsewhere ask for."""
+        """The run's owner for its record: this process, and the engine's job that it is in, which readers elsewhere ask for."""
         engine = {name: self.record.owner[name] for name in ("engine", "job_id") if name in self.record.owner}
         return store.owner() | engine
 
@@ -88,7 +102,7 @@ class Supervision:
         self._change_last_attempt(ended_utc=utc_now(), exit_codes=outcome.exit_codes, cause=cause)
 
     def note_preemption(self) -> None:
-        """The engine has started the run again: what its last attempt was ended or interrupted by was that."""
+        """Note that the engine has started the run again: its last attempt was ended or interrupted by a preemption."""
         self.close_attempt(Outcome(stopped="preempted"))
         if self.record.attempts and self.record.attempts[-1].cause == "interrupted":
             self._change_last_attempt(cause="preempted")
@@ -101,17 +115,17 @@ class Supervision:
     # --- reasons to stop
 
     def start_clock(self) -> None:
-        """From here on the workers may run: the rest of max_run_duration_seconds counts, less what earlier attempts took."""
+        """Let the time limit count from here on, less what earlier attempts took: max_run_duration_seconds is of all."""
         limit = self.job.max_run_duration_seconds
         if limit is not None:
             self._deadline = time.monotonic() + limit - sum(map(_duration_s, self.record.attempts))
 
     def stop_clock(self) -> None:
-        """The run waits in the queue, which does not count."""
+        """Stop counting: the run waits in the queue again."""
         self._deadline = None
 
     def cancel_reason(self) -> str | None:
-        """Why the run is to end, but for its own limit of time: "cancel", "time_limit" (the engine's) or "interrupted"."""
+        """The reason from outside to end the run: "cancel", "time_limit" (the engine's), "interrupted" or None."""
         if self.folder.cancel_request.exists():
             return "cancel"
         number = self.wake.stopped_by
@@ -119,12 +133,13 @@ class Supervision:
             return None
         if number == signal.SIGUSR2:
             return "time_limit"
-        # An engine may start the job again, unless it has said that it never does.
+        # SIGTERM alone does not tell a preemption from a cancel. The engine may start the job again, unless it has said that
+        # it never does; the run's record is then left open, and readers ask the engine which it was.
         may_return = self.folder.engine.exists() and remote_status.engine(self.folder).get("sigterm") != "cancel"
         return "interrupted" if may_return else "cancel"
 
     def stop_reason(self) -> str | None:
-        """Why the run is to end: "cancel", "time_limit" or "interrupted"; None where it is to go on."""
+        """The reason why the run is to end: as `cancel_reason`, or its own time limit; None where it is to go on."""
         if (reason := self.cancel_reason()) is not None:
             return reason
         if self._deadline is not None and time.monotonic() > self._deadline:

@@ -12,13 +12,11 @@ from paceline.job.plan import Launch, RankSlot
 from paceline.runs.failure import FailureReport, logs_command, signal_name
 from paceline.runs.folder import RunFolder
 from paceline.runs.logs import last_lines
-from paceline.supervisor.diagnosis.crash import crash_stack
 from paceline.supervisor.diagnosis.diagnose import WorkerEnd, worker_report
+from paceline.supervisor.diagnosis.evidence import crash_stack, stalled_text
 from paceline.supervisor.diagnosis.hints import with_hints
 from paceline.supervisor.diagnosis.ports import find_clash, holder_here
-from paceline.supervisor.diagnosis.stalls import stalled_text
 from paceline.supervisor.in_containers import why_not_started
-from paceline.supervisor.nodes import how_lost
 
 #: Lines at the end of a worker's log in which a port is looked for that its exception does not name.
 _PORT_LINES = 200
@@ -214,3 +212,8 @@ def _noticed(driver: tuple[str, ...]) -> tuple[int, int] | None:
     """The rank that mpirun says was ended by a signal, and the signal."""
     found = re.search(r"process rank (\d+) with PID \d+ on node \S+ exited on\s+signal (\d+)", "\n".join(driver))
     return (int(found[1]), int(found[2])) if found else None
+
+
+def how_lost(how: str, name: str) -> str:
+    """The target's words on the loss of a node, for a sentence that has named it already."""
+    return how.removeprefix(f"{name}: ").rstrip(".")

@@ -10,7 +10,7 @@ Standard library of Python 3.6 and later, for that is what login hosts have. Not
     pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
     put     {"path", "text"}: a small file
     remove  {"path"}: a file, which need not be there
-    exec    {"run_dir", "name", "request"}: a command beside a worker (`paceline.supervisor.beside_workers`); then lines of
+    exec    {"run_dir", "name", "request"}: a command beside a worker (`paceline.supervisor.execute`); then lines of
             JSON come, what is passed on to it, empty ones every second. Frames with its output as it grows (or {"error"}
             in place of it). When nothing comes any more, or for 15 s, it is ended
 """

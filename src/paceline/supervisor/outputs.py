@@ -10,13 +10,10 @@ from collections.abc import Iterable, Mapping
 from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.runs import left_out, states, tags_and_properties, work_dir
 from paceline.runs.failure import FailureReport
-from paceline.supervisor.attempt import Outcome
-from paceline.supervisor.driver_log import say
-from paceline.supervisor.nodes import NodeOutcome, on_nodes
-from paceline.supervisor.supervision import Supervision
-from paceline.supervisor.this_host import ThisHost
+from paceline.supervisor.logs import say
+from paceline.supervisor.nodes import from_here, on_nodes
+from paceline.supervisor.supervision import Outcome, Supervision
 from paceline.system.files import read_json, write_json
-from paceline.system.library import library_dir
 
 #: The property of a run whose files could not all be had, in words: which, and where they still are.
 NOT_FETCHED = "not_fetched"
@@ -56,10 +53,11 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
         left_out.settle(run.folder)
     except OSError as error:
         say(f"a link to a file that does not outlive the run could not be replaced by it: {error}")
-    note_left_out(run, left_out.find(run.folder))
+    _note_left_out(run, left_out.find(run.folder))
 
 
-def note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
+def _note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
+    """Say in the driver's log which names are left out, and keep them for the record."""
     known = {one["name"] for one in run.left_out}
     new = [dict(one) for one in found if one["name"] not in known]
     for one in new[: left_out.LIMIT]:
@@ -67,13 +65,6 @@ def note_left_out(run: Supervision, found: Iterable[Mapping[str, str]]) -> None:
     if len(new) > left_out.LIMIT:
         say(f"left out: {len(new) - left_out.LIMIT} names more")
     run.left_out += new
-
-
-def from_here(run: Supervision, verb: str) -> NodeOutcome:
-    """How it went to "check" outputs, or to "store" them, from the supervisor's own machine."""
-    nodes = ThisHost()
-    seen = nodes.send(run.folder, library_dir(run.folder.path.parent.parent))
-    return on_nodes(verb, [0], folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=run.cancel_reason)
 
 
 def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
@@ -90,12 +81,10 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
     if run.nodes is None or run.seen is None or not run.seen.is_shared or run.nodes.lost():
         done = from_here(run, "store")  # what the nodes had has been brought here
     else:
-        done = on_nodes(
-            "store", [0], folder=run.folder, nodes=run.nodes, seen=run.seen, wake=run.wake, stop=run.cancel_reason
-        )
+        done = on_nodes(run, "store", [0], run.nodes, run.seen, run.cancel_reason)
     if done.results:
         stored = dict(done.results[0])
-        note_left_out(run, stored.pop("left_out", ()))
+        _note_left_out(run, stored.pop("left_out", ()))
         told = read_json(run.folder.data) or {}
         write_json(run.folder.data, told | stored)
     if done.stopped:
@@ -113,7 +102,8 @@ def with_outputs_stored(run: Supervision, outcome: Outcome) -> Outcome:
 
 
 def _incomplete(run: Supervision) -> FailureReport | None:
-    """Why the run has failed after all: an output of its job lacks something that the script has left in it."""
+    """The report of a run that has failed after all, for an output of its job lacks something that the script has left in it;
+    None where all is stored."""
     missing: dict[str, list[str]] = {}
     for one in run.left_out:
         top, _, name = one["name"].partition("/")

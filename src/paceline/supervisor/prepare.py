@@ -1,8 +1,12 @@
-"""Before an attempt: nodes, and on each of them the run's folder, its environment and its data. And giving them back."""
+"""Get nodes before an attempt, and on each of them the run's folder, its environment and its data; give them back after it."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
 
 from paceline.errors import (
     EngineError,
@@ -12,18 +16,17 @@ from paceline.errors import (
     TransferError,
     UserError,
 )
+from paceline.job.job import Job
 from paceline.job.plan import NodeSetup, RemotePaths
 from paceline.runs import states, work_dir
 from paceline.runs.failure import FailureReport, logs_command
+from paceline.runs.folder import RunFolder
 from paceline.runs.input_links import link_inputs, unlink_inputs
 from paceline.runs.record import RunRecord
-from paceline.supervisor.attempt import Outcome
-from paceline.supervisor.driver_log import say
-from paceline.supervisor.inputs import hold_environment, views
-from paceline.supervisor.nodes import NodeOutcome, on_nodes
-from paceline.supervisor.storing import from_here
-from paceline.supervisor.supervision import Supervision
-from paceline.system.files import write_json
+from paceline.supervisor.logs import say
+from paceline.supervisor.nodes import NodeOutcome, from_here, on_nodes
+from paceline.supervisor.supervision import Outcome, Supervision
+from paceline.system.files import read_json, write_json
 from paceline.system.library import library_dir
 from paceline.targets import Nodes
 
@@ -70,8 +73,7 @@ def clean_nodes(run: Supervision) -> None:
     if nodes is None or seen is None or nodes.shell(0) is None or nodes.lost():
         return
     if run.job.environment.docker_image or run.job.inputs:
-        ranks = range(run.job.node_count)
-        done = on_nodes("clean", ranks, folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=lambda: None)
+        done = on_nodes(run, "clean", range(run.job.node_count), nodes, seen)
         if done.failure is not None:
             say(done.failure.message)
 
@@ -84,7 +86,7 @@ def remove_on_nodes(run: Supervision) -> None:
     containers = {rank: one.container for rank, one in enumerate(run.prepared) if rank not in nodes.lost()}
     ranks = [rank for rank, found in containers.items() if found and found["engine"]["kind"] == "docker"]
     if ranks:
-        on_nodes("remove", ranks, folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=lambda: None)
+        on_nodes(run, "remove", ranks, nodes, seen)
 
 
 def give_nodes_back(run: Supervision) -> None:
@@ -96,7 +98,7 @@ def give_nodes_back(run: Supervision) -> None:
 
 
 def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOutcome, tuple[NodeSetup, ...]]:
-    """Environment and data, on each node; nothing is started where the job needs neither.
+    """Make environment and data ready on each node; nothing is started where the job needs neither.
 
     On nodes elsewhere there is more to do: an Open MPI is found there, and the workers' folder made where it is not shared.
     """
@@ -105,8 +107,8 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
     if not (needs_more or job.environment.needs_build or job.environment.docker_image or job.inputs):
         return NodeOutcome(), (NodeSetup(python=job.environment.python or seen.python),) * job.node_count
     try:
-        # From here on the views of the run's data are somebody's.
-        run.held.enter_context(views(job, run.folder.run_id))
+        # Held before the nodes make any: a view without a living holder is removed by whoever uses the cache next.
+        run.held.enter_context(_views(job, run.folder.run_id))
     except UserError as error:
         return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
     if not seen.is_shared and any(reference.is_output for reference in job.inputs):
@@ -114,15 +116,15 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
         if looked.failure is not None or looked.stopped is not None:
             return looked, ()
     while True:
-        ranks, stop = range(job.node_count), run.stop_reason
-        done = on_nodes("prepare", ranks, folder=run.folder, nodes=nodes, seen=seen, wake=run.wake, stop=stop)
+        done = on_nodes(run, "prepare", range(job.node_count), nodes, seen, run.stop_reason)
         if not done.results or not job.environment.needs_build or not seen.is_shared:
             break
         try:
-            run.held.enter_context(hold_environment(run.folder))
+            run.held.enter_context(_hold_environment(run.folder))
             break
         except EnvironmentBuildError as error:
-            say(f"{error} It is built again.")  # pruned in the moment between
+            # The nodes hold it only while they build. Pruned between their end and this lock, it is gone.
+            say(f"{error} It is built again.")
     if done.results and job.inputs:
         told = {
             "inputs": [found for one in done.results for found in one["inputs"]],
@@ -139,3 +141,35 @@ def _report(record: RunRecord, error: OSError) -> FailureReport:
         message=f"The working directory could not be prepared: {error.strerror}: {error.filename!r}.",
         see=logs_command(record.run_id),
     )
+
+
+@contextlib.contextmanager
+def _views(job: Job, run_id: str) -> Iterator[None]:
+    """Keep the folders in which the run finds its data while this lasts, and remove them after it."""
+    if all(reference.is_output for reference in job.inputs):
+        yield
+        return
+    from paceline.data.transfer.cache import DataCache
+
+    cache = DataCache()
+    cache.drop_dead_views()  # of runs that were killed
+    held = cache.hold_view(run_id)
+    try:
+        yield
+    finally:
+        # Removed under the lock: let go first, it might have been taken for a killed run's and be removed by two.
+        cache.drop_views(run_id)
+        os.close(held)
+
+
+def _hold_environment(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
+    """Keep `paceline env prune` from the run's environment while this lasts."""
+    from paceline.environments.built import Built
+    from paceline.environments.store import EnvironmentStore
+
+    kept, environments = read_json(folder.environment), folder.path.parent.parent / "environments"
+    if Path(kept["prefix"]).is_relative_to(environments / "images"):
+        from paceline.containers import hold_layer
+
+        return hold_layer(environments / "images", kept["key"])
+    return EnvironmentStore(environments).hold(Built.from_json(kept))

@@ -1,4 +1,4 @@
-"""Commands that people run beside a worker while it runs (`paceline exec`): asked for by files in the run's folder.
+"""The commands of `paceline exec`: people run them beside a worker while it runs, and ask for them by files in the run's folder.
 
     exec/<id>/request.json   {"argv", "rank", "terminal", "term"}; the folder appears once it is whole
     exec/<id>/in_<n>.json    what the asking program passes on
@@ -25,8 +25,8 @@ from paceline.job.plan import Command, Launch, ProcessExit
 from paceline.launchers import environment
 from paceline.launchers.processes import ProcessesLauncher
 from paceline.runs.folder import RunFolder
-from paceline.supervisor.driver_log import say
 from paceline.supervisor.in_containers import wrapped_beside
+from paceline.supervisor.logs import say
 from paceline.system.files import read_json, write_json
 from paceline.targets import Nodes
 
@@ -38,8 +38,8 @@ _LOOK_S = 0.05
 
 
 @dataclass
-class _Beside:
-    """One that runs. sent: how much of what comes was given to a node that does not see this folder."""
+class _Running:
+    """A command that runs. sent: how much of what comes was given to a node that does not see this folder."""
 
     id: str
     rank: int
@@ -52,8 +52,9 @@ class _Beside:
     ended: float | None = None
 
 
-class BesideWorkers:
-    """Those of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is there."""
+class ExecCommands:
+    """The commands of one attempt. shells: of each node, as the workers have them. is_running: whether a rank's worker is
+    there."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class BesideWorkers:
         self._launch, self._folder, self._nodes, self._shells = launch, folder, nodes, shells
         self._is_running = is_running
         self._is_apart = launch.run_dir != folder.path
-        self._running: dict[str, _Beside] = {}
+        self._running: dict[str, _Running] = {}
         self._refused: set[str] = set()
         self._next = 0.0
 
@@ -83,13 +84,13 @@ class BesideWorkers:
             self._look_after(one)
 
     def ended(self, ended: ProcessExit) -> None:
-        """A command of the nodes' has ended: perhaps one of these."""
+        """Take in that a process of the nodes' has ended, perhaps one of these."""
         for one in self._running.values():
             if (one.pid, one.node_rank) == (ended.pid, ended.node_rank):
                 one.ended = time.monotonic()
 
     def close(self) -> None:
-        """The attempt is over: no file is left of them. The processes went with the nodes' others."""
+        """Remove all files of theirs at the attempt's end. The processes went with the nodes' others."""
         for one in self._running.values():
             one.output.unlink(missing_ok=True)
         self._running.clear()
@@ -104,6 +105,7 @@ class BesideWorkers:
     def _begin(self, name: str) -> None:
         folder = self._folder.exec_requests / name
         try:
+            # In a workspace that several users write to, anybody could ask for a command in the run owner's name.
             if os.stat(folder).st_uid != os.geteuid():
                 raise PermissionError(f"{folder} belongs to another user")
             self._start(name, read_json(folder / "request.json") or {})
@@ -122,11 +124,11 @@ class BesideWorkers:
         if self._is_apart:
             self._put(place.node_rank, f"{channel}/request.json", self._folder.exec_requests / name / "request.json")
         output = self._folder.exec_output(self._launch.attempt, name)
-        # For its owner alone, before anything is said.
+        # Made before the command can write to it, with its mode: readable for its owner alone from the first byte on.
         os.close(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         command = self._command(place.rank, channel, there)
         started = self._nodes.start(command, self._launch.work_dir, self._shells[place.node_rank])
-        self._running[name] = _Beside(
+        self._running[name] = _Running(
             id=name, rank=rank, node_rank=place.node_rank, pid=started.pid, output=output, heard=time.monotonic()
         )
         say(f"beside rank {rank}: {argv[0]!r} was started (paceline exec)")
@@ -135,7 +137,7 @@ class BesideWorkers:
         )
 
     def _command(self, rank: int, channel: str, output: Path) -> Command:
-        """What serves it, in the environment of that rank's worker."""
+        """The command that serves a request, in the environment of that rank's worker."""
         launch = self._launch
         place = launch.places[rank]
         as_worker = next(one for one in ProcessesLauncher().commands(launch) if one.ranks == (rank,))
@@ -147,7 +149,7 @@ class BesideWorkers:
         )
         return wrapped_beside(command, launch, self._shells)
 
-    def _look_after(self, one: _Beside) -> None:
+    def _look_after(self, one: _Running) -> None:
         folder, now = self._folder.exec_requests / one.id, time.monotonic()
         if one.ended is not None:
             if not folder.exists() or now - one.ended > _READ_S:
@@ -166,8 +168,12 @@ class BesideWorkers:
                 self._put(one.node_rank, f"{self._launch.run_dir}/exec/{one.id}/{path.name}", path)
                 one.sent += 1
 
-    def _hang_up(self, one: _Beside) -> None:
-        """Nobody waits for it any more. In a container the signal reaches the engine's client alone: it is told, too."""
+    def _hang_up(self, one: _Running) -> None:
+        """End a command that nobody waits for any more.
+
+        The signal is not enough: in a container it reaches the engine's client alone. So the program that serves the command
+        is told as well, by a file, or by the request's folder being gone.
+        """
         one.ended = time.monotonic()
         self._nodes.signal(one.pid, one.node_rank, signal.SIGHUP)
         gone = self._folder.exec_requests / one.id / f"in_{one.sent}.json"

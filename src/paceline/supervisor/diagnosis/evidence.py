@@ -1,0 +1,100 @@
+"""What the processes of an attempt have written that explains its end: a crash, operations that waited, training alone.
+
+A crash: the form is that of the standard library's faulthandler, https://docs.python.org/3/library/faulthandler.html.
+A stall: lines {time_s, operation, name, process_set, waited_s, missing_ranks, resolved}, one when an operation of the
+collectives is late, and one when it was done after all (`paceline.collectives.stall`).
+Training alone: `alone_<rank>.json` of a worker that knew of no other (`paceline.worker.alone`).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.job.job import Job
+from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
+
+#: The innermost calls of a crash that are told; faulthandler writes them first.
+_FRAMES = 15
+#: In which file the outermost calls are: those that start the script.
+_OURS = "/paceline/worker/"
+#: Late operations that are named; the others are counted.
+_SHOWN = 3
+#: What makes one model of all workers, by the library that they trained with.
+_HOW = {
+    "torch": "Call torch.distributed.init_process_group() and wrap the model in DistributedDataParallel, or use "
+    "paceline.parallel",
+    "lightning": "Give the Trainer devices={per_node}, num_nodes={nodes}, strategy='ddp'",
+    "tensorflow": "Make the model under tf.distribute.MultiWorkerMirroredStrategy (distributed_backend='tensorflow'), or use "
+    "Horovod's calls",
+    "jax": "Call jax.distributed.initialize() before the first computation",
+}
+
+
+def crash_stack(lines: Sequence[str]) -> str | None:
+    """The fatal error and the calls of the thread that had it, the innermost first; None where nothing was written.
+
+    lines: the end of the worker's log. Other threads, the list of modules and the calls that start the script are left out.
+    """
+    starts = [number for number, line in enumerate(lines) if line.startswith("Fatal Python error: ")]
+    if not starts:
+        return None
+    after = iter(lines[starts[-1] :])
+    found = [next(after)]
+    for line in after:
+        if line.startswith("Current thread "):
+            found.append(line)
+            break
+    for line in after:
+        if not line.startswith("  ") or _OURS in line or len(found) == _FRAMES + 2:
+            break
+        found.append(line)
+    return "\n".join(found)
+
+
+def stalled_text(path: Path) -> str | None:
+    """A sentence on the operations that are still late; None where none is, or nobody has said so."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return None
+    late: dict[tuple[Any, ...], tuple[float, list[int]]] = {}
+    for line in lines:
+        try:
+            told = json.loads(line)
+            key = (told["operation"], told["name"], told["process_set"])
+            entry = (float(told["time_s"]) - float(told["waited_s"]), sorted(map(int, told["missing_ranks"])))
+            is_done = bool(told.get("resolved"))
+        except (ValueError, TypeError, KeyError):
+            continue  # half a line: the rank was killed while it wrote
+        late.pop(key, None)
+        if not is_done:
+            late[key] = entry
+    if not late:
+        return None
+    now = time.time()
+    shown = [
+        f"{operation} {name!r} has waited for rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))} "
+        f"for {max(0.0, now - since):.0f} s"
+        for (operation, name, _), (since, missing) in list(late.items())[:_SHOWN]
+    ]
+    more = f"; and {len(late) - _SHOWN} more" if len(late) > _SHOWN else ""
+    return f"At its end the ranks were stalled: {'; '.join(shown)}{more}."
+
+
+def alone_text(job: Job, folder: RunFolder, attempt: int) -> str | None:
+    """The warning that no worker of an attempt that ended well knew of another; None where one did, or that can't be told."""
+    if job.world_size < 2 or job.distributed_backend == "ps":
+        return None
+    found = [read_json(folder.worker_alone(attempt, rank)) for rank in range(job.world_size)]
+    if not all(found):
+        return None
+    how = _HOW.get(str(found[0].get("library")), "")
+    text = f"{job.world_size} workers, none joined a process group: each has trained alone."
+    if how:
+        text += " " + how.format(per_node=job.process_count_per_node, nodes=job.node_count) + "."
+    return f"{text} Where it is meant, set PACELINE_SEPARATE_WORKERS=1."

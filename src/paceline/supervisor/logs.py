@@ -1,0 +1,101 @@
+"""The logs of a run as its supervisor writes them: its own, and the workers' from their beginning to their end.
+
+logs/driver.log                 the supervisor's own words; its standard output and error
+attempts/<k>/rank_<n>.log       what worker n prints; the worker writes it without anybody in between
+attempts/<k>/log_order.txt      "time rank size" for each growth that was seen, for the merged view of all ranks
+logs/rank_<n>.log               a link to the log of the newest attempt
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+
+from paceline.job.plan import Launch
+from paceline.runs.folder import RunFolder
+from paceline.system import gaps
+from paceline.system.files import write_whole
+
+
+def say(text: str) -> None:
+    """Write one line into the driver's log, with the time in front. A full disk silences it and does nothing worse."""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    try:
+        print(f"{stamp}Z {text}", flush=True)
+    except OSError:
+        # The line stays in Python's buffer: the interpreter would try to write it again at exit, and fail there.
+        sys.stdout = open("/dev/null", "w")  # noqa: SIM115
+
+
+def make_logs(folder: RunFolder, launch: Launch) -> None:
+    """Make empty logs for the attempt, and `logs/rank_<n>.log` as links to them."""
+    folder.attempt(launch.attempt).mkdir(parents=True, exist_ok=True)
+    for place in launch.places:
+        folder.rank_log(launch.attempt, place.rank).touch()
+        live = folder.live_log(place.rank)
+        beside = live.with_name(f".{live.name}")
+        beside.unlink(missing_ok=True)  # of a supervisor that was killed, in a run that its engine has started again
+        beside.symlink_to(os.path.relpath(folder.rank_log(launch.attempt, place.rank), folder.logs))
+        # Renamed over the old link, so that someone who follows the log always finds one.
+        os.replace(beside, live)
+
+
+class LogWatch:
+    """Notes how the logs of one attempt grow, and keeps each within the job's limit.
+
+    keeps_limits: False where the nodes have logs of their own and shorten them there.
+    """
+
+    def __init__(self, launch: Launch, folder: RunFolder, *, keeps_limits: bool) -> None:
+        self._paths = {place.rank: folder.rank_log(launch.attempt, place.rank) for place in launch.places}
+        self._sizes = dict.fromkeys(self._paths, 0)
+        limit = launch.job.log_limit if keeps_limits else 0
+        self._keepers = {rank: gaps.Keeper(str(path), limit) for rank, path in self._paths.items() if limit}
+        # Unbuffered and in append mode: a reader finds whole lines only, and a killed supervisor loses none.
+        self._order = open(folder.log_order(launch.attempt), "ab", buffering=0)  # noqa: SIM115
+
+    def look(self) -> None:
+        """Note each log that has grown since the last look."""
+        for rank, path in self._paths.items():
+            try:
+                size = os.stat(path).st_size
+            except OSError:
+                continue
+            if size != self._sizes[rank]:
+                self._sizes[rank] = size
+                with contextlib.suppress(OSError):  # a full disk: the merged view is less well ordered, that is all
+                    self._order.write(f"{time.time():.3f} {rank} {size}\n".encode())
+                self._keep_limit(rank)
+
+    def close(self) -> None:
+        """Close the file of notes."""
+        self._order.close()
+
+    def _keep_limit(self, rank: int) -> None:
+        if (keeper := self._keepers.get(rank)) is None:
+            return
+        keeper.look()
+        if keeper.trouble is not None:
+            del self._keepers[rank]
+            say(f"rank {rank}'s log is kept whole: its file system can't leave anything out of it ({keeper.trouble})")
+
+
+def shorten_logs(folder: RunFolder, attempt: int, world_size: int) -> None:
+    """Close the gaps in the logs of an attempt that has ended, and let the notes on their order say where things are now."""
+    closed = {}
+    for rank in range(world_size):
+        if gap := gaps.close(str(folder.rank_log(attempt, rank))):
+            closed[str(rank)] = gap
+    if not closed:
+        return
+    order = folder.log_order(attempt)
+    with contextlib.suppress(OSError):  # a full disk: lines are less well ordered, that is all
+        lines = []
+        for line in order.read_text().splitlines():
+            words = line.split()
+            if len(words) == 3 and words[1] in closed:
+                words[2] = str(closed[words[1]].place(int(words[2])))
+            lines.append(" ".join(words) + "\n")
+        write_whole(order, "".join(lines))

@@ -1,0 +1,316 @@
+"""Start a launcher's commands, watch the workers to their ends, and end those that have to.
+
+What is looked at, ten times a second and whenever a child ends:
+
+    the commands' ends           a plain worker's end; mpirun's end
+    end_<rank>.json              a worker's end under mpirun, from the process that waited for it
+    error_<rank>.json            an exception that has left the script, though the process may linger for ever
+    rank_<rank>.log              how far it has grown, noted for the merged view
+    the nodes                    one that is lost ends the attempt
+    stop()                       cancel, time limit
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import EngineError
+from paceline.job.plan import Command, Launch, ProcessExit, StartedCommand
+from paceline.remote.silence import SILENCE_S
+from paceline.runs.failure import FailureReport, logs_command
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.diagnosis.evidence import stalled_text
+from paceline.supervisor.diagnosis.findings import Findings, may_have_lost_a_node, report
+from paceline.supervisor.disks import DiskWatch
+from paceline.supervisor.execute import ExecCommands
+from paceline.supervisor.in_containers import left_its_container
+from paceline.supervisor.logs import LogWatch, say
+from paceline.supervisor.signals import Wake
+from paceline.supervisor.supervision import Outcome
+from paceline.system.files import read_json
+from paceline.targets import Nodes
+
+_TICK_S = 0.1
+#: After the first failure, how long others get to report theirs, which may have come earlier.
+_SETTLE_S = 0.25
+#: How long a worker whose exception is known may take to end by itself; some never do (MPI_Finalize waits for peers).
+_LINGER_S = 3.0
+#: How long a launcher may take to end after its last worker, or a worker's report to follow its launcher's end.
+_LAUNCHER_S = 5.0
+#: How long the nodes may take to report what they have been told to kill.
+_KILL_S = 10.0
+#: How much later than the nodes' silence lasts a lost one is still waited for, from the first failure on.
+_NOTICE_S = 3.0
+
+
+class WorkerWatch:
+    """Runs the workers of one attempt, in the supervisor's one thread.
+
+    shells: the environment of each node under what the commands set. stop: asked at each tick for a reason to end them;
+    on_running: called once all workers are there. keeps_limits: as in `LogWatch`. warn: called with what whoever looks at
+    the run is to know.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        folder: RunFolder,
+        nodes: Nodes,
+        wake: Wake,
+        *,
+        shells: Sequence[Mapping[str, str]],
+        stop: Callable[[], str | None],
+        on_running: Callable[[], None],
+        keeps_limits: bool = True,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._launch, self._folder, self._nodes, self._wake = launch, folder, nodes, wake
+        self._shells, self._stop, self._on_running = shells, stop, on_running
+        self._places = {place.rank: place for place in launch.places}
+        self._started: list[StartedCommand] = []
+        self._pids: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._ended_at: dict[int, float] = {}
+        self._errors: dict[int, dict[str, Any]] = {}
+        self._error_seen: dict[int, float] = {}
+        self._asked: dict[int, float] = {}
+        self._launcher_code: int | None = None
+        self._lost: dict[int, str] = {}
+        self._launcher_ended = 0.0
+        self._running = False
+        written = {reference.name for reference in launch.job.inputs if reference.is_output}
+        outputs = [path for name, path in launch.prepared[0].inputs.items() if name in written]
+        self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
+        self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there)
+        self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
+        self._oom_before = nodes.oom_kills()
+        self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
+        self._ending_since: float | None = None
+
+    def run(self, commands: list[Command]) -> Outcome:
+        """Start the commands and see them through; when this returns, no process of theirs is left."""
+        stopped: str | None = None
+        failure: FailureReport | None = None
+        self._wake.heed(self._nodes)
+        with closing(self._logs):
+            try:
+                failure = self._start(commands)
+                if failure is None:
+                    stopped = self._watch()
+            finally:
+                # Before the report: what a worker wrote last is in its log and its files only once it has ended.
+                self._end_all()
+                self._exec.close()
+            if failure is None and stopped is None:
+                self._wait_for_losses()
+        if failure is None and stopped is None:
+            failure = report(self._findings())
+        for path in self._folder.held(self._launch.attempt):
+            path.unlink(missing_ok=True)
+        codes = {str(rank): code for rank, code in sorted(self._exit_codes.items())}
+        stalled = stalled_text(self._folder.stalled(self._launch.attempt)) if stopped else None
+        return Outcome(exit_codes=codes, failure=failure, stopped=stopped, stalled=stalled)
+
+    # --- starting
+
+    def _start(self, commands: list[Command]) -> FailureReport | None:
+        for command in commands:
+            try:
+                started = self._nodes.start(command, self._launch.work_dir, self._shells[command.node_rank])
+            except EngineError:
+                raise  # an OSError too; the run's nodes are out of reach, which is no fault of this command
+            except OSError as error:
+                return FailureReport(
+                    cause="launcher",
+                    message=f"{command.argv[0]!r} could not be started: {error.strerror or error}.",
+                    attempt=self._launch.attempt,
+                    see=logs_command(self._launch.run_id),
+                )
+            self._started.append(started)
+            if not command.is_launcher:
+                self._pids[command.ranks[0]] = started.pid
+        return None
+
+    # --- watching
+
+    def _watch(self) -> str | None:
+        """Until all workers have ended, one has failed, or there is a reason to stop, which is returned."""
+        while True:
+            self._look()
+            if self._is_over():
+                self._end_gracefully()
+                return None
+            reason = self._stop()
+            if reason is not None:
+                say(f"stopping the workers: {reason}")
+                self._end_gracefully()
+                return reason
+            self._disks.look()
+            self._exec.look()
+            self._wake.sleep(_TICK_S)
+
+    def _is_over(self) -> bool:
+        """Whether no more can come of the attempt: all workers have ended, or what is left of them has to be ended."""
+        now = time.time()
+        if self._lost or len(self._exit_codes) == len(self._places):
+            return True
+        failed_at = [self._ended_at[rank] for rank, code in self._exit_codes.items() if code != 0]
+        if failed_at and now - min(failed_at) > _SETTLE_S:
+            return True
+        if self._errors and now - min(self._error_seen.values()) > _LINGER_S:
+            return True
+        workers = [rank for rank, place in self._places.items() if place.role == "worker"]
+        if all(self._exit_codes.get(rank) == 0 for rank in workers):
+            return True  # parameter servers serve until somebody ends them
+        if self._launcher_code is None:
+            return False
+        # A worker's report may follow its mpirun's end by a moment. Behind one that was killed nothing is waited for.
+        return self._launcher_code > 128 or now - self._launcher_ended > _LAUNCHER_S / 5
+
+    def _look(self) -> None:
+        """Take in what has happened since the last look.
+
+        The commands' ends come first. A node elsewhere tells of an end only after all files of that process are here, so an
+        exit code is never known without the report of the exception that belongs to it.
+        """
+        for ended in self._nodes.ended():
+            self._ended(ended)
+            self._exec.ended(ended)
+        self._lost |= self._nodes.lost()
+        attempt = self._launch.attempt
+        for rank in self._places:
+            if rank not in self._pids or self._has_launcher:
+                self._look_at_reports(attempt, rank)
+            if rank not in self._errors and (error := read_json(self._folder.worker_error(attempt, rank))):
+                self._errors[rank] = error
+                self._error_seen[rank] = time.time()
+        if not self._running and all(self._folder.worker_start(attempt, rank).exists() for rank in self._places):
+            self._running = True
+            self._on_running()
+        self._logs.look()
+
+    @property
+    def _has_launcher(self) -> bool:
+        return any(started.command.is_launcher for started in self._started)
+
+    def _look_at_reports(self, attempt: int, rank: int) -> None:
+        if rank not in self._pids and (start := read_json(self._folder.worker_start(attempt, rank))):
+            self._pids[rank] = start["pid"]
+        if rank not in self._exit_codes and (end := read_json(self._folder.worker_end(attempt, rank))):
+            self._exit_codes[rank], self._ended_at[rank] = end["exit_code"], end["time"]
+
+    def _ended(self, ended: ProcessExit) -> None:
+        for started in self._started:
+            if (started.pid, started.command.node_rank) == (ended.pid, ended.node_rank):
+                if started.command.is_launcher:
+                    self._launcher_code, self._launcher_ended = ended.exit_code, time.time()
+                    name = Path(started.command.argv[0]).name
+                    say(f"{name} (pid {ended.pid}) ended with exit code {ended.exit_code}")
+                else:
+                    rank, code = started.command.ranks[0], ended.exit_code
+                    if code == 0 and left_its_container(
+                        self._launch, self._folder, rank, partial(self._is_alive, rank)
+                    ):
+                        code = 128 + signal.SIGTERM
+                    self._exit_codes[rank], self._ended_at[rank] = code, ended.time
+
+    # --- ending
+
+    def _end_gracefully(self) -> None:
+        """Send SIGTERM to each worker that runs, and wait until all have ended or the grace period is over.
+
+        Not to their children: a checkpoint may need its data loaders. Under mpirun too the workers get it from here, for
+        mpirun would kill them a second after its own SIGTERM; it is told itself only as long as it has started none.
+        """
+        self._ending_since = self._ending_since or time.monotonic()
+        self._look()
+        living = self._living()
+        for rank in living:
+            self._asked.setdefault(rank, time.time())
+            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGTERM)
+            # One that is stopped (SIGSTOP, a debugger's break) would hear of it only when it goes on.
+            self._nodes.signal(self._pids[rank], self._places[rank].node_rank, signal.SIGCONT)
+        if not living and self._has_launcher and self._launcher_code is None and not self._pids:
+            for started in self._started:
+                self._nodes.signal(started.pid, started.command.node_rank, signal.SIGTERM)
+        deadline = time.monotonic() + self._launch.job.grace_period_seconds
+        while self._living() and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S / 2)
+            self._look()
+        if left := self._living():
+            say(f"ranks {left} did not end within {self._launch.job.grace_period_seconds:g} s of SIGTERM: killed")
+        # mpirun ends by itself after its workers, and then removes its own sockets and files; but it is not waited for for ever.
+        deadline = time.monotonic() + (_LAUNCHER_S if not left else 0.0)
+        while self._has_launcher and self._launcher_code is None and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S / 2)
+            self._look()
+
+    def _living(self) -> list[int]:
+        return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
+
+    def _is_there(self, rank: int) -> bool:
+        """Whether a rank's worker has reported its start and not ended."""
+        return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
+
+    def _is_alive(self, rank: int, pid: int) -> bool:
+        return self._nodes.is_alive(pid, self._places[rank].node_rank)
+
+    def _end_all(self) -> None:
+        """Kill whatever is left on the nodes, of whatever group or session, and take in how it ended."""
+        # Noted before the kill: by these times the report tells those that were ended from those that failed by themselves.
+        for rank in self._living():
+            self._asked.setdefault(rank, time.time())
+        self._nodes.kill_all()
+        deadline = time.monotonic() + _KILL_S
+        while True:
+            self._look()
+            if not self._unreported() or time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+
+    def _unreported(self) -> bool:
+        """Whether the end of a command that was started here is still to come; from a lost node none will."""
+        return any(
+            self._launcher_code is None
+            if started.command.is_launcher
+            else started.command.ranks[0] not in self._exit_codes
+            for started in self._started
+            if started.command.node_rank not in self._lost
+        )
+
+    def _wait_for_losses(self) -> None:
+        """Wait until a lost node is noticed, where all that failed may be for its loss.
+
+        The workers' peers notice a broken connection in a moment; that a node is silent counts as its loss only after a while (`silence_s`).
+        """
+        silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
+        deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
+        while may_have_lost_a_node(self._findings()) and time.monotonic() < deadline:
+            self._wake.sleep(_TICK_S)
+            self._look()
+
+    # --- what came of it
+
+    def _findings(self) -> Findings:
+        return Findings(
+            launch=self._launch,
+            folder=self._folder,
+            is_here=self._nodes.shell(0) is None,
+            has_launcher=self._has_launcher,
+            launcher_code=self._launcher_code,
+            started=frozenset(self._pids),
+            exit_codes=self._exit_codes,
+            ended_at=self._ended_at,
+            errors=self._errors,
+            asked=self._asked,
+            lost=self._lost,
+            driver_from=self._driver_from,
+            is_oom=lambda: self._nodes.oom_kills() > self._oom_before,
+            is_disk_full=self._nodes.is_disk_full,
+        )

@@ -1,0 +1,167 @@
+"""What a report tells of the crash, the stalled operations and the lonely training that an attempt's processes left."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paceline.supervisor.diagnosis.evidence import alone_text, crash_stack, stalled_text
+from paceline.system.files import write_json
+from tests.helpers import make_job, make_run
+
+TWO = {"process_count_per_node": 2, "distributed_backend": "gloo"}
+
+CRASH = """
+import ctypes, threading, time
+def waits():
+    time.sleep(60)
+def crashes(depth):
+    return ctypes.string_at(0) if depth == 0 else crashes(depth - 1)
+threading.Thread(target=waits, daemon=True).start()
+print("step 1", flush=True)
+crashes(%d)
+"""
+
+
+def crashed(depth):
+    words = [sys.executable, "-X", "faulthandler", "-c", CRASH % depth]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    return (done.stdout + done.stderr).splitlines()
+
+
+def test_the_calls_of_the_thread_that_crashed_are_told_innermost_first():
+    lines = crashed(1)
+    assert any("in waits" in line for line in lines)
+    error, thread, *calls = crash_stack(lines).splitlines()
+    assert error == "Fatal Python error: Segmentation fault"
+    assert thread.startswith("Current thread ")
+    assert [call.rpartition(" in ")[2] for call in calls] == ["string_at", "crashes", "crashes", "<module>"]
+
+
+def test_of_a_deep_recursion_the_innermost_calls_are_told():
+    assert len(crash_stack(crashed(50)).splitlines()) == 17
+
+
+def test_the_calls_that_start_the_script_are_left_out():
+    ours = '  File "/ws/lib/0a/paceline/worker/script.py", line 7 in run'
+    lines = ["Fatal Python error: Aborted", "Current thread 0x1:", '  File "train.py", line 1 in <module>', ours]
+    assert crash_stack(lines).splitlines() == lines[:3]
+
+
+def test_a_log_without_a_crash_has_none():
+    assert crash_stack([]) is None
+    assert crash_stack(["step 1", "Current thread 0x1 (most recent call first):", '  File "a.py", line 1 in f']) is None
+
+
+def test_an_end_that_is_cut_short_is_told_as_far_as_it_goes():
+    assert crash_stack(["Fatal Python error: Aborted"]) == "Fatal Python error: Aborted"
+
+
+# --- stalls
+
+
+def line(name: str, *missing: int, waited_s: float = 60, ago_s: float = 0, **values: object) -> str:
+    """A line as the engine writes it."""
+    told = {
+        "time_s": time.time() - ago_s,
+        "operation": "allreduce",
+        "name": name,
+        "process_set": 0,
+        "waited_s": waited_s,
+        "missing_ranks": missing,
+        "submitted_ranks": [0],
+        "resolved": False,
+    }
+    return json.dumps(told | values) + "\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "stalled.jsonl"
+
+
+def test_without_a_line_nothing_is_said(path):
+    assert stalled_text(path) is None
+    path.touch()
+    assert stalled_text(path) is None
+
+
+def test_a_late_operation_is_named_with_its_ranks_and_its_time(path):
+    path.write_text(line("gradient.3", 3, 1, waited_s=60, ago_s=15))
+    found = re.fullmatch(
+        r"At its end the ranks were stalled: allreduce 'gradient\.3' has waited for ranks 1, 3 for (\d+) s\.",
+        stalled_text(path) or "",
+    )
+    assert found is not None
+    assert int(found[1]) >= 75
+
+
+def test_one_that_was_done_after_all_is_left_out(path):
+    path.write_text(line("a", 1) + line("b", 1) + line("a", 1, resolved=True))
+    text = stalled_text(path) or ""
+    assert "'b'" in text
+    assert "'a'" not in text
+
+
+def test_one_name_in_two_process_sets_is_two_operations(path):
+    path.write_text(line("a", 1) + line("a", 2, process_set=1) + line("a", 1, resolved=True))
+    assert "rank 2 for" in (stalled_text(path) or "")
+
+
+def test_many_are_counted(path):
+    path.write_text("".join(line(f"t{number}", 1) for number in range(10)))
+    assert (stalled_text(path) or "").endswith("; and 7 more.")
+
+
+@pytest.mark.parametrize("broken", ['{"time_s": 1', "[]\n", '"x"\n', "{}\n", "\x00\xff\n"])
+def test_a_line_that_was_cut_off_does_not_hide_the_others(path, broken):
+    path.write_bytes(line("a", 1).encode() + broken.encode("latin-1"))
+    assert "'a'" in (stalled_text(path) or "")
+
+
+# --- workers that trained alone
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder, fd = make_run(tmp_path / "runs")
+    os.close(fd)
+    folder.attempt(1).mkdir(parents=True)
+    return folder
+
+
+def left(folder, *ranks: int, library: str = "torch") -> None:
+    for rank in ranks:
+        write_json(folder.worker_alone(1, rank), {"library": library})
+
+
+def test_it_is_said_once_all_workers_have_left_word(folder):
+    left(folder, 0)
+    assert alone_text(make_job(**TWO), folder, 1) is None
+    left(folder, 1)
+    text = alone_text(make_job(**TWO), folder, 1)
+    assert text is not None
+    assert text.startswith(
+        "2 workers, none joined a process group: each has trained alone. Call torch.distributed.init_"
+    )
+    assert text.endswith("Where it is meant, set PACELINE_SEPARATE_WORKERS=1.")
+
+
+def test_lightning_is_told_its_own_arguments(folder):
+    left(folder, 0, 1, 2, 3, library="lightning")
+    text = alone_text(make_job(**{**TWO, "node_count": 2}), folder, 1)
+    assert text is not None
+    assert "Give the Trainer devices=2, num_nodes=2, strategy='ddp'." in text
+
+
+def test_one_worker_and_parameter_servers_are_none_of_its_business(folder):
+    left(folder, 0, 1, library="tensorflow")
+    assert alone_text(make_job(), folder, 1) is None
+    servers = {"distributed_backend": "ps", "worker_count": 1, "parameter_server_count": 1}
+    assert alone_text(make_job(**servers), folder, 1) is None
