@@ -179,7 +179,7 @@ def test_a_path_that_no_engine_takes_is_refused(path):
 def test_a_folder_can_appear_at_another_path():
     launch = make_launch(make_job())
     made, around = Mount(path=Path("/a/try"), at=Path("/a/b/layer")), Mount(path=Path("/a/b"))
-    command = get_launcher("single").commands(launch)[0]
+    command = get_launcher("processes").commands(launch)[0]
     argv = wrap(command, launch, engine=PODMAN, image="img", mounts=[made, around]).argv
     assert "type=bind,source=/a/try,target=/a/b/layer" in argv
     assert distinct([made, around, Mount(path=Path("/a/b/layer/x"))]) == [

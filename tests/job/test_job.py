@@ -133,7 +133,7 @@ def test_arguments_in_a_list_are_refused_in_words_that_fit():
 @pytest.mark.parametrize(
     ("values", "world_size", "launcher", "uses_tf_config"),
     [
-        ({}, 1, "single", False),
+        ({}, 1, "processes", False),
         ({"distributed_backend": "gloo"}, 1, "processes", False),
         ({"distributed_backend": "gloo", "node_count": 2, "process_count_per_node": 4}, 8, "processes", False),
         ({"distributed_backend": "mpi", "node_count": 3}, 3, "mpi", False),

@@ -12,6 +12,14 @@ def commands(job, **values):
     return ProcessesLauncher().commands(make_launch(job, **values))
 
 
+def test_without_a_backend_the_script_is_started_once_in_a_world_of_one():
+    (command,) = commands(make_job(arguments=("--a",)))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+    assert [command.environment[name] for name in names] == ["0", "1", "0", "1", "0"]
+    assert command.argv[-3:] == ("--", "train.py", "--a")
+    assert (command.ranks, command.node_rank, command.is_launcher) == ((0,), 0, False)
+
+
 def test_two_nodes_of_two_workers_are_four_commands():
     found = commands(make_job(distributed_backend="gloo", node_count=2, process_count_per_node=2))
     table = [

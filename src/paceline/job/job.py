@@ -23,7 +23,7 @@ from paceline.system.gaps import DEFAULT_LIMIT, LEAST_LIMIT
 #: Written into each job; a reader refuses a newer one.
 JOB_VERSION = 2
 
-#: What each distributed backend starts its workers with.
+#: Each distributed backend, and the launcher that starts its workers.
 BACKENDS: dict[str, str] = {
     "mpi": "mpi",
     "gloo": "processes",
@@ -167,8 +167,8 @@ class Job:
 
     @property
     def launcher(self) -> str:
-        """The name of the launcher that starts the workers: "single", "processes" or "mpi"."""
-        return BACKENDS[self.distributed_backend] if self.distributed_backend else "single"
+        """The name of the launcher that starts the workers: "processes", also for one without a backend, or "mpi"."""
+        return BACKENDS[self.distributed_backend] if self.distributed_backend else "processes"
 
     @property
     def uses_tf_config(self) -> bool:

@@ -26,7 +26,6 @@ class Launcher(Protocol):
 
 _GROUP = "paceline.launchers"
 _OWN = {
-    "single": "paceline.launchers.single:SingleLauncher",
     "processes": "paceline.launchers.processes:ProcessesLauncher",
     "mpi": "paceline.launchers.mpi:MpiLauncher",
 }

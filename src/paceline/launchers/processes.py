@@ -1,4 +1,4 @@
-"""Plain processes, one command line per worker: for gloo, nccl and TensorFlow's own servers.
+"""Plain processes, one command line per worker: for one worker alone, for gloo, nccl and TensorFlow's own servers.
 
 No torch is imported here, nor is there an agent between the supervisor and the worker: the variables that
 `init_process_group` reads are all that a worker needs of its launcher.
