@@ -14,6 +14,7 @@ from paceline.environments.environment import Environment
 from paceline.errors import EnvironmentSpecError, JobError
 from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow, argument_words, interpreter, with_overrides
 from paceline.job.data_reference import DataReference, Source
+from paceline.job.job import Job
 from paceline.workspace import Workspace
 from tests.helpers import write_program, write_tree
 
@@ -392,6 +393,47 @@ def test_script_params_and_inputs_may_be_overridden_at_submission():
     assert (other.job().arguments, other.job().inputs) == (("--lr", "2", "a"), (MNIST,))
     assert (type(other), other.job().environment_variables) == (PyTorch, {"A": "1"})
     assert estimator.job().arguments == ("--lr", "1")
+
+
+def test_the_job_is_made_once_with_the_estimator(monkeypatch):
+    made = []
+    monkeypatch.setattr("paceline.estimator.Job", lambda **values: made.append(values) or Job(**values))
+    estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, inputs=[MNIST])
+    assert estimator.job() is estimator.job()
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "node_count"),
+    [
+        (lambda estimator: setattr(estimator, "node_count", 2), ("--lr", "1", "a"), 2),
+        (lambda estimator: estimator.script_params.update({"--lr": 2}), ("--lr", "2", "a"), 1),
+        (lambda estimator: estimator.script_params.update({"--amp": ""}), ("--lr", "1", "--amp", "a"), 1),
+        (lambda estimator: estimator.arguments.append("b"), ("--lr", "1", "a", "b"), 1),
+        (lambda estimator: estimator.arguments.__setitem__(0, "b"), ("--lr", "1", "b"), 1),
+    ],
+    ids=["an attribute", "a parameter", "one more", "an argument", "another"],
+)
+def test_a_value_that_was_changed_since_counts(change, arguments, node_count):
+    estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1}, arguments=["a"], distributed_backend="gloo")
+    change(estimator)
+    assert (estimator.job().arguments, estimator.job().node_count) == (arguments, node_count)
+
+
+def test_a_wrong_value_that_came_later_is_refused_when_the_job_is_asked_for():
+    estimator = PyTorch(entry_script="train.py", script_params={"--lr": 1})
+    estimator.script_params["--sizes"] = [1, 2]
+    for _ in range(2):
+        with pytest.raises(JobError, match=r"script_params\['--sizes'\]=\[1, 2\] is not a string"):
+            estimator.job()
+
+
+def test_a_requirements_file_that_was_edited_since_counts(tmp_path):
+    # A cell with the estimator is run once, the file is mended, and the cell that submits is run again.
+    (tmp_path / "requirements.txt").write_text("einops==0.7\n")
+    estimator = PyTorch(str(tmp_path), entry_script="train.py", pip_requirements_file="requirements.txt")
+    (tmp_path / "requirements.txt").write_text("einops==0.8\n")
+    assert "einops==0.8" in (estimator.job().environment.pip_requirements or "")
 
 
 def test_nothing_else_may_be_overridden():

@@ -1,7 +1,7 @@
 """What the user writes: estimators, with the names and defaults of the Azure Machine Learning SDK.
 
-An estimator is a description; it becomes a `Job` when it is submitted. Everything that is wrong with its own values is
-said when it is made.
+An estimator is a description of a `Job`. The job is made with the estimator, so that all that is wrong with its values is said
+then, and submission takes that job.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import datetime as dt
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from numbers import Number
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.environments.from_parameters import described
@@ -103,14 +104,35 @@ class _Script:
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
         self.source_directory = os.fspath(self.source_directory) or "."
-        self.job()
+        self._made = self._values(), self._make_job()
 
-    def job(self, **changes: Any) -> Job:
-        """The job that this describes, with some of its fields changed.
+    def job(self) -> Job:
+        """The job that this describes: the one that was made with it. Where a value was changed since, or a file of
+        requirements may have been, it is made anew.
 
         Raises:
-            JobError: a value is wrong, or a requirements file can't be read.
+            JobError: a changed value is wrong, or a requirements file can't be read.
         """
+        (before, job), now = self._made, self._values()
+        may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
+        if may_differ or not all(map(is_, before, now)):
+            job = self._make_job()
+            self._made = now, job
+        return job
+
+    def _values(self) -> list[Any]:
+        """Every value, and each in its dicts and lists, which scripts change in place; to be compared by identity."""
+        found: list[Any] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            found += [field.name, value]
+            if isinstance(value, Mapping):
+                found += [*value, *value.values()]
+            elif isinstance(value, Sequence) and not isinstance(value, str):
+                found += value
+        return found
+
+    def _make_job(self) -> Job:
         if self.restart_on_exception and not self.max_restarts:
             raise JobError("restart_on_exception=True with max_restarts=0: say how often, such as max_restarts=3.")
         environment = described(
@@ -148,7 +170,7 @@ class _Script:
             "restart_on_exception": self.restart_on_exception,
             "log_limit": log_limit(self.log_limit),
         }
-        return Job(**(values | self._distribution() | changes))
+        return Job(**(values | self._distribution()))
 
     def _distribution(self) -> dict[str, Any]:
         return {}
