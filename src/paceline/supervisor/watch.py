@@ -287,7 +287,7 @@ class WorkerWatch:
     def _wait_for_losses(self) -> None:
         """Wait until a lost node is noticed, where all that failed may be for its loss.
 
-        The workers' peers notice a broken connection in a moment; that a node is silent counts as its loss only after a while (`silence_s`).
+        The workers' peers notice a broken connection in a moment; a silent node counts as lost only after `silence_s`.
         """
         silence_s: float = getattr(self._nodes, "silence_s", SILENCE_S)
         deadline = (self._ending_since or time.monotonic()) + silence_s + _NOTICE_S
