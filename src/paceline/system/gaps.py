@@ -187,16 +187,6 @@ def close(log: str) -> Gap | None:
     return gap._replace(is_closed=True)
 
 
-def next_data(fd: int, offset: int, size: int) -> int:
-    """Where the next byte is, from `offset` on, that is not in a hole of this file; `size` where none is."""
-    try:
-        return min(os.lseek(fd, offset, os.SEEK_DATA), size)
-    except OSError as error:
-        return size if error.errno == errno.ENXIO else offset
-    except AttributeError:
-        return offset
-
-
 def _after_line(fd: int, offset: int) -> int:
     """The end of the line that is at `offset`; `offset` itself in a very long line."""
     offset = max(offset, 0)

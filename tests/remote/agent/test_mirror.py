@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from paceline.remote.agent import mirror, sender
+from paceline.remote.agent import mirror
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.send_queue import BULK
-from paceline.remote.agent.wire import CHUNK_BYTES
+from paceline.remote.replica import changes
+from paceline.remote.wire import CHUNK_BYTES
 from paceline.system import gaps
 from tests.helpers import wait_until, write_tree
 
@@ -45,7 +46,7 @@ def top(tmp_path: Path) -> Path:
 def start(monkeypatch: pytest.MonkeyPatch):
     """Starts mirrors that wait for nothing; they are closed in the end."""
     monkeypatch.setattr(mirror, "LOOK_S", 0.0)
-    monkeypatch.setattr(mirror, "QUIET_S", 0.0)
+    monkeypatch.setattr(changes, "QUIET_S", 0.0)
     monkeypatch.setattr(mirror, "SURVEY_S", 0.0)
     running = []
 
@@ -119,7 +120,7 @@ def test_what_only_grows_goes_by_its_new_bytes_and_anew_once_it_has_shrunk(top, 
 def test_what_the_supervisor_has_is_not_sent(top, start):
     sent = Sent()
     found = os.stat(write_tree(top, {"outputs/o": "o"}) / "outputs/o")
-    one = start(top, sent, {"outputs/o": [1, found.st_mtime_ns], "metrics/rank_0.jsonl": [2, 0]})
+    one = start(top, sent, {"outputs/o": [1, found.st_mtime_ns, 0], "metrics/rank_0.jsonl": [2, 0, 0]})
     one.tell({"re": 1, "all": True})
     wait_until(lambda: {"re": 1, "kind": BULK, "data": b""} in sent.frames, "the answer")
     assert sent.of("outputs/o") == sent.of("metrics/rank_0.jsonl") == []
@@ -140,13 +141,23 @@ def test_files_in_passing_are_not_sent_and_ends_come_after_what_was_written(top,
     assert not [name for name in before if (name.endswith(".held") or "/." in name)]
 
 
+def test_what_a_script_puts_among_the_logs_is_sent_and_no_link_or_list_of_the_supervisors(top, start):
+    sent = Sent()
+    write_tree(
+        top, {"logs/plots/a.txt": "mine", "logs/rank_0.log": "x", "events.jsonl": "x", "attempts/1/exec_0a.jsonl": "x"}
+    )
+    flushed(start(top, sent), sent)
+    names = {one["file"] for one in sent.frames if one.get("data")}
+    assert names == {"logs/plots/a.txt", "attempts/1/exec_0a.jsonl", "metrics/rank_0.jsonl"}
+
+
 def test_a_checkpoint_that_the_script_removes_is_said_to_be_gone(top, start):
     sent = Sent()
     path = top / "checkpoints/old"
     path.write_bytes(b"x")
     start(top, sent)
     wait_until(lambda: sent.of("checkpoints/old"), "the file")
-    stamp = [1, os.stat(path).st_mtime_ns]
+    stamp = [1, os.stat(path).st_mtime_ns, os.stat(path).st_ino]
     path.unlink()
     wait_until(lambda: [one["how"] for one in sent.of("checkpoints/old")] == ["part", "gone"], "that it is gone")
     assert sent.of("checkpoints/old")[-1]["stamp"] == stamp
@@ -188,7 +199,7 @@ def test_what_becomes_a_link_before_it_is_read_is_not_read_through_it(top, start
     """As a script in a container may try, which sees less of the node than its agent does."""
     write_tree(tmp_path, {"mine": "secret"})
     write_tree(top, {"outputs/a": "1"})
-    real = sender.open_below
+    real = changes.open_below
 
     def swapped(folder: str, asked: str) -> int:
         if asked == name:
@@ -196,7 +207,7 @@ def test_what_becomes_a_link_before_it_is_read_is_not_read_through_it(top, start
             (top / name).symlink_to(tmp_path / "mine")
         return real(folder, asked)
 
-    monkeypatch.setattr(sender, "open_below", swapped)
+    monkeypatch.setattr(changes, "open_below", swapped)
     sent = Sent()
     flushed(start(top, sent), sent)
     assert not [one for one in sent.frames if b"secret" in one["data"]]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.remote.agent.send_queue import BULK, LIVE, URGENT, SendQueue
-from paceline.remote.agent.wire import CHUNK_BYTES, Frames
+from paceline.remote.wire import CHUNK_BYTES, Frames
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.remote.agent.wire import frame
 from paceline.remote.link import LinkError, bootstrap_words
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.connection import AgentConnection
+from paceline.remote.wire import frame
 from paceline.system import processes
 from tests.helpers import start_python, wait_until
 

@@ -191,32 +191,6 @@ def test_a_tree_that_finds_no_room_is_an_error_and_leaves_nothing(link, tmp_path
     assert os.listdir(small_disk) == ["filler"]
 
 
-def test_a_tree_is_fetched_and_only_what_has_changed_comes_again(link, tmp_path):
-    source = write_tree(tmp_path / "there", {"a b\n/c": b"\1" * 700_000, "same": "1", "e/x": ""})
-    (source / "link").symlink_to("same")
-    here = tmp_path / "here"
-    link.fetch(str(source), here)
-    assert ((here / "a b\n/c").read_bytes(), (here / "same").read_text()) == (b"\1" * 700_000, "1")
-    assert os.readlink(here / "link") == "same"
-    assert sorted(os.listdir(here)) == ["a b\n", "e", "link", "same"]
-    kept = os.stat(here / "same").st_ino
-    (source / "e/x").write_text("new")
-    link.fetch(str(source), here)
-    assert ((here / "e/x").read_text(), os.stat(here / "same").st_ino) == ("new", kept)
-
-
-def test_a_tree_that_is_not_there_is_an_error(link, tmp_path):
-    with pytest.raises(NotADirectoryError):
-        link.fetch(str(tmp_path / "nothing"), tmp_path / "here")
-
-
-def test_a_tree_that_finds_no_room_here_is_an_error(link, tmp_path, small_disk):
-    source = write_tree(tmp_path / "there", {"a": b"\1" * 2_000_000, "small": "1"})
-    with pytest.raises(OSError, match="No space left"):
-        link.fetch(str(source), small_disk / "here")
-    assert os.listdir(small_disk / "here") == ["small"]
-
-
 def test_questions_about_the_node(link, tmp_path):
     (tmp_path / "token").write_text("t")
     assert link.sees(str(tmp_path / "token"), "t")

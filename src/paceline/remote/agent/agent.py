@@ -24,12 +24,10 @@ from paceline.remote.agent.files import FileRequests
 from paceline.remote.agent.mirror import Mirror
 from paceline.remote.agent.oom import oom_kills
 from paceline.remote.agent.rsh import Relay
-from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
-from paceline.remote.agent.sender import Sender, names_below, stamp_of
-from paceline.remote.agent.wire import Frames, WireError
+from paceline.remote.agent.send_queue import LIVE, SendQueue
 from paceline.remote.silence import ping_s
+from paceline.remote.wire import Frames, WireError
 from paceline.system import processes
-from paceline.system.links import Entry
 
 #: How long what was killed may take to be gone.
 _GONE_S = 5.0
@@ -272,22 +270,3 @@ class Agent:
             return {}
         self._mirror.tell({"re": header["id"], "all": True})
         return None
-
-    def _op_fetch(self, header: dict[str, Any], data: bytes) -> None:
-        """Send a tree, but for what the other side has: `have`, name -> [size, time of change]."""
-        if not os.path.isdir(header["path"]):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), header["path"])
-        threading.Thread(target=self._send_tree, args=(header,), name="paceline-fetch", daemon=True).start()
-
-    def _send_tree(self, header: dict[str, Any]) -> None:
-        sender = Sender(header["path"], header["id"], self._out)
-        with contextlib.suppress(BrokenPipeError):
-            for name in names_below(header["path"], ""):
-                path = os.path.join(header["path"], name)
-                if stamp_of(path) == header["have"].get(name):
-                    continue
-                if os.path.islink(path):
-                    sender.send(Entry(name, "link", target=os.readlink(path)), BULK)
-                elif os.path.isdir(path) or os.path.isfile(path):
-                    sender.send(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), BULK)
-            self._out.put({"re": header["id"]}, kind=BULK)

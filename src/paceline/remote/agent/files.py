@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.remote.agent.atomic_write import AtomicWrite, census
 from paceline.remote.agent.send_queue import SendQueue
-from paceline.remote.agent.sender import names_below, stamp_of
+from paceline.remote.replica.changes import stamp_of
 
 
 class FileRequests:
@@ -81,7 +81,8 @@ class FileRequests:
 
     def op_have(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         top = header["path"]
-        return {"found": {name: stamp_of(os.path.join(top, name)) for name in names_below(top, "")}}
+        paths = (os.path.join(directory, name) for directory, _, files in os.walk(top) for name in files)
+        return {"found": {os.path.relpath(path, top): stamp_of(path) for path in paths}}
 
     def op_census(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         return {"found": census(header["path"])}

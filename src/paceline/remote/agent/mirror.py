@@ -9,34 +9,36 @@ from __future__ import annotations
 import collections
 import math
 import os
-import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paceline.remote.agent.send_queue import BULK, LIVE, SendQueue
-from paceline.remote.agent.sender import Sender, names_below, stamp_of
+from paceline.remote.replica.changes import (
+    DRIVER_LOG,
+    LIVE_LOGS,
+    NODE_FILES,
+    NOTES,
+    QUIET_S,
+    Changes,
+    Frame,
+    small_names,
+)
 from paceline.system.gaps import Keeper
-from paceline.system.links import Entry, entries
 
-#: How often to look for new lines, for files to send, and how long a file must have been left alone.
-LOOK_S, SURVEY_S, QUIET_S = 0.2, 2.0, 2.0
+#: How often to look for new lines, and for files to send.
+LOOK_S, SURVEY_S = 0.2, 2.0
 #: How long to wait at most before a file is sent again for which there was no room.
 _LONGEST_S = 60.0
-#: The stream of a run's files.
-STREAM = 0
-
-_BULK = ("checkpoints", "outputs", "artifacts", "uploads")
-_GROW = (".log", ".jsonl", ".txt")
 #: Others append to these as well, on other nodes and at the supervisor's.
-_SHARED = ("notes.jsonl", os.path.join("logs", "driver.log"))
+_SHARED = (NOTES, DRIVER_LOG)
 
 
 class Mirror(threading.Thread):
     """Mirrors one run's folder.
 
-    have: what the supervisor has already, name -> [size, time of change].
+    have: what the supervisor has already, name -> stamp (`paceline.remote.replica.changes`).
     takes_files: whether this node sends checkpoints and outputs; of nodes that see one folder, one does.
     log_limit: bytes that are kept of each worker's log; 0 for no limit.
     """
@@ -51,18 +53,16 @@ class Mirror(threading.Thread):
         log_limit: int = 0,
     ) -> None:
         super().__init__(name="paceline-mirror", daemon=True)
-        self.top = run_dir
-        self._sender, self._out = Sender(run_dir, STREAM, out), out
+        self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[dict[str, Any]] = collections.deque()
+        #: Guards the jobs and `_closed`, which the agent's thread changes. All else is this thread's, but for `_again`.
         self._changed = threading.Condition()
         self._closed = False
-        self._grown = {name: [_inode(run_dir, name), stamp[0]] for name, stamp in have.items()}
-        for name in _SHARED:
-            found = stamp_of(os.path.join(run_dir, name))
-            self._grown[name] = [_inode(run_dir, name), found[0] if found else 0]
-        self._sent = dict(have)
-        self._seen: dict[str, tuple[list[int], float]] = {}
+        self._changes = Changes(run_dir, have, shared=_SHARED)
+        self._changes.skip(_SHARED)
+        #: The pass over the user's files that is under way.
+        self._files: Iterator[Frame | None] = iter(())
         #: name -> when to send it again
         self._again: dict[str, float] = {}
         self._tries: dict[str, int] = {}
@@ -97,7 +97,6 @@ class Mirror(threading.Thread):
             raise
 
     def _run(self) -> None:
-        files: Iterator[None] = iter(())
         busy, look_at, survey_at = False, 0.0, 0.0
         while not self._closed:
             with self._changed:
@@ -118,36 +117,36 @@ class Mirror(threading.Thread):
                 else:
                     self._out.put(job, kind=LIVE)
             if not busy and self.takes_files and now >= survey_at:
-                files, busy = self._survey(), True
+                self._files, busy = self._changes.large(), True
             if busy and self._out.has_room(BULK):
-                busy = next(files, files) is None
-                if not busy:
-                    survey_at = time.monotonic() + SURVEY_S
+                try:
+                    # One piece, then to new lines of logs again.
+                    self._put([next(self._files)], BULK)
+                except StopIteration:
+                    busy, survey_at = False, time.monotonic() + SURVEY_S
 
-    # --- live
+    def _put(self, frames: Iterable[Frame | None], kind: int) -> None:
+        """Send what is new, each frame once there is room for it.
+
+        Raises:
+            BrokenPipeError: there is nobody to send it to.
+        """
+        for found in frames:
+            if found is not None:
+                self._out.put({"op": "file", **found[0]}, found[1], kind=kind, wait=True)
 
     def _look(self) -> None:
         self._take_back(time.monotonic())
         self._keep_limits()
-        for name in self._live_names():
-            if name in _SHARED:
-                self._sender.grown(name, "append", self._grown.setdefault(name, [0, 0]), LIVE)
-            elif name.endswith(_GROW):
-                self._sender.grown(name, "grow", self._grown.setdefault(name, [0, -1]), LIVE)
-            else:
-                stamp = stamp_of(os.path.join(self.top, name))
-                if stamp is not None and stamp != self._sent.get(name):
-                    self._sender.send(Entry(name, "file", real=name), LIVE)
-                    self._sent[name] = stamp
+        self._put(self._changes.small(self._live_names(f"attempts/{self.attempt}")), LIVE)
 
     def _take_back(self, now: float) -> None:
         """Forget that files were sent for which there was no room, once it is time to try again."""
         for name, due in list(self._again.items()):
             if now >= due:
                 del self._again[name]
-                self._sent.pop(name, None)
                 if name not in _SHARED:
-                    self._grown.pop(name, None)
+                    self._changes.known.pop(name, None)
 
     def _keep_limits(self) -> None:
         if not self._log_limit:
@@ -178,108 +177,16 @@ class Mirror(threading.Thread):
         except OSError:
             pass  # a full disk, of which others tell
 
-    def _live_names(self) -> Iterator[str]:
-        top = self.top
-        for folder in (os.path.join("attempts", str(self.attempt)), "metrics", "prepared", "logs"):
-            try:
-                with os.scandir(os.path.join(top, folder)) as entries:
-                    names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
-            except OSError:
-                continue
-            for name in names:
-                is_ours = not name.startswith(".") and not name.endswith(".held")
-                if is_ours and (folder != "logs" or name.startswith("prepare_")):
-                    yield os.path.join(folder, name)
-        yield from (name for name in ("environment.json", *_SHARED) if os.path.exists(os.path.join(top, name)))
-
-    # --- files
-
-    def _survey(self) -> Iterator[None]:
-        """Send what has been left alone for a while, and say what is gone; a step for each piece."""
-        present: set[str] = set()
-        for entry in self._entries():
-            name = entry.name
-            if len(present) % 500 == 499:
-                yield  # to new lines of logs, between thousands of files
-            if entry.kind == "left":
-                continue  # it may be on its way: a link to what is still to be written
-            present.add(name)
-            stamp = self._stamp(entry)
-            if stamp is None or stamp == self._sent.get(name):
-                continue
-            now = time.monotonic()
-            last, since = self._seen.get(name, (None, now))
-            if last != stamp:
-                self._seen[name] = (stamp, now)
-            elif now - since >= QUIET_S:
-                if (yield from self._sender.whole(entry, BULK)):
-                    self._sent[name] = stamp
-                    self._seen.pop(name, None)
-                yield
-        self._say_gone(present)
-
-    def _entries(self) -> Iterator[Entry]:
-        """The user's files: each at its own name, and what its links stand for."""
-        for folder in _BULK:
-            for entry in entries(self.top, folder):
-                if entry.name != folder or entry.kind == "left":
-                    yield entry
-
-    def _stamp(self, entry: Entry) -> list[int] | None:
-        return stamp_of(os.path.join(self.top, entry.real or entry.name))
-
-    def _say_gone(self, present: set[str]) -> None:
-        """Old checkpoints are removed by the script that wrote the new ones; then they need not be kept here either."""
-        if not os.path.isdir(os.path.join(self.top, "checkpoints")):
-            return  # the folder itself goes: that is the end of the run, not the script's doing
-        for name in sorted(self._sent, reverse=True):
-            if name.split(os.sep)[0] in _BULK and name not in present:
-                self._sender.put(name, "gone", BULK, stamp=self._sent.pop(name))
+    def _live_names(self, attempts: str) -> Iterator[str]:
+        # What a command beside a worker says goes as well: who has asked for it looks at the supervisor's copy.
+        for name in small_names(self.top, (attempts, "metrics", "prepared", "logs"), NODE_FILES, hidden=()):
+            if not name.startswith(LIVE_LOGS):
+                yield name
 
     def _send_all(self) -> None:
         """All that is not sent yet, at once: nothing changes any more."""
+        self._put(self._files, BULK)  # a file may be on its way
         self._take_back(math.inf)
-        present: set[str] = set()
-        for entry in self._entries() if self.takes_files else ():
-            if entry.kind == "left":
-                self._sender.put(entry.name, "left", BULK, why=entry.why)
-                continue
-            present.add(entry.name)
-            self._send_unsent(entry)
-        for folder in ("attempts", "metrics", "prepared"):
-            for name in names_below(self.top, folder):
-                if _is_passing(name):
-                    continue
-                if name.endswith(_GROW):
-                    self._sender.grown(name, "grow", self._grown.setdefault(name, [0, -1]), LIVE)
-                elif kind := _plain_kind(os.path.join(self.top, name)):
-                    self._send_unsent(Entry(name, kind, real=name))
         if self.takes_files:
-            self._say_gone(present)
-
-    def _send_unsent(self, entry: Entry) -> None:
-        stamp = self._stamp(entry)
-        if stamp is not None and stamp != self._sent.get(entry.name):
-            self._sender.send(entry, BULK)
-            self._sent[entry.name] = stamp
-
-
-def _plain_kind(path: str) -> str | None:
-    """ "file" or "dir"; None for what is neither, which is nothing of ours."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return None
-    return "file" if stat.S_ISREG(mode) else "dir" if stat.S_ISDIR(mode) else None
-
-
-def _is_passing(name: str) -> bool:
-    last = os.path.basename(name)
-    return last.startswith(".") or last.endswith(".held")
-
-
-def _inode(top: str, name: str) -> int:
-    try:
-        return os.lstat(os.path.join(top, name)).st_ino
-    except OSError:
-        return 0
+            self._put(self._changes.large(final=True), BULK)
+        self._put(self._changes.small(self._live_names("attempts")), LIVE)

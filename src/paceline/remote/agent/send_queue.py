@@ -10,7 +10,7 @@ import os
 import threading
 from typing import Any
 
-from paceline.remote.agent.wire import frame
+from paceline.remote.wire import frame
 
 #: Classes of frames, the first goes first. LIVE: lines of logs and metrics, ends of commands, in their order. BULK:
 #: files, in theirs.

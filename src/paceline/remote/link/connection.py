@@ -14,11 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.remote.agent.send_queue import SendQueue
-from paceline.remote.agent.wire import Frames, WireError
 from paceline.remote.link.bootstrap import Ends
 from paceline.remote.link.link_error import LinkError
 from paceline.remote.link.requests import Pending, Requests
 from paceline.remote.silence import ping_s
+from paceline.remote.wire import Frames, WireError
 from paceline.system import processes
 
 #: Frames that may wait to be put into files: 16 MiB at most.

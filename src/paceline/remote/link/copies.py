@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from paceline.errors import TargetError
 from paceline.remote.link.link import Link
-from paceline.remote.link.mirror_receiver import Inbox
 from paceline.remote.link.sending import all_or_error, on_each, send_carried, send_run
+from paceline.remote.replica.apply import Replica
 from paceline.remote.staging.packing import pack_run
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
@@ -27,8 +27,8 @@ class Copies:
         self._links, self._folder, self._top = links, folder, top
         self.path = f"{top}/runs/{folder.run_id}"
         self._log_limit = int(((read_json(folder.record) or {}).get("job") or {}).get("log_limit") or 0)
-        self._inbox = Inbox(folder.path, of_run=True)
-        self._inbox.close()  # what a killed supervisor has left
+        self._replica = Replica(folder.path)
+        self._replica.close()  # what a killed supervisor has left
         self._groups: dict[int, int] = {}
         #: groups in which something has run since their files were last brought home
         self._unfetched: set[int] = set()
@@ -78,7 +78,7 @@ class Copies:
                 self.path,
                 self._folder,
                 attempt,
-                inbox=self._inbox,
+                replica=self._replica,
                 rank=rank,
                 group=group,
                 takes_files=is_leader,
@@ -126,7 +126,7 @@ class Copies:
 
     def close(self) -> None:
         """Let nothing half-arrived stay here. For when the links are closed."""
-        self._inbox.close()
+        self._replica.close()
 
     def _leaders(self) -> dict[int, int]:
         """group -> the lowest rank of it that is not lost."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.remote.agent.mirror import STREAM
 from paceline.remote.link.bootstrap import Ends, bootstrap
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.handshake import Hello
@@ -258,8 +257,8 @@ class Link(LinkFiles):
         except (LinkError, OSError):
             wait_s = 0.1
         self._connection.close(wait_s)
-        if inbox := self._inboxes.get(STREAM):
-            inbox.close(self._rank)
+        if self._replica is not None:
+            self._replica.close(self._rank)
 
     # --- what comes by itself, in order, in a thread of its own
 

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.remote.agent.mirror import STREAM
 from paceline.remote.agent.send_queue import BULK
 from paceline.remote.link.connection import AgentConnection
-from paceline.remote.link.mirror_receiver import MIRRORED, Inbox
 from paceline.remote.link.requests import Pending
 from paceline.remote.link.trees import entries, entries_of
+from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.runs.folder import RunFolder
 
 
@@ -23,9 +22,10 @@ class LinkFiles:
     _connection: AgentConnection
 
     def __init__(self) -> None:
-        self._inboxes: dict[int, Inbox] = {}
+        #: What comes of the run's files goes here, once there is a mirror there.
+        self._replica: Replica | None = None
         self._rank = self._group = 0
-        self._trouble: dict[str, OSError | ValueError] = {}
+        self._trouble: dict[str, OSError | ReplicaError] = {}
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a file, whole or not at all; its folder is made."""
@@ -93,7 +93,7 @@ class LinkFiles:
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def have(self, path: str) -> dict[str, list[int]]:
-        """What is below a folder there: name -> [size, time of change in ns]; {} where there is none."""
+        """What is below a folder there: name -> stamp (`paceline.remote.replica.changes`); {} where there is none."""
         found: dict[str, list[int]] = self._connection.ask("have", timeout_s=120.0, path=path)[0]["found"]
         return found
 
@@ -125,7 +125,7 @@ class LinkFiles:
         folder: RunFolder,
         attempt: int,
         *,
-        inbox: Inbox | None = None,
+        replica: Replica | None = None,
         rank: int = 0,
         group: int = 0,
         takes_files: bool = True,
@@ -133,13 +133,13 @@ class LinkFiles:
     ) -> None:
         """Have what the run writes on the node here as well, from now on.
 
-        inbox: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
+        replica: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
         checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit.
         """
-        first = STREAM not in self._inboxes
         self._rank, self._group = rank, group
-        here = self._inboxes.setdefault(STREAM, inbox or Inbox(folder.path, of_run=True))
-        have = here.have(MIRRORED) if first else {}
+        is_first = self._replica is None
+        self._replica = self._replica or replica or Replica(folder.path)
+        have = self._replica.have() if is_first else {}
         self._connection.ask(
             "mirror",
             timeout_s=60.0,
@@ -162,33 +162,16 @@ class LinkFiles:
         self._connection.wait_for(pending, "flush", None)
         self._raise_trouble()
 
-    def fetch(self, remote: str, local: Path) -> None:
-        """Bring a folder here, but for files that are the same already; waits for it."""
-        local.mkdir(parents=True, exist_ok=True)
-        inbox = Inbox(local)
-        pending = self._connection.requests.new(in_order=True)
-        self._inboxes[pending.number] = inbox
-        self._trouble.clear()
-        try:
-            self._connection.out.put({"op": "fetch", "id": pending.number, "path": remote, "have": inbox.have((".",))})
-            self._connection.wait_for(pending, f"fetch {remote}", None)
-        finally:
-            del self._inboxes[pending.number]
-            inbox.close()
-        self._raise_trouble()
-
     def _file(self, header: dict[str, Any], data: bytes) -> None:
-        inbox = self._inboxes.get(header["to"])
-        if inbox is None:
+        if self._replica is None:
             return
         try:
-            inbox.take(header, data, rank=self._rank, group=self._group)
+            self._replica.apply(header, data, rank=self._rank, group=self._group)
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
-        except (OSError, ValueError) as error:
-            self._trouble[header["file"]] = error
-            if header["to"] == STREAM:
-                self._connection.out.put({"op": "again", "file": header["file"]})
+        except (OSError, ReplicaError) as error:
+            self._trouble[str(header.get("file"))] = error
+            self._connection.out.put({"op": "again", "file": header.get("file")})
 
     def _raise_trouble(self) -> None:
         if not self._trouble:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from paceline.errors import TargetError
 from paceline.remote.agent.atomic_write import census
-from paceline.remote.agent.sender import stamp_of
 from paceline.remote.link.link import Link
 from paceline.remote.link.link_error import LinkError
+from paceline.remote.replica.changes import stamp_of
 from paceline.remote.staging.manifest import FOLDER
 from paceline.runs.folder import RunFolder
 
@@ -115,7 +115,7 @@ def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], boo
 
     def is_there(name: str) -> bool:
         path = source / name
-        return not path.is_dir() and stamp_of(os.fspath(path)) == have.get(name)
+        return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there
 

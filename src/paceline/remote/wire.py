@@ -1,16 +1,16 @@
-"""Frames, the one thing that goes over a link: a JSON header and, after it, as many raw bytes as `header["bytes"]` says.
+"""Frames: what is said to another machine, as a JSON header and as many raw bytes as `header["bytes"]` says.
 
     4 bytes, big-endian: length of the header | header | bytes
 
-Names of files go as Python has them, with surrogate escapes, which JSON carries. Requests have an `id`, replies `re`.
-"""
+Links, login hosts and the objects of a datastore have them alike. Names of files go as Python has them, with surrogate escapes,
+which JSON carries. On a link, requests have an `id` and replies `re`.
 
-from __future__ import annotations
+Login hosts run this text with their own Python, 3.6 or later: standard library alone, and annotations in quotes.
+"""
 
 import json
 import struct
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Iterator  # noqa: UP035
 
 #: The largest piece of a file in one frame: what an urgent frame may have to wait for.
 CHUNK_BYTES = 256 << 10
@@ -20,11 +20,11 @@ _LENGTH = struct.Struct(">I")
 _MOST_BYTES = 256 << 20
 
 
-class WireError(Exception):
+class WireError(ValueError):
     """What came is no frame."""
 
 
-def frame(header: dict[str, Any], data: bytes = b"") -> bytes:
+def frame(header: "dict[str, Any]", data: bytes = b"") -> bytes:
     """The bytes of a frame."""
     text = json.dumps({**header, "bytes": len(data)} if data else header).encode()
     return _LENGTH.pack(len(text)) + text + data
@@ -43,17 +43,19 @@ class Frames:
         """Whether a part of a frame has come and not the rest."""
         return bool(self._buffer) or self._header is not None
 
-    def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    def feed(self, data: bytes) -> "Iterator[tuple[dict[str, Any], bytes]]":
         """The frames that `data` completes.
 
         Raises:
             WireError: it is something else.
         """
         self._buffer += data
-        while (found := self._next()) is not None:
+        found = self._next()
+        while found is not None:
             yield found
+            found = self._next()
 
-    def _next(self) -> tuple[dict[str, Any], bytes] | None:
+    def _next(self) -> "tuple[dict[str, Any], bytes] | None":
         if self._header is None:
             if len(self._buffer) < _LENGTH.size:
                 return None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.remote.agent.wire import Frames, WireError, frame
+from paceline.remote.wire import Frames, WireError, frame
 
 SOME = [
     ({"op": "ping"}, b""),

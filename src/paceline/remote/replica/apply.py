@@ -1,0 +1,274 @@
+"""What is new on another machine (`paceline.remote.replica.changes`), done to the copy of a run's folder here.
+
+Whoever runs there says what they like: no name and no link of theirs leads out of the folder, or to what this machine alone
+writes, and nothing is written through a link. A file has its name once it is whole; until then its pieces lie in `.incoming`, in
+the folder itself: on the same file system, and found by whoever cleans up. To apply a frame twice does no harm, but for lines
+that are added to a file of both sides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.remote.replica.changes import FILES, LARGE, LIVE_LOGS, NODE_FILES, RECORD, SMALL, Stamp, stamp_of
+from paceline.runs.folder import RunFolder
+from paceline.system import gaps
+from paceline.system.files import append_line
+from paceline.system.links import target_in
+
+INCOMING = ".incoming"
+
+
+class ReplicaError(ValueError):
+    """What came is nothing that the other side of a run's folder may say."""
+
+
+class Replica:
+    """A run's folder that is kept as it is elsewhere. Thread-safe.
+
+    take_record: puts the run's record, which has come, in its place; None where the supervisor is here and the folders are
+    those of its nodes. Of these there are several: of two files of one name the later one stays, of two that are equally old
+    that of the lower rank, and what a node leaves out is noted.
+    known: what has come so far, by which the other side knows what is new; brought up to date.
+    """
+
+    def __init__(
+        self,
+        top: Path,
+        take_record: Callable[[bytes], None] | None = None,
+        known: dict[str, Stamp] | None = None,
+    ) -> None:
+        self.top = top
+        self.known = {} if known is None else known
+        self._take_record, self._of_nodes = take_record, take_record is None
+        # Links to several nodes hand in what they hear, each in a thread of its own.
+        self._lock = threading.Lock()
+        self._failed: dict[str, OSError] = {}
+        self._origin: dict[str, int] = {}
+        #: (group, name, inode) -> bytes of it that were appended here
+        self._appended: dict[tuple[int, str, int], int] = {}
+        #: (group, name) -> inode of a file that grows
+        self._inodes: dict[tuple[int, str], int] = {}
+        self._left: set[tuple[str, str]] = set()
+
+    def have(self) -> dict[str, Stamp]:
+        """What is here already of what comes from elsewhere, but for logs: name -> stamp, with 0 for the inode there."""
+        found: dict[str, Stamp] = {}
+        for folder in {*SMALL, *LARGE} - {"logs"}:
+            for directory, names, files in os.walk(self.top / folder):
+                for path in (os.path.join(directory, name) for name in (*names, *files)):
+                    if (stamp := stamp_of(path)) is not None:
+                        found[os.path.relpath(path, self.top)] = [*stamp[:2], 0]
+        return found
+
+    def apply(self, header: Mapping[str, Any], data: bytes = b"", *, rank: int = 0, group: int = 0) -> None:
+        """Do what one frame says. rank: of the node that it came from; group: nodes that see one folder have the same.
+
+        Raises:
+            ReplicaError: it says nothing that may be done.
+            OSError: no room.
+        """
+        do = {
+            "grow": self._grow,
+            "append": self._append,
+            "part": self._part,
+            "link": self._link,
+            "dir": self._dir,
+            "gone": self._gone,
+            "left": self._note_left,
+        }
+        try:
+            with self._lock:
+                self._check(header["file"], header["how"])
+                do[header["how"]](header, data, rank, group)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ReplicaError(f"what came is no change of a file: {dict(header)}") from error
+
+    def close(self, rank: int | None = None) -> None:
+        """Forget what has come in part, from this node or from all."""
+        with self._lock, contextlib.suppress(OSError):
+            for name in os.listdir(self.top / INCOMING):
+                if rank is None or name.startswith(f"{rank}-"):
+                    os.unlink(self.top / INCOMING / name)
+            os.rmdir(self.top / INCOMING)
+
+    # --- one frame each
+
+    def _grow(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name, inode = header["file"], header["ino"]
+        # Another node of the group may have brought this very file, and more of it.
+        cut = header["cut"] == "shrunk" or (header["cut"] == "new" and self._inodes.get((group, name)) != inode)
+        _write(self._path(name), data, header["at"], os.O_CREAT | (os.O_TRUNC if cut else 0))
+        self._inodes[group, name] = inode
+        self.known[name] = [header["at"] + len(data), 0, inode]
+
+    def _append(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name, at = header["file"], header["at"]
+        key = (group, name, header["ino"])
+        done = self._appended.get(key, at)
+        if new := data[max(0, done - at) :]:
+            _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)
+        self._appended[key] = max(done, at + len(data))
+        self.known[name] = [self._appended[key], 0, header["ino"]]
+
+    def _part(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name, at, is_last = header["file"], header.get("at", 0), bool(header.get("end"))
+        key = f"{rank}-{int(header['key'])}"
+        beside = os.path.join(self.top, INCOMING, key)
+        if header.get("drop"):
+            self._failed.pop(key, None)
+            _unlink(beside)
+            return
+        if key in self._failed:  # the rest of what there was no room for
+            if is_last:
+                raise self._failed.pop(key)
+            return
+        try:
+            os.makedirs(os.path.dirname(beside), exist_ok=True)
+            _write(beside, data, at, 0 if at else os.O_CREAT | os.O_TRUNC)
+        except FileNotFoundError as error:
+            # It is whole and has its name already, if this is a second time.
+            if (stamp_of(self._path(name)) or [])[:2] != header["stamp"][:2]:
+                raise ReplicaError(f"of {name!r} the beginning has not come") from error
+            return
+        except OSError as error:
+            _unlink(beside)
+            if not is_last:
+                self._failed[key] = error
+            raise
+        if not is_last:
+            return
+        if name == RECORD and self._take_record is not None:
+            whole = Path(beside).read_bytes()
+            os.unlink(beside)
+            self._take_record(whole)
+        elif self._is_later(header, rank):
+            path, mtime = self._path(name), header["stamp"][1]
+            os.chmod(beside, header["mode"] & 0o777)
+            os.utime(beside, ns=(mtime, mtime))
+            self._put(beside, path)
+            if name.startswith("attempts/"):
+                gaps.apply(path)
+        else:
+            os.unlink(beside)
+        self.known[name] = header["stamp"]
+
+    def _link(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name = header["file"]
+        target = target_in(name, header["target"])
+        if target is None and self._of_nodes:
+            why = f"a link that leads out of the run, to {header['target']!r}"
+            self._note_left({**header, "why": why}, data, rank, group)
+        elif target is None:
+            raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
+        elif self._is_later(header, rank):
+            beside = os.path.join(self.top, INCOMING, f"{rank}-link")
+            os.makedirs(os.path.dirname(beside), exist_ok=True)
+            _unlink(beside)
+            os.symlink(target, beside)
+            self._put(beside, self._path(name))
+            self.known[name] = header["stamp"]
+
+    def _dir(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name, path = header["file"], self._path(header["file"])
+        if not stat.S_ISDIR(_mode(path)) and self._origin.get(name, rank) == rank:
+            _unlink(path)  # a file or link, there in the folder's place before
+        os.makedirs(path, exist_ok=True)
+        self._origin[name] = rank
+        self.known[name] = header["stamp"]
+
+    def _gone(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        name, folder = header["file"], os.path.dirname(header["file"])
+        path = os.path.join(self.top, name)
+        self.known.pop(name, None)
+        is_behind_link = os.path.realpath(os.path.dirname(path)) != os.path.join(os.path.realpath(self.top), folder)
+        if is_behind_link or self._origin.get(name, rank) != rank:
+            return
+        if not os.path.islink(path) and (stamp_of(path) or [])[:2] != header["stamp"][:2]:
+            return  # another by now; a link is as old as it is here
+        with contextlib.suppress(OSError):  # a folder in which others have something
+            (os.rmdir if stat.S_ISDIR(_mode(path)) else os.unlink)(path)
+
+    def _note_left(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
+        """Of a run whose supervisor is there, that has noted it itself."""
+        if self._of_nodes and (header["file"], header["why"]) not in self._left:
+            self._left.add((header["file"], header["why"]))
+            append_line(RunFolder(self.top).left_out, {"name": header["file"], "why": header["why"]})
+
+    # --- where it goes
+
+    def _check(self, name: str, how: str) -> None:
+        """Refuse a name that is none of what the other side writes."""
+        parts = name.split("/")
+        if any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise ReplicaError(f"the name {name!r} is none of a file below a folder")
+        if len(parts) > 1:
+            is_theirs = parts[0] in (*SMALL, *LARGE) and not (self._of_nodes and name.startswith(LIVE_LOGS))
+        elif how == "left":
+            is_theirs = name in LARGE
+        else:
+            is_theirs = name in (NODE_FILES if self._of_nodes else (RECORD, *FILES))
+        if not is_theirs:
+            raise ReplicaError(f"the name {name!r} is none that comes from the other side")
+
+    def _path(self, name: str) -> str:
+        """Where a file of this name goes; the folders above it are made, in the place of links of the user's."""
+        path, (*above, last) = str(self.top), name.split("/")
+        for part in above:
+            path = os.path.join(path, part)
+            if os.path.islink(path):
+                if above[0] not in LARGE:
+                    raise ReplicaError(f"{name!r} lies behind a link")
+                os.unlink(path)
+        os.makedirs(path, exist_ok=True)
+        return os.path.join(path, last)
+
+    def _put(self, beside: str, path: str) -> None:
+        """Give what is whole its name."""
+        if stat.S_ISDIR(_mode(path)):
+            # What is in it another node may have brought; where there is one source only, it is gone there.
+            os.rmdir(path) if self._of_nodes else shutil.rmtree(path)
+        os.replace(beside, path)
+
+    def _is_later(self, header: Mapping[str, Any], rank: int) -> bool:
+        name = header["file"]
+        origin, here = self._origin.get(name), stamp_of(os.path.join(self.top, name))
+        if here is not None and origin is not None and origin != rank:
+            is_older = (header["stamp"][1], -rank) < (here[1], -origin)
+            if is_older:
+                return False
+        self._origin[name] = rank
+        return True
+
+
+def _write(path: str, data: bytes, at: int | None, flags: int) -> None:
+    """Write at an offset, or at the end where the flags say so; never through a link."""
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o666)
+    try:
+        view = memoryview(data)
+        while view:
+            written = os.write(fd, view) if at is None else os.pwrite(fd, view, at)
+            view = view[written:]
+            at = None if at is None else at + written
+    finally:
+        os.close(fd)
+
+
+def _mode(path: str) -> int:
+    """The mode of what lies there, a link's own; 0 for nothing."""
+    try:
+        return os.lstat(path).st_mode
+    except OSError:
+        return 0
+
+
+def _unlink(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
