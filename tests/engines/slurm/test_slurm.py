@@ -336,20 +336,6 @@ def test_runs_that_wait_say_why_for_one_question_and_are_canceled_at_once(
         assert wait_for_end(run) == "Canceled"
 
 
-def test_the_engine_s_json_is_read_as_its_plain_answers_are(slurm: SlurmLab, lab: Lab):
-    add(lab, "plain", options=["--begin=now+1hour"])
-    add(lab, "json", options=["--begin=now+1hour"], output="json")
-    runs = [submit(lab, "pass", name) for name in ("plain", "json")]
-    texts = [str(run.record().waiting_for).replace(job_id(run), "N") for run in runs]
-    assert texts[0] == texts[1]
-    first, second = (SlurmTarget(output, {"output": output}).status() for output in ("plain", "json"))
-    assert first.nodes == second.nodes
-    assert (first.cores, first.queued, first.running) == (8, 2, 0)
-    for run in runs:
-        run.cancel()
-        assert wait_for_end(run) == "Canceled"
-
-
 # --- how runs are ended
 
 

@@ -10,20 +10,12 @@ from paceline.targets.slurm.scheduler import CommandResult
 
 _FOLDER = Path(__file__).parent
 
-#: Clusters that ran: each with plain answers and failures.
-PLAIN = ["20.11", "22.05", "24.11", "26.05"]
-#: Form of JSON -> the cluster that it came from, whose plain answers were given at the same moment.
-JSON = {"22.05": "22.05", "23.11": "24.11", "24.11": "24.11", "25.05": "26.05", "26.05": "26.05"}
-#: Forms of JSON that were written by hand.
-WRITTEN = ["21.08", "23.02"]
+#: Clusters that ran: each with answers and failures.
+VERSIONS = ["20.11", "22.05", "24.11", "26.05"]
 
 
 def recorded(name: str) -> str:
     return (_FOLDER / "recorded" / name).read_text(encoding="utf-8")
-
-
-def written(name: str) -> str:
-    return (_FOLDER / "written" / name).read_text(encoding="utf-8")
 
 
 def failure(version: str, what: str) -> CommandResult:

@@ -4,7 +4,7 @@ from paceline.runs.failure import CAUSES
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING
 from paceline.targets.slurm.reasons import has_ended, look_of, waits_for
 from paceline.targets.slurm.states import JobState, parse_squeue
-from tests.targets.slurm.recordings import JSON, PLAIN, recorded
+from tests.targets.slurm.recordings import VERSIONS, recorded
 
 
 def job(state: str, **values: object) -> JobState:
@@ -70,9 +70,9 @@ def test_a_job_that_can_never_start_is_said_to(reason: str, words: str):
     assert words in said
 
 
-@pytest.mark.parametrize("name", [*(f"squeue-{it}.txt" for it in PLAIN), *(f"squeue-{it}.json" for it in JSON)])
-def test_whatever_a_cluster_gave_as_a_reason_is_said_in_words(name: str):
-    waiting = [found for found in parse_squeue(recorded(name)) if found.state == "PENDING"]
+@pytest.mark.parametrize("version", VERSIONS)
+def test_whatever_a_cluster_gave_as_a_reason_is_said_in_words(version: str):
+    waiting = [found for found in parse_squeue(recorded(f"squeue-{version}.txt")) if found.state == "PENDING"]
     assert len({found.reason for found in waiting}) > 10
     for found in waiting:
         assert look_of(found).state == QUEUED
@@ -109,10 +109,8 @@ def test_each_end_has_a_cause_that_runs_know(state: str, cause: str, words: str)
 
 
 def test_who_has_canceled_is_named():
-    assert look_of(job("CANCELLED", by="0")).by == "root"
     assert look_of(job("CANCELLED", by="alice")).by == "alice"
-    assert look_of(job("CANCELLED", by="4000000000")).by == "user 4000000000"
-    assert "by root" in look_of(job("CANCELLED", by="0")).message
+    assert "by alice" in look_of(job("CANCELLED", by="alice")).message
     assert look_of(job("CANCELLED")).by is None
 
 

@@ -11,7 +11,7 @@ from paceline.targets.slurm.settings import SlurmSettings
 from paceline.targets.slurm.submission import try_out
 from tests.helpers import make_job
 from tests.targets.slurm.conftest import FakeSlurm
-from tests.targets.slurm.recordings import PLAIN, failure, recorded
+from tests.targets.slurm.recordings import VERSIONS, failure, recorded
 
 REFUSED = {
     "partition": "Invalid partition name specified",
@@ -36,14 +36,14 @@ def look_at(slurm: FakeSlurm, version: str, request: str, *, lacks_nodes: bool =
     try_out(Scheduler("c", made), "c", "#!/bin/sh\n", made, lacks_nodes=lambda: lacks_nodes)
 
 
-@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_cluster_would_refuse_is_refused_in_its_words(slurm: FakeSlurm, version: str):
     for request, words in REFUSED.items():
         with pytest.raises(TargetError, match=f"^c: Slurm refuses the job: .*{words}"):
             look_at(slurm, version, request)
 
 
-@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_what_a_cluster_takes_into_its_queue_is_not_refused(slurm: FakeSlurm, version: str):
     look_at(slurm, version, "time")
     # Of nodes that are drained, or reserved for an hour later and busy until then, --test-only speaks as of nodes that
@@ -67,7 +67,7 @@ def test_nodes_that_are_reserved_for_later_are_not_taken_for_missing_ones(slurm:
     SlurmTarget("c").check(make_job())
 
 
-@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_an_allocation_for_the_doctor_is_understood_whether_there_are_free_nodes_or_not(slurm: FakeSlurm, version: str):
     shutil.copy(slurm.folder / "bin" / "sbatch", slurm.folder / "bin" / "salloc")
     made = SlurmSettings.of("c", {})

@@ -1,7 +1,5 @@
 """What clusters of each version have printed: `recorded/README.md`."""
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,23 +14,18 @@ from paceline.targets.slurm.states import (
     parse_sinfo,
     parse_squeue,
 )
-from tests.targets.slurm.recordings import JSON, PLAIN, WRITTEN, recorded, written
+from tests.targets.slurm.recordings import VERSIONS, recorded
 
 ODD = "a name | with 'bars\" & ünï, [1-2]"
-SQUEUE = [*(f"squeue-{version}.txt" for version in PLAIN), *(f"squeue-{version}.json" for version in JSON)]
-#: sacct has a backquote in the place of a quote.
-SACCT = [f"sacct-{version}.txt" for version in PLAIN] + [
-    f"sacct-{version}.json" for version in JSON if version != "22.05"
-]
 
 
 def by_name(jobs: list[JobState]) -> dict[str, JobState]:
     return {job.name: job for job in jobs}
 
 
-@pytest.mark.parametrize("name", SQUEUE)
-def test_squeue(name: str):
-    jobs = by_name(parse_squeue(recorded(name)))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_squeue(version: str):
+    jobs = by_name(parse_squeue(recorded(f"squeue-{version}.txt")))
     assert {
         short: (jobs[f"paceline-{short}"].state, jobs[f"paceline-{short}"].nodes)
         for short in (
@@ -95,67 +88,37 @@ def test_squeue(name: str):
     assert jobs[ODD].state == "FAILED"
 
 
-@pytest.mark.parametrize(("version", "cluster"), JSON.items())
-def test_squeue_says_the_same_as_json(version: str, cluster: str):
-    # Numbers of an array's tasks, and exit codes, are in JSON alone.
-    found, plain = (
-        {
-            job.job_id: dataclasses.replace(job, exit_code=None, signal=None)
-            for job in parse_squeue(recorded(name))
-            if "array" not in job.name
-        }
-        for name in (f"squeue-{version}.json", f"squeue-{cluster}.txt")
-    )
-    assert found == plain
-    jobs = by_name(parse_squeue(recorded(f"squeue-{version}.json")))
-    assert jobs["paceline-failed"].exit_code == 7
-    assert jobs["paceline-missing"].exit_code == 127
-    assert jobs["paceline-signaled"].signal == 9
-    assert jobs["paceline-launch"].signal == 53
-
-
-@pytest.mark.parametrize(
-    "name",
-    [*(f"squeue-ending-{version}.txt" for version in PLAIN), *(f"squeue-ending-{version}.json" for version in JSON)],
-)
-def test_a_job_that_is_still_ending_is_not_over_yet(name: str):
-    jobs = by_name(parse_squeue(recorded(name)))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_that_is_still_ending_is_not_over_yet(version: str):
+    jobs = by_name(parse_squeue(recorded(f"squeue-ending-{version}.txt")))
     assert jobs["paceline-ending"].state == "COMPLETING"
     assert jobs["paceline-lost"].state == "NODE_FAIL"
 
 
-@pytest.mark.parametrize("name", SACCT)
-def test_sacct(name: str):
-    jobs = by_name(parse_sacct(recorded(name)))
-    old, is_json = "20.11" in name, name.endswith(".json")
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sacct(version: str):
+    jobs = by_name(parse_sacct(recorded(f"sacct-{version}.txt")))
     by = {short: jobs[f"paceline-{short}"].by for short in ("cancel-root", "cancel-own", "failed")}
-    alone = {"cancel-root": "root", "cancel-own": "alice"} if is_json else {"cancel-root": "0", "cancel-own": "1001"}
-    assert by == {**alone, "failed": None}
-    assert (jobs["paceline-failed"].state, jobs["paceline-failed"].exit_code) == ("FAILED", 7)
-    assert jobs["paceline-signaled"].signal == 9
-    assert (jobs["paceline-launch"].exit_code, jobs["paceline-launch"].signal or 0) == (
-        (1, 0) if old else (None if is_json else 0, 53)
-    )
+    assert by == {"cancel-root": "0", "cancel-own": "1001", "failed": None}
+    ends = {short: jobs[f"paceline-{short}"] for short in ("failed", "missing", "signaled", "launch")}
+    assert {short: (job.state, job.exit_code, job.signal) for short, job in ends.items()} == {
+        "failed": ("FAILED", 7, 0),
+        "missing": ("FAILED", 127, 0),
+        "signaled": ("FAILED", 0, 9),
+        "launch": ("FAILED", 1, 0) if version == "20.11" else ("FAILED", 0, 53),
+    }
     assert (jobs["paceline-timeout"].state, jobs["paceline-timeout"].nodes) == ("TIMEOUT", "n1")
     assert (jobs["paceline-lost"].state, jobs["paceline-lost"].nodes) == ("NODE_FAIL", "n2")
     assert jobs["paceline-cancel-pending"].nodes == ""
+    # Whose quality of service was deleted; and one that ran several times has its last state.
+    assert jobs["paceline-invalid-qos"].state == jobs["paceline-launch-failed"].state == "PENDING"
     # sacct writes a quote as a backquote.
     assert jobs[ODD.replace('"', "`")].exit_code == 3
 
 
-def test_what_the_json_of_sacct_22_05_leaves_out_is_not_known():
-    text = recorded("sacct-22.05.json")
-    jobs = by_name(parse_sacct(text))
-    assert jobs["paceline-cancel-own"].by == "alice"
-    assert jobs["paceline-launch"].signal == 53
-    # "return_code": 0, where the plain form has 7:0.
-    assert (jobs["paceline-failed"].state, jobs["paceline-failed"].exit_code) == ("FAILED", None)
-    # A job whose quality of service was deleted has no state, and those after it are missing: so the plain form is asked
-    # for, see test_query.
-    assert (jobs["paceline-invalid-qos"].state, "paceline-ending" in jobs) == ("", False)
-    # Each of the times that a job was in the queue, where other versions have the last alone.
-    assert text.count("paceline-launch-failed") == 2
-    assert jobs["paceline-launch-failed"].state == "PENDING"
+def test_a_job_that_was_out_of_memory_is_told_with_its_signal():
+    (job,) = parse_sacct("7|OUT_OF_MEMORY|0:125|OutOfMemory|n1|x\n")
+    assert (job.state, job.exit_code, job.signal, job.reason) == ("OUT_OF_MEMORY", 0, 125, "OutOfMemory")
 
 
 def test_of_a_job_that_ran_several_times_sacct_s_last_word_counts():
@@ -163,9 +126,9 @@ def test_of_a_job_that_ran_several_times_sacct_s_last_word_counts():
     assert [(job.state, job.nodes) for job in jobs] == [("TIMEOUT", "n2")]
 
 
-@pytest.mark.parametrize("name", [*(f"sinfo-{it}.txt" for it in PLAIN), *(f"sinfo-{it}.json" for it in JSON)])
-def test_sinfo_tells_each_node_once(name: str):
-    nodes = parse_sinfo(recorded(name))
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sinfo_tells_each_node_once(version: str):
+    nodes = parse_sinfo(recorded(f"sinfo-{version}.txt"))
     assert sorted(
         (node.name, node.cores, node.used_cores, node.gpus, node.used_gpus, node.reason) for node in nodes
     ) == [
@@ -178,30 +141,13 @@ def test_sinfo_tells_each_node_once(name: str):
     assert "drain" in states["n3"]
 
 
-@pytest.mark.parametrize("name", [*(f"sinfo-down-{it}.txt" for it in PLAIN), *(f"sinfo-down-{it}.json" for it in JSON)])
-def test_a_node_that_does_not_answer_is_down(name: str):
-    states = {node.name: node.state for node in parse_sinfo(recorded(name))}
-    assert states["n2"] in ("down*", "down+not_responding")
-    assert states["n3"] == "idle"
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_node_that_does_not_answer_is_down(version: str):
+    states = {node.name: node.state for node in parse_sinfo(recorded(f"sinfo-down-{version}.txt"))}
+    assert (states["n2"], states["n3"]) == ("down*", "idle")
 
 
-@pytest.mark.parametrize("version", WRITTEN)
-def test_json_of_versions_that_were_not_had(version: str):
-    jobs = {job.job_id: job for job in parse_squeue(written(f"squeue-{version}.json"))}
-    assert (jobs["4211"].state, jobs["4211"].reason) == ("PENDING", "Priority")
-    assert (jobs["4209"].state, jobs["4209"].reason, jobs["4209"].nodes) == ("RUNNING", "", "gpu[05-06]")
-    assert (jobs["4187"].state, jobs["4187"].exit_code) == ("FAILED", 7)
-    ends = {job.job_id: job for job in parse_sacct(written(f"sacct-{version}.json"))}
-    assert (ends["4188"].state, ends["4188"].by) == ("CANCELLED", "bob")
-    assert (ends["4184"].state, ends["4184"].signal) == ("OUT_OF_MEMORY", 9)
-    nodes = parse_sinfo(written(f"sinfo-{version}.json"))
-    assert [(node.name, node.cores, node.used_cores, node.gpus, node.used_gpus) for node in nodes] == [
-        ("gpu01", 64, 16, 4, 2),
-        ("gpu02", 64, 0, 4, 0),
-    ]
-
-
-@pytest.mark.parametrize("version", PLAIN)
+@pytest.mark.parametrize("version", VERSIONS)
 def test_scontrol_show_job_of_each_version(version: str):
     jobs = [parse_job(line) for line in recorded(f"scontrol-{version}.txt").splitlines()]
     old = version == "20.11"
@@ -232,7 +178,7 @@ def test_scontrol_show_job():
     assert parse_job("slurm_load_jobs error: Invalid job id specified\n") is None
 
 
-@pytest.mark.parametrize("text", ["", "\n", "garbage", "{}", '{"jobs": null}', '{"sinfo": 3}'])
+@pytest.mark.parametrize("text", ["", "\n", "garbage", "{}"])
 def test_an_answer_without_jobs_has_none(text: str):
     assert parse_squeue(text) == parse_sacct(text) == parse_sinfo(text) == []
 

@@ -20,7 +20,7 @@ from typing import Any
 from paceline.system.files import read_json, write_json
 from paceline.targets.poll_cache import FRESH_S, locked
 from paceline.targets.slurm.reasons import has_ended
-from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
+from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.states import SACCT_FORMAT, SQUEUE_FORMAT, JobState, parse_job, parse_sacct, parse_squeue
 
 #: How many ends are kept; they are small, and only runs whose supervisor could not write its end need them.
@@ -32,19 +32,12 @@ class Query:
     """What the engine says of one user's jobs. user: a uid or a name, as squeue takes it."""
 
     def __init__(
-        self,
-        folder: Path,
-        scheduler: Scheduler,
-        user: str,
-        *,
-        output: str = "plain",
-        clock: Callable[[], float] = time.time,
+        self, folder: Path, scheduler: Scheduler, user: str, *, clock: Callable[[], float] = time.time
     ) -> None:
         which = hashlib.sha256(f"{scheduler.where} {user}".encode()).hexdigest()[:12]
         self._path = folder / f"slurm-{which}.json"
         self._lock = folder / f"slurm-{which}.lock"
         self._scheduler, self._user, self._clock = scheduler, user, clock
-        self._is_json = output == "json"
         #: When the engine gave the answer that was last used, in seconds since the epoch.
         self.answered_at = 0.0
 
@@ -146,7 +139,7 @@ class Query:
         }
 
     def _squeue(self) -> list[JobState]:
-        done = self._call(["squeue", "-h", "-u", self._user, "-t", "all"], ["-o", SQUEUE_FORMAT])
+        done = self._scheduler.call(["squeue", "-h", "-u", self._user, "-t", "all", "-o", SQUEUE_FORMAT])
         if done.returncode != 0:
             raise AwayError(f"squeue can't say how jobs stand: {done.said}.")
         return parse_squeue(done.stdout)
@@ -156,29 +149,26 @@ class Query:
         if not job_ids or not accounting:
             return {}, accounting, ""
         try:
-            done = self._call(["sacct", "-X", "-j", ",".join(job_ids)], ["-n", "-P", "-o", SACCT_FORMAT])
+            done = self._scheduler.call(["sacct", "-X", "-j", ",".join(job_ids), "-n", "-P", "-o", SACCT_FORMAT])
         except AwayError as error:
             # slurmdbd is away, the controller is not: of what squeue lists its word will do.
             return {}, True, str(error)
         if done.returncode != 0:
             return {}, _NO_ACCOUNTING not in done.stderr, ""
-        return {job.job_id: job for job in parse_sacct(done.stdout)}, True, ""
+        jobs = parse_sacct(done.stdout)
+        names = {uid: self._user_name(uid) for uid in sorted({job.by for job in jobs if job.by})}
+        return {job.job_id: replace(job, by=names.get(job.by or "")) for job in jobs}, True, ""
 
-    def _call(self, argv: list[str], form: list[str]) -> CommandResult:
-        """What a program says as JSON, where that is set and can be had; else in a form of ours."""
-        if self._is_json:
-            done = self._scheduler.call([*argv, "--json"])
-            if done.returncode == 0:
-                return done
-        return self._scheduler.call([*argv, *form])
+    def _user_name(self, uid: str) -> str:
+        """The name of the user who has this number where the engine is: behind a login host it may be another's here."""
+        done = self._scheduler.call(["id", "-nu", uid])
+        return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
         """How a job ended, by squeue's word and accounting's; accounting may be some seconds behind."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
-            if listed is None or told.exit_code is not None or told.signal:
-                return told
-            return replace(told, exit_code=listed.exit_code, signal=listed.signal)
-        if listed is not None and listed.exit_code is None and listed.state == "FAILED":
+            return told
+        if listed is not None and listed.state == "FAILED":
             with contextlib.suppress(AwayError):
                 shown = parse_job(self._scheduler.call(["scontrol", "show", "job", "-o", listed.job_id]).stdout)
                 if shown is not None:

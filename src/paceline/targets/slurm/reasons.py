@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pwd
 import re
 
 from paceline.runs.remote_status import GONE, QUEUED, RUNNING, JobStatus
@@ -98,9 +97,7 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
         return JobStatus(state=RUNNING, message=job.state.lower() if job.state != "RUNNING" else "")
-    cause = _ENDED[job.state]
-    by = _user(job.by) if job.by else None
-    return JobStatus(state=GONE, cause=cause, by=by, message=_how_ended(job, by, python, run_dir))
+    return JobStatus(state=GONE, cause=_ENDED[job.state], by=job.by, message=_how_ended(job, python, run_dir))
 
 
 def has_ended(job: JobState) -> bool:
@@ -143,11 +140,11 @@ def _limit(reason: str) -> str | None:
     return f"{who} reached {whose}'s limit on {of}"
 
 
-def _how_ended(job: JobState, by: str | None, python: str, run_dir: str) -> str:
+def _how_ended(job: JobState, python: str, run_dir: str) -> str:
     what = f"Slurm job {job.job_id}"
     where = f" on {job.nodes}" if job.nodes else ""
     if job.state == "CANCELLED":
-        return f"{what} was canceled{f' by {by}' if by else ''}."
+        return f"{what} was canceled{f' by {job.by}' if job.by else ''}."
     if job.state == "TIMEOUT":
         return f"{what} reached its time limit. Give the target more (the setting time), or write checkpoints."
     if job.state == "DEADLINE":
@@ -174,12 +171,3 @@ def _how_ended(job: JobState, by: str | None, python: str, run_dir: str) -> str:
         )
     how = f", exit code {job.exit_code}" if job.exit_code else f", signal {job.signal}" if job.signal else ""
     return f"{what} ended ({job.state}{how}){where} without a word of the run's supervisor."
-
-
-def _user(by: str) -> str:
-    if not by.isdigit():
-        return by
-    try:
-        return pwd.getpwuid(int(by)).pw_name
-    except KeyError:
-        return f"user {by}"

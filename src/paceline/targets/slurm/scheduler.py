@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -103,8 +102,6 @@ class Scheduler:
             what = f"in {timeout_s:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else f"({error})"
             raise AwayError(f"{self._title}: {argv[0]} gave no answer {what}.") from error
         result = CommandResult(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
-        if "--json" in argv and result.returncode == 0:
-            result = _told_in_json(result)
         # sbatch, too, ends with 255, where it does not know an option.
         is_its_own = re.search(rf"^{re.escape(argv[0])}: ", done.stderr, re.MULTILINE)
         if settings.login is not None and done.returncode in (255, 127) and not is_its_own:
@@ -179,24 +176,6 @@ class Scheduler:
         raise TargetError(
             f"{self._title}: the login host {login} has no program {program!r} on its PATH ({done.said})."
         )
-
-
-def _told_in_json(done: CommandResult) -> CommandResult:
-    """What was said, as a failure where it is one in spite of an exit code of 0.
-
-    Slurm 22.05 says "errors" and no jobs when its controller is down. Its sacct leaves out all jobs after one whose quality
-    of service was deleted.
-    """
-    if "_parser_dump: failed" in done.stderr:
-        return CommandResult(returncode=1, stdout="", stderr=done.stderr)
-    try:
-        errors = json.loads(done.stdout).get("errors")
-        told = [
-            ", ".join(str(error[key]) for key in ("description", "error") if error.get(key)) for error in errors or ()
-        ]
-    except (ValueError, AttributeError):
-        told = ["its JSON can't be read"]
-    return CommandResult(returncode=1, stdout="", stderr="\n".join(told)) if told else done
 
 
 def plain(environment: Mapping[str, str]) -> dict[str, str]:

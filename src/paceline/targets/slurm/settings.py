@@ -34,7 +34,6 @@ OPTIONS: tuple[Option, ...] = (
     Option("python", "Python 3.10 or later as the nodes see it; if not set, the submitting one, or with login python3"),
     Option("interface", "network interface between the nodes, such as ib0"),
     Option("mpi", "what starts MPI's workers: mpirun, or srun with the plugin pmix, pmix_v4, ...", default="mpirun"),
-    Option("output", "which form of the engine's answers to read", default="plain", choices=("plain", "json")),
     SILENCE,
 )
 
@@ -105,7 +104,6 @@ class SlurmSettings:
     python: str | None
     interface: str | None
     mpi: str
-    output: str
     silence_s: float
 
     @classmethod

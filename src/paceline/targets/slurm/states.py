@@ -1,18 +1,9 @@
-"""What squeue, sacct, scontrol and sinfo say, as data, in each shape that Slurm 20.11 to 26.05 give it.
-
-Plain output is alike in all of them. JSON is not:
-
-    20.11              none
-    21.08, 22.05       "job_state": "RUNNING", times and counts are numbers, exit codes a wait status
-    23.02              the same, but {"set", "infinite", "number"} here and there, exit codes {"status", "return_code"}
-    23.11 and later    "job_state": ["RUNNING"], {"set", "infinite", "number"} for each number, "status" is a list
-"""
+"""The plain output of squeue, sacct, scontrol and sinfo as data. It is alike in Slurm 20.11 to 26.05; their JSON is not."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,8 +29,8 @@ class JobState:
     """One job as the engine told of it.
 
     state: Slurm's own word, such as "RUNNING". reason: why it waits, or why it ended; "" where nothing is said.
-    exit_code, signal: of the batch script; None where they are not known.
-    by: who has canceled it: a user's name, or a uid as text.
+    exit_code, signal: of the batch script; None where they are not known, as in squeue's answers.
+    by: who has canceled it: a uid as text, or a user's name once `Query` has asked for it.
     """
 
     job_id: str
@@ -73,9 +64,7 @@ class NodeState:
 
 
 def parse_squeue(text: str) -> list[JobState]:
-    """The jobs of `squeue -h -o SQUEUE_FORMAT`, or of `squeue --json`."""
-    if text.lstrip().startswith("{"):
-        return [_of_queue_json(job) for job in _items(text, "jobs")]
+    """The jobs of `squeue -h -o SQUEUE_FORMAT`."""
     jobs = []
     for line in text.splitlines():
         fields = line.split("|", 4)
@@ -94,11 +83,8 @@ def parse_squeue(text: str) -> list[JobState]:
 
 
 def parse_sacct(text: str) -> list[JobState]:
-    """The jobs of `sacct -n -P -X -o SACCT_FORMAT`, or of `sacct --json`; of one that ran several times, the last."""
-    if text.lstrip().startswith("{"):
-        found = [_of_account_json(job) for job in _items(text, "jobs")]
-    else:
-        found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
+    """The jobs of `sacct -n -P -X -o SACCT_FORMAT`; of one that ran several times, the last."""
+    found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
     return list({job.job_id: job for job in found}.values())
 
 
@@ -127,9 +113,7 @@ def parse_job(text: str) -> JobState | None:
 
 
 def parse_sinfo(text: str) -> list[NodeState]:
-    """The nodes of `sinfo -h -N -O ...` (`SINFO_FIELDS`), or of `sinfo --json`, each once."""
-    if text.lstrip().startswith("{"):
-        return list({node.name: node for node in _nodes_of_json(text)}.values())
+    """The nodes of `sinfo -h -N -O ...` (`SINFO_FIELDS`), each once."""
     nodes = {}
     for line in text.splitlines():
         fields, start = [], 0
@@ -198,9 +182,6 @@ def _expand_one(item: str) -> list[str]:
     return [f"{before}{number}{rest}" for number in middle for rest in after]
 
 
-# --- plain
-
-
 def _of_account_line(line: str) -> JobState:
     job_id, state, exit_code, reason, nodes, name = line.split("|", 5)
     by = _CANCELLED.match(state)
@@ -230,98 +211,3 @@ def _state(text: str) -> str:
 
 def _said(text: str) -> str:
     return "" if text.strip() in ("None", "(null)", "N/A", "none", "None assigned", "Unknown") else text.strip()
-
-
-# --- JSON
-
-
-def _items(text: str, key: str) -> list[dict[str, Any]]:
-    found = json.loads(text).get(key)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
-def _of_queue_json(job: Mapping[str, Any]) -> JobState:
-    code, number = _exit_of(job.get("exit_code"))
-    return JobState(
-        job_id=str(_number(job.get("job_id")) or 0),
-        state=_word(job.get("job_state")),
-        # As squeue's own table has it: "launch failed requeued held", where the reason alone is "JobHeldUser".
-        reason=_said(str(job.get("state_description") or job.get("state_reason") or "")),
-        nodes=_said(str(job.get("nodes") or "")),
-        name=str(job.get("name") or ""),
-        exit_code=code,
-        signal=number,
-    )
-
-
-def _of_account_json(job: Mapping[str, Any]) -> JobState:
-    state = job.get("state") or {}
-    code, number = _exit_of(job.get("exit_code"))
-    word = _word(state.get("current"))
-    if word == "FAILED" and code == 0 and not number:
-        code = None  # 22.05 says so of every exit code
-    by = job.get("kill_request_user")
-    return JobState(
-        job_id=str(_number(job.get("job_id")) or 0),
-        state=word,
-        reason=_said(str(state.get("reason") or "")),
-        nodes=_said(str(job.get("nodes") or "")),
-        name=str(job.get("name") or ""),
-        exit_code=code,
-        signal=number,
-        by=str(by) if by and word == "CANCELLED" else None,
-    )
-
-
-def _nodes_of_json(text: str) -> Iterator[NodeState]:
-    for node in _items(text, "nodes"):  # 21.08 and 22.05: one item a node
-        yield NodeState(
-            name=str(node.get("name")),
-            state="+".join(
-                [str(node.get("state", "")).lower(), *(str(flag).lower() for flag in node.get("state_flags") or ())]
-            ),
-            cores=_number(node.get("cpus")) or 0,
-            used_cores=_number(node.get("alloc_cpus")) or 0,
-            gpus=gpu_count(str(node.get("gres") or "")),
-            used_gpus=gpu_count(str(node.get("gres_used") or "")),
-            reason=str(node.get("reason") or ""),
-        )
-    for group in _items(text, "sinfo"):  # from 23.02: one item for nodes that are alike
-        names = (group.get("nodes") or {}).get("nodes") or []
-        states = (group.get("node") or {}).get("state") or []
-        cpus, gres = group.get("cpus") or {}, group.get("gres") or {}
-        reason = group.get("reason") or ""
-        count = max(1, len(names))
-        for name in names:
-            yield NodeState(
-                name=str(name),
-                state="+".join(str(state).lower() for state in ([states] if isinstance(states, str) else states)),
-                cores=(_number(cpus.get("total")) or 0) // count,
-                used_cores=(_number(cpus.get("allocated")) or 0) // count,
-                gpus=gpu_count(str(gres.get("total") or "")),
-                used_gpus=gpu_count(str(gres.get("used") or "")),
-                reason=str(reason.get("description") or "") if isinstance(reason, dict) else str(reason),
-            )
-
-
-def _word(value: Any) -> str:
-    """The state itself, of several flags: 24.05 gives ["CANCELLED", "COMPLETING"], where the job is still ending."""
-    words = [str(word).upper() for word in value] if isinstance(value, list) else [str(value or "").upper()]
-    return "COMPLETING" if "COMPLETING" in words else (words[0] if words else "")
-
-
-def _number(value: Any) -> int | None:
-    if isinstance(value, dict):
-        value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return int(value) if isinstance(value, str) and value.isdigit() else None
-    return int(value)
-
-
-def _exit_of(value: Any) -> tuple[int | None, int | None]:
-    if isinstance(value, dict):
-        told = value.get("signal") or {}
-        number = _number(told.get("id", told.get("signal_id"))) if isinstance(told, dict) else None
-        return _number(value.get("return_code")), number
-    status = _number(value)
-    return (None, None) if status is None else (status >> 8, status & 0x7F)

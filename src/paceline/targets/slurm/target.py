@@ -247,8 +247,7 @@ class SlurmTarget:
             SettingError: there is no such partition; those there are.
         """
         where = ["-p", self.settings.partition] if self.settings.partition else []
-        form = ["--json"] if self.settings.output == "json" else ["-h", "-N", "-O", sinfo_words()]
-        done = self._scheduler.call(["sinfo", *where, *form])
+        done = self._scheduler.call(["sinfo", *where, "-h", "-N", "-O", sinfo_words()])
         if done.returncode != 0:
             raise EngineError(f"{self._title}: sinfo can't tell of the nodes: {done.said}.")
         nodes = parse_sinfo(done.stdout)
@@ -326,7 +325,7 @@ class SlurmTarget:
     def _query(self, folder: RunFolder, noted: Mapping[str, Any]) -> Query:
         answers = answers_dir(folder.path.parent.parent)
         user = str(noted.get("user") or self._user())
-        return Query(answers, self._scheduler, user, output=self.settings.output)
+        return Query(answers, self._scheduler, user)
 
     def _note(self, folder: RunFolder, **values: Any) -> None:
         write_json(folder.engine, {**engine(folder), "engine": self.kind, **values}, sync=True)
