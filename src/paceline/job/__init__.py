@@ -1,1 +1,1 @@
-"""What is to be run, as frozen data that goes to JSON and back: job, environment, data references, plan."""
+"""The job as frozen data that goes to JSON and back: job, environment, data references, plan."""

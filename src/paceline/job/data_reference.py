@@ -1,4 +1,4 @@
-"""What a run takes from a datastore or leaves there, as frozen data that goes to JSON and back.
+"""The data that a run takes from a datastore or leaves there, as frozen data that goes to JSON and back.
 
 A job carries these; the worker's side reads them: standard library alone.
 """
@@ -73,7 +73,7 @@ class DataReference:
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
     def __str__(self) -> str:
-        """What stands for the folder in a script's arguments; each worker puts its own path there."""
+        """The word that stands for the folder in a script's arguments; each worker puts its own path there."""
         return f"${PATH_VARIABLES[0]}{self.name}"
 
     @property

@@ -1,4 +1,4 @@
-"""What a job runs, looked for in its source folder before anything starts."""
+"""Looks for what a job runs in its source folder, before anything starts."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _name(path: Path, directory: Path) -> str:
 
 
 def _check_on_path(job: Job, directory: Path) -> None:
-    """What an image or an environment yet to be made has on its PATH is not known here."""
+    """Refuse a program that no PATH has. What an image or an environment yet to be made has on its PATH is not known here."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
@@ -75,7 +75,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
 
 
 def _check_program(name: str, path: Path) -> None:
-    """That the kernel could run it; whether it is built for the nodes' machines, only they can say."""
+    """Refuse what the kernel could not run. Only the nodes can say whether it is built for their machines."""
     with open(path, "rb") as file:
         begins = file.read(4)
     if not begins.startswith(_BEGINNINGS):

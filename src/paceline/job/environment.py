@@ -1,4 +1,5 @@
-"""What a run's interpreter must have, as frozen data that goes to JSON and back. `paceline.environments` builds it."""
+"""The packages that a run's interpreter must have, as frozen data that goes to JSON and back. `paceline.environments` builds
+them."""
 
 from __future__ import annotations
 
@@ -58,19 +59,19 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         check(self)
 
     def __eq__(self, other: object) -> bool:
-        """Whether all values are equal: one that was read from a record equals the `paceline.Environment` it was made of."""
+        """True if all values are equal: one that was read from a record equals the `paceline.Environment` it was made of."""
         if not isinstance(other, EnvironmentSpec):
             return NotImplemented
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(EnvironmentSpec))
 
     @property
     def uses_conda(self) -> bool:
-        """Whether conda packages make the interpreter."""
+        """True if conda packages make the interpreter."""
         return bool(self.conda_packages or self.locked_conda)
 
     @property
     def needs_build(self) -> bool:
-        """Whether there is something to install; else the interpreter is used as it is."""
+        """True if there is something to install; else the interpreter is used as it is."""
         return self.uses_conda or bool(self.pip_packages or (self.pip_requirements or "").strip() or self.locked_pip)
 
     def to_json(self) -> dict[str, Any]:

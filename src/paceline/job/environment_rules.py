@@ -94,7 +94,7 @@ def check_name(name: Any) -> None:
 
 
 def names_python(spec: str) -> bool:
-    """Whether a conda package's spec is for Python itself."""
+    """True if a conda package's spec is for Python itself."""
     return _CONDA_PYTHON.match(spec.strip()) is not None
 
 

@@ -61,7 +61,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What to run, with which environment, on how many nodes and processes.
+    """One job: what to run, with which environment, on how many nodes and processes.
 
     entry_script: path of a Python file or of another program, relative to the source directory, with forward slashes. Python
         files end in .py; another program is a binary, or a script that begins with #!, and its file is executable. A name
@@ -152,17 +152,17 @@ class Job:
 
     @property
     def entry_words(self) -> tuple[str, ...]:
-        """What runs, as a command line has it: ("train.py",) or ("-m", "package.train")."""
+        """The words of a command line for what runs: ("train.py",) or ("-m", "package.train")."""
         return ("-m", self.entry_module) if self.entry_module else (self.entry_script,)
 
     @property
     def is_python(self) -> bool:
-        """Whether the script's interpreter runs it; another program runs by itself."""
+        """True if the script's interpreter runs it; another program runs by itself."""
         return self.entry_module is not None or self.entry_script.endswith(".py")
 
     @property
     def may_be_on_path(self) -> bool:
-        """Whether what runs is a program of the nodes, unless the source has a file of that name: no path, nor Python."""
+        """True if what runs is a program of the nodes, unless the source has a file of that name: no path, nor Python."""
         return not self.is_python and "/" not in self.entry_script
 
     @property
@@ -172,7 +172,7 @@ class Job:
 
     @property
     def uses_tf_config(self) -> bool:
-        """Whether workers are to find `TF_CONFIG`."""
+        """True if workers are to find `TF_CONFIG`."""
         return self.distributed_backend in ("ps", "tensorflow")
 
     def with_values(self, values: Mapping[str, str]) -> Job:

@@ -46,7 +46,7 @@ class LocalPath:
 
 
 def is_editable(requirement: str) -> bool:
-    """Whether the requirement is `-e something`."""
+    """True if the requirement is `-e something`."""
     return _EDITABLE.match(requirement.strip()) is not None
 
 

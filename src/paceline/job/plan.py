@@ -1,4 +1,4 @@
-"""What targets and launchers pass to each other: nodes, places, commands.
+"""The types that targets and launchers pass to each other: nodes, places, commands.
 
 A target gives `Node`s; what runs once on each node before the workers leaves one `NodeSetup`; a job and its nodes give
 one `RankSlot` per worker; a launcher turns places into `Command`s; the target starts those. Targets and launchers never
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSetup:
-    """What a node has ready for its workers.
+    """The things that a node has ready for its workers.
 
     python: the interpreter that runs the script. variables: that its environment needs (`VIRTUAL_ENV`).
     bin_dir: of the environment's programs, put first on PATH, several of them as PATH has them; None leaves PATH as it is.
@@ -70,13 +70,13 @@ class NodeSetup:
         return cls(**values)
 
     def input_path(self, name: str, rank: int) -> str:
-        """Where a worker finds an input."""
+        """The path at which a worker finds an input."""
         return f"{self.inputs[name]}/rank_{rank}" if name in self.inputs_by_rank else self.inputs[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlot:
-    """Where one worker runs. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
+    """The place of one worker. role: "worker" or, for TensorFlow's parameter servers, "ps"; index: within its role."""
 
     rank: int
     node_rank: int
@@ -189,7 +189,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
 
 
 def node_sizes(job: Job) -> list[int]:
-    """How many of the workers of `job` each node gets, in order of node rank."""
+    """The number of workers of `job` that each node gets, in order of node rank."""
     sizes = [0] * job.node_count
     for place in places(job):
         sizes[place.node_rank] += 1
@@ -197,7 +197,7 @@ def node_sizes(job: Job) -> list[int]:
 
 
 def port_count(job: Job) -> int:
-    """How many ports an attempt of `job` needs on its first node."""
+    """The number of ports that an attempt of `job` needs on its first node."""
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 

@@ -79,7 +79,7 @@ def check_place(place: object) -> None:
 
 
 def looks_secret(name: str, value: str) -> bool:
-    """Whether a variable of this name and value is likely a secret: by its name (`HF_TOKEN`), or the form of the value
+    """True if a variable of this name and value is likely a secret: by its name (`HF_TOKEN`), or the form of the value
     (`hf_...`, `AKIA...`, a URL with a password)."""
     if _VALUE.fullmatch(value):
         return True

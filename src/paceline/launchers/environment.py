@@ -1,4 +1,4 @@
-"""What a worker finds in its environment, as pure functions of a launch and a place.
+"""The variables that a worker finds in its environment, as pure functions of a launch and a place.
 
 The names are those that frameworks read; docs/worker-environment.md lists who reads which. What the user has set is
 never replaced: `environment_variables` stands over everything, and what the shell has set over our defaults. Of the
@@ -58,7 +58,7 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_run(launch: Launch) -> dict[str, str]:
-    """What is the same for every worker."""
+    """The variables that are the same for every worker."""
     job, head = launch.job, launch.nodes[0].address
     return {
         "WORLD_SIZE": str(job.world_size),
@@ -91,7 +91,7 @@ def of_run(launch: Launch) -> dict[str, str]:
 
 
 def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """What follows from a worker's node and its place there."""
+    """The variables that follow from a worker's node and its place there."""
     values = {
         "LOCAL_RANK": str(place.local_rank),
         "HOROVOD_LOCAL_RANK": str(place.local_rank),
@@ -112,7 +112,7 @@ def of_place(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """What names the one worker. Under Open MPI the worker itself derives these from the rank that mpirun gave it."""
+    """The variables that name the one worker. Under Open MPI the worker itself derives them from the rank that mpirun gave it."""
     config = tf_config(launch, place) if launch.job.uses_tf_config else None
     return {
         "RANK": str(place.rank),
@@ -123,7 +123,7 @@ def of_rank(launch: Launch, place: RankSlot) -> dict[str, str]:
 
 
 def defaults(launch: Launch, place: RankSlot) -> dict[str, str]:
-    """What holds unless the shell says otherwise."""
+    """The variables that the shell may replace."""
     cores = launch.nodes[place.node_rank].cores
     values = {
         "OMP_NUM_THREADS": str(max(1, cores // place.local_world_size)),

@@ -117,7 +117,7 @@ def find_open_mpi(python: str) -> OpenMpi:
 
 
 def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenMpi:
-    """Of several, the one that belongs to the library that mpi4py loads; without mpi4py, the first."""
+    """The one of several that belongs to the library that mpi4py loads; without mpi4py, the first."""
     library = mpi4py_library(python)
     if library is None or library.version == first.version:
         return first
@@ -131,7 +131,7 @@ def _of_library(first: OpenMpi, others: Iterator[OpenMpi], python: str) -> OpenM
 
 
 def _open_mpis(candidates: Iterable[str | None], seen: list[str]) -> Iterator[OpenMpi]:
-    """Those of the programs that are an mpirun of Open MPI 4 or later. seen: gets what the others are."""
+    """The programs that are an mpirun of Open MPI 4 or later. seen: gets what the others are."""
     for candidate in candidates:
         if candidate is None or not os.access(candidate, os.X_OK):
             continue
@@ -153,6 +153,7 @@ def _version_text(mpirun: str) -> str:
             [mpirun, "--version"],
             capture_output=True,
             text=True,
+            # A first start from a cold network disk takes seconds.
             timeout=20,
             check=False,
             env=processes.with_home(os.environ),
@@ -168,6 +169,7 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
     Plain --oversubscribe maps by core, and then local ranks do not follow ranks.
     """
     if mpi.version[0] >= 5:
+        # Not bound: Open MPI would choose a core or a socket for each worker, and hold all its threads there.
         options = ["--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none"]
     else:
         options = ["--oversubscribe", "--map-by", "slot", "--bind-to", "none"]
@@ -177,13 +179,14 @@ def _options(launch: Launch, mpi: OpenMpi) -> list[str]:
 
 
 def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, str]:
-    """Where Open MPI keeps its sockets and shared memory: in a folder that the run's end removes, whatever was killed."""
+    """Let Open MPI keep its sockets and shared memory in a folder that the run's end removes, whatever was killed."""
     scratch = str(launch.scratch_dir)
     variables = {"OMPI_MCA_btl_sm_backing_directory": scratch, "OMPI_MCA_btl_vader_backing_directory": scratch}
     if version[0] >= 5:
         variables["PRTE_MCA_prte_tmpdir_base"] = scratch
     else:
         variables["OMPI_MCA_orte_tmpdir_base"] = scratch
+    # mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
     if os.geteuid() == 0 or launch.remote_shell:
         # (on nodes elsewhere it may be root's)
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -212,7 +215,7 @@ def _workers(launch: Launch) -> list[str]:
 
 
 def _differ_by_rank(launch: Launch) -> bool:
-    """Whether workers of one node find different values beside their ranks: a GPU or a part of the data of their own."""
+    """True if workers of one node find different values beside their ranks: a GPU or a part of the data of their own."""
     own_gpus = launch.job.gpu_visibility == "worker" and bool(launch.nodes[0].gpus)
     return own_gpus or bool(launch.prepared[0].inputs_by_rank)
 

@@ -1,4 +1,4 @@
-"""What mpirun has to be told where the nodes are machines of their own.
+"""The options that mpirun needs where the nodes are machines of their own.
 
 Each node's part of Open MPI is started through the run's own remote shell, so that no node needs a login on another. It
 talks to the others by the addresses that the nodes were given for, not by whatever interface it finds first; and a cut
@@ -31,6 +31,8 @@ def host_options(launch: Launch, major: int) -> list[str]:
     networks = networks_of(launch)
     if networks:
         settings["oob_tcp_if_include"] = networks
+    # no_tree_spawn: else nodes start each other's daemons, as a tree. Here the first node starts them all, through the one remote
+    # shell that it is told of. plm: named, or in an allocation Open MPI takes Slurm's way to start them.
     if major >= 5:
         runtime = "--prtemca"
         settings |= {"plm": "ssh", "plm_ssh_agent": shell, "plm_ssh_no_tree_spawn": "1"}
@@ -58,7 +60,7 @@ def networks_of(launch: Launch) -> str:
 
 
 def values_of_place(launch: Launch, place: RankSlot, skip: tuple[str, ...] = ()) -> dict[str, str]:
-    """What a worker has to be told of its place, but for what the user has set and what is to be skipped."""
+    """The variables of a worker's place, but for what the user has set and what is to be skipped."""
     left_out = {*skip, *launch.job.environment_variables}
     values = environment.of_place(launch, place)
     if launch.remote_shell:
@@ -117,7 +119,7 @@ def check_same_mpi(launch: Launch) -> None:
 
 
 def _image(prepared: NodeSetup) -> str | None:
-    """By which the engines know it, as short as they show it; docker says of which kind it is."""
+    """The image's id as short as the engines show it, without docker's prefix that says of which kind it is."""
     if prepared.container is None:
         return None
     image = str(prepared.container["image"]).removeprefix("sha256:")

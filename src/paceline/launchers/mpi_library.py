@@ -1,4 +1,4 @@
-"""Which MPI library mpi4py loads in an interpreter: the mpirun has to belong to it."""
+"""The MPI library that mpi4py loads in an interpreter; the mpirun has to belong to it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
     """
     try:
         done = subprocess.run(
+            # In a process of its own: a library that is loaded stays, and a broken one may end the process that loads it.
             [python, "-c", _CODE],
             capture_output=True,
             text=True,
@@ -44,6 +45,7 @@ def mpi4py_library(python: str) -> MpiLibrary | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
+    # The text stands in a buffer of fixed size; some libraries leave NULs behind it.
     text = done.stdout.partition("\0")[0].strip()
     if done.returncode != 0 or not text:
         return None

@@ -40,10 +40,12 @@ def main(argv: list[str]) -> int:
     make, path = work[verb]
     try:
         result = make()
+    # A signal is not meant: it ends the process without a result, and the supervisor tells which one it was.
     except Exception as error:
         result = {"failure": _failure(error)}
     finally:
         output.close()
+    # The last thing that is done: the supervisor reads the result when it has seen this process's end.
     path.parent.mkdir(exist_ok=True)
     write_json(path, result)
     return 1 if "failure" in result else 0

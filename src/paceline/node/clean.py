@@ -14,6 +14,7 @@ def clean(job: Job, folder: RunFolder) -> dict[str, Any]:
     if any(not reference.is_output for reference in job.inputs):
         from paceline.data.transfer.cache import DataCache
 
+        # What the run saw of the cache; the files themselves stay in it for the next run.
         DataCache().drop_views(folder.run_id)
     return {}
 

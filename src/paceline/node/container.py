@@ -43,6 +43,7 @@ def prepare_container(
         assert found is not None, "nobody asked to stop"
         layer = None
         if environment.needs_build:
+            # Built in a container of the image, for its Python and its C library decide which wheels fit.
             layer = ensure_layer(
                 folder.path.parent.parent / "environments" / "images",
                 engine,
@@ -88,7 +89,7 @@ def prepare_container(
 
 
 def _kept(environment: EnvironmentSpec, layer: Layer) -> dict[str, Any]:
-    """What is kept with the run, in the form of other environments' records."""
+    """The environment's record that is kept with the run, in the form of other environments' records."""
     return {
         "key": key_of(layer),
         "prefix": layer.prefix,

@@ -1,4 +1,4 @@
-"""What is said while a node prepares: lines, and a bar of bytes that is drawn over itself."""
+"""The output of a node that prepares: lines, and a bar of bytes that is drawn over itself."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ _UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 #: Seconds between two states of the bar.
 _EVERY_S = 0.2
 
+#: Whether the last thing on standard output is a bar, whose line has no end yet, and when it was drawn. Standard output is one,
+#: whoever writes to it.
 _drawn = False
 _drawn_at = 0.0
 

@@ -29,6 +29,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
     """Everything that the node's workers need, as `NodeSetup` in JSON. apart: the workers' folder too."""
     came = as_here(folder)
     if apart and not folder.work.exists():
+        # The supervisor makes it where nodes see its folder; each node that does not makes its own.
         work_dir.make(folder)
     built = {} if job.environment.docker_image else _environment(job.environment, folder, node_rank, came)
     inputs: dict[str, str] = {}
@@ -60,7 +61,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
 def _mounts(
     references: Sequence[DataReference], inputs: Mapping[str, str], folder: RunFolder, came: Arrived
 ) -> list[Mount]:
-    """What containers need to see of a run's data: its folders, and those that links in them lead to."""
+    """The mounts that containers need for a run's data: its folders, and those that links in them lead to."""
     if all(reference.is_output for reference in references):
         return []  # they lie in the run's folder
     from paceline.data.stores.filesystem import place_of
@@ -92,6 +93,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
     store = EnvironmentStore(folder.path.parent.parent / "environments")
     built = store.ensure(came.environment(environment), base, say)
     say(f"Environment {built.key} is ready ({time.monotonic() - started:.1f} s).")
+    # By one node alone: the others have built or found the same, and nodes may share this file.
     if node_rank == 0:
         write_json(folder.environment, came.as_submitted(built.to_json()))
     # Behind a layer's programs those of its base: torchrun, ninja.
@@ -116,7 +118,7 @@ def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: A
 def _input(
     reference: DataReference, job: Job, folder: RunFolder, node_rank: int, came: Arrived
 ) -> tuple[Path, dict[str, Any]]:
-    """Where the workers find it, and what is kept of it with the run."""
+    """Fetch an input: the path where the workers find it, and what is kept of it with the run."""
     from paceline.data.datasets.content import content_fingerprint, with_content
     from paceline.data.transfer.cache import DataCache
     from paceline.data.transfer.fetch import fetch

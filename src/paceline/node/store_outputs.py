@@ -52,6 +52,7 @@ def store_outputs(job: Job, folder: RunFolder, node_rank: int) -> dict[str, Any]
             )
             left = uploaded.left_out
             stored.append(reference.to_json() | {"files": uploaded.files, "bytes": uploaded.bytes})
+            # Only now, when all of it is stored: whatever fails before leaves every file where its owner can find it.
             path.unlink() if path.is_symlink() else shutil.rmtree(path)
         left_out += [{"name": f"uploads/{reference.name}/{name}".removesuffix("/."), "why": why} for name, why in left]
     return {"outputs": stored, "left_out": left_out}

@@ -1,1 +1,1 @@
-"""What is left of a submission: states, the run's folder, its record, metrics, files and logs, and the live handle."""
+"""Runs, which submissions leave: states, the run's folder, its record, metrics, files and logs, and the live handle."""

@@ -62,6 +62,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     parent, _, last = where.rpartition("/")
     at, beside = _open_folder(folder, plain, parent), f".upload-{secrets.token_hex(8)}"
     try:
+        # Under a folder that is open already: by its path, a link could have come between the check and this.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:
             if isinstance(source, (str, os.PathLike)):
                 with open(source, "rb") as opened:

@@ -1,4 +1,4 @@
-"""What a container engine still has of a run, when the run is over.
+"""Removes what a container engine still has of a run when the run is over.
 
 `paceline.containers` is loaded for runs with an image alone: every run waits for what its supervisor loads.
 """

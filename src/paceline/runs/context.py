@@ -1,4 +1,4 @@
-"""Which run this process is a worker of, read from its environment in this one place."""
+"""The run that this process is a worker of, read from its environment in this one place."""
 
 from __future__ import annotations
 

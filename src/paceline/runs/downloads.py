@@ -64,7 +64,7 @@ def left_out(folder: RunFolder) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Downloaded:
-    """What became of chosen files. copied: those that are new. same: that were there already, the same. gone: that the run,
+    """The outcome for chosen files. copied: those that are new. same: those that were there already. gone: those that the run,
     which goes on, has removed meanwhile."""
 
     copied: list[RunFile]
@@ -103,6 +103,7 @@ def download(
             copy_whole(file.path, target / file.name, came, top=file.top)
             copied.append(file)
         except FileNotFoundError:
+            # Either the file is gone, or a folder of the target's: only the first is no error.
             if file.path.exists():
                 raise
             gone.append(file)

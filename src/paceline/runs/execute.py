@@ -57,9 +57,11 @@ class Files:
 
     def begin(self, request: dict[str, Any]) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
+        # For this user alone: whoever can write here runs commands as the owner of the run.
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         hidden.mkdir(mode=0o700)
         write_json(hidden / "request.json", request)
+        # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
         os.rename(hidden, self._path)
 
     def tell(self, told: dict[str, Any]) -> None:
@@ -160,7 +162,7 @@ class Beside:
         self._passage.tell({"size": [rows, columns]})
 
     def heard(self, wait_s: float = _LOOK_S) -> list[tuple[str, bytes]]:
-        """What it has said since the last call, in order, after a wait where there is nothing yet. ("out" or "err", bytes)
+        """Its output since the last call, in order, as ("out" or "err", bytes); after a wait where there is nothing yet.
 
         Raises:
             RunStateError: it could not be started, or the run has ended, and the command with it.
@@ -187,7 +189,7 @@ class Beside:
         return found
 
     def _run_is_over(self) -> bool:
-        """Whether nobody can answer any more, for the supervisor was killed."""
+        """True if nobody can answer any more, for the supervisor was killed."""
         now = time.monotonic()
         if now - self._record_at < self._record_s:
             return False
@@ -196,7 +198,7 @@ class Beside:
 
 
 def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) -> subprocess.CompletedProcess[bytes]:
-    """How a command ended that was run beside a worker to its end, and what it has printed."""
+    """Run a command beside a worker to its end; how it ended, and what it has printed."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
         beside.write(input)

@@ -40,7 +40,7 @@ _LAST_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport:
-    """Why a run failed.
+    """The reason why a run failed.
 
     cause: a key of `CAUSES`.
     message: one sentence that names what happened.
@@ -106,7 +106,7 @@ def signal_name(number: int) -> str:
 
 
 def signal_words(number: int) -> str:
-    """What a signal means for a worker that it ended."""
+    """The meaning of a signal for a worker that it ended."""
     words: dict[int, str] = {
         signal.SIGKILL: "killed from outside",
         signal.SIGSEGV: "a segmentation fault: an access to memory that is not its own",

@@ -141,7 +141,7 @@ class RunFolder:
         return self.path / "exec_key"
 
     def exec_output(self, attempt: int, name: str) -> Path:
-        """What such a command says, while somebody reads it."""
+        """The output of such a command, while somebody reads it."""
         return self.attempt(attempt) / f"exec_{name}.jsonl"
 
     @property
@@ -150,13 +150,13 @@ class RunFolder:
         return self.path / "closing"
 
     def passing(self) -> list[Path]:
-        """What is there while files come from nodes, and may be left by a killed supervisor: files that are not whole
+        """The paths that are there while files come from nodes, and that a killed supervisor may leave: files that are not whole
         yet, and marks by which it is seen whether a node has the same folder."""
         return [path for pattern in (".incoming", ".seen-*") for path in self.path.glob(pattern)]
 
     @property
     def engine(self) -> Path:
-        """Which job of which engine the run is, where its supervisor is inside that job."""
+        """Names the engine and its job that the run is, where its supervisor is inside that job."""
         return self.path / "engine.json"
 
     @property
@@ -207,22 +207,22 @@ class RunFolder:
 
     @property
     def left_out(self) -> Path:
-        """What nodes elsewhere have not sent of the run's files, and why: one JSON line for each name."""
+        """The run's files that nodes elsewhere have not sent, and why: one JSON line for each name."""
         return self.path / "left_out.jsonl"
 
     @property
     def environment(self) -> Path:
-        """What the script's environment was made of, with the exact versions, where one was built."""
+        """The packages of the script's environment with the exact versions, where one was built."""
         return self.path / "environment.json"
 
     @property
     def data(self) -> Path:
-        """What the run took from datastores, with fingerprints, and what it stored there."""
+        """The data that the run took from datastores, with fingerprints, and what it stored there."""
         return self.path / "data.json"
 
     @property
     def carried(self) -> Path:
-        """Where what the job names on the submitting machine lies on this one; not there where that is the same."""
+        """Says where on this machine lies what the job names on the submitting one; not there where that is the same."""
         return self.path / "carried.json"
 
     @property
@@ -236,19 +236,19 @@ class RunFolder:
         return self.path / "home.json"
 
     def prepare_log(self, node_rank: int) -> Path:
-        """What was installed and fetched on a node before the workers, and stored after them."""
+        """The log of what was installed and fetched on a node before the workers, and stored after them."""
         return self.logs / f"prepare_{node_rank}.log"
 
     def prepared(self, node_rank: int) -> Path:
-        """What a node has ready for its workers, or why it has not."""
+        """A node's result of preparing: what it has ready for its workers, or why it has not."""
         return self.path / "prepared" / f"node_{node_rank}.json"
 
     def stored(self, node_rank: int) -> Path:
-        """What a node has stored at the end, or why it could not."""
+        """A node's result of storing at the end: what it has stored, or why it could not."""
         return self.path / "prepared" / f"stored_{node_rank}.json"
 
     def cleaned(self, node_rank: int) -> Path:
-        """That a node has nothing more of the run, or why not."""
+        """A node's result of cleaning up: that it has nothing more of the run, or why not."""
         return self.path / "prepared" / f"cleaned_{node_rank}.json"
 
     @property
@@ -260,7 +260,7 @@ class RunFolder:
         return self.path / "metrics"
 
     def metric_log(self, rank: int, attempt: int = 1) -> Path:
-        """What a rank logs in one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
+        """A rank's metrics of one attempt: a worker of an earlier one that is cut off, and not dead yet, can't write there."""
         return self.metrics / (f"rank_{rank}.jsonl" if attempt == 1 else f"rank_{rank}.{attempt}.jsonl")
 
     @property
@@ -270,7 +270,7 @@ class RunFolder:
 
     @property
     def driver_log(self) -> Path:
-        """What the supervisor and the launcher say."""
+        """The words of the supervisor and the launcher."""
         return self.logs / "driver.log"
 
     def live_log(self, rank: int) -> Path:
@@ -295,7 +295,7 @@ class RunFolder:
         return self.attempt(attempt) / f"error_{rank}.json"
 
     def worker_end(self, attempt: int, rank: int) -> Path:
-        """How the worker ended, written beside it where the supervisor is not its parent."""
+        """The worker's end, written beside it where the supervisor is not its parent."""
         return self.attempt(attempt) / f"end_{rank}.json"
 
     def worker_alone(self, attempt: int, rank: int) -> Path:
@@ -311,7 +311,7 @@ class RunFolder:
         return sorted(self.attempt(attempt).glob("*.held"))
 
     def file(self, name: str) -> Path:
-        """Where the run's file of this name (`outputs/...`, `logs/...` or any other) lies.
+        """The path of the run's file of this name (`outputs/...`, `logs/...` or any other).
 
         Raises:
             FileNameError: the name leaves the run's folder.

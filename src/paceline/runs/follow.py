@@ -41,6 +41,7 @@ class RunWatch:
             found = self.folder.record.stat()
         except OSError:
             return 0, 0
+        # Both: a record is replaced, never rewritten, and two within one tick of the file system's clock have one time.
         return found.st_mtime_ns, found.st_ino
 
 
@@ -116,7 +117,7 @@ class Show:
             self._state(record)
 
     def _tell_attempts(self, record: RunRecord, until: int) -> None:
-        """That attempts up to this number have started, each told once however many came between two looks."""
+        """Tell that attempts up to this number have started, each once, however many came between two looks."""
         while self._attempts_told < min(until, len(record.attempts)):
             before, now = record.attempts[self._attempts_told - 1 : self._attempts_told + 1]
             self._attempts_told += 1
@@ -130,14 +131,14 @@ class Show:
 
 
 def prefix(line: LogLine, world_size: int, attempts: int = 1) -> str:
-    """What stands before a line in a merged view: nothing for one worker, else its rank (and attempt, if several)."""
+    """The text before a line in a merged view: nothing for one worker, else its rank (and attempt, if several)."""
     if world_size == 1:
         return ""
     return f"[rank {line.rank}] " if attempts <= 1 else f"[{line.attempt}: rank {line.rank}] "
 
 
 def node_prefix(said: LogLine, node_count: int) -> str:
-    """What stands before a line that a node says: two spaces, and the node's number if there are several."""
+    """The text before a line that a node says: two spaces, and the node's number if there are several."""
     return f"  [node {said.rank}] " if node_count > 1 else "  "
 
 
@@ -178,7 +179,7 @@ def state_text(record: RunRecord) -> str:
 
 
 def attempt_text(before: Attempt, now: Attempt) -> str:
-    """That another attempt has started, and why, in words: the merged log goes on with its lines."""
+    """Tells in words that another attempt has started, and why: the merged log goes on with its lines."""
     return f"Attempt {before.number} ended ({before.cause}); attempt {now.number} starts."
 
 

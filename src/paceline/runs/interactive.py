@@ -41,6 +41,7 @@ def create(
     """
     run_id = check_run_id(run_id) if run_id else new_run_id(experiment)
     folder = RunFolder(runs_dir / run_id)
+    # For the message; of two programs at once, the second fails at the rename in `store.create`.
     if folder.path.exists():
         raise RunStateError(f"there is a run {run_id!r} already. Give another run_id, or none.")
     record = RunRecord(
@@ -55,6 +56,7 @@ def create(
         owner=store.owner(),
     )
     fd = store.create(runs_dir, record)
+    # Handlers run in reverse order, so those that the program registers after this one still find its runs alive.
     if not _ours:
         atexit.register(_end_all)
     _ours[folder] = (fd, os.getpid())
@@ -64,7 +66,7 @@ def create(
 
 
 def is_ours(folder: RunFolder) -> bool:
-    """Whether this process looks after the run."""
+    """True if this process looks after the run."""
     return folder in _ours and _ours[folder][1] == os.getpid()
 
 
@@ -101,6 +103,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
     )
+    # After the record: a reader who finds the lock free before the end is written takes the run for deserted.
     os.close(_ours.pop(folder)[0])
 
 
@@ -122,6 +125,7 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
 def _end_all() -> None:
     """At the end of the program: its unfinished runs end as it does."""
     error = getattr(sys, "last_value", None)
+    # A child that was forked may come here as well, with its parent's runs: they are not its own to end.
     for folder in list(_ours):
         if is_ours(folder):
             # One whose folder was deleted meanwhile must not keep the others from their end.

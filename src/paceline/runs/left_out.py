@@ -1,4 +1,4 @@
-"""What of a run's files is no file of the run's, and how links are set right before the run's working folder goes."""
+"""Names that are no files of the run's though they lie in its folders; and links set right before the working folder goes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def text(one: Mapping[str, str]) -> str:
 
 
 def lines(record: RunRecord, limit: int = 5) -> list[str]:
-    """What a run has left out, for people: a line each, and one for the rest."""
+    """The names that a run has left out, for people: a line each, and one for the rest."""
     shown = [text(one) for one in record.left_out[:limit]]
     more = record.left_out_count - len(shown)
     return shown + ([f"and {more} more: paceline show {record.run_id} --json"] if more > 0 else [])
@@ -88,10 +88,12 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
                 path.symlink_to(entry.target)
             elif entry.kind == "file":
                 try:
+                    # A second name takes no space. What lies in another file system, or can't have one, is copied.
                     os.link(top / entry.real, path, follow_symlinks=False)
                 except OSError:
                     shutil.copy2(top / entry.real, path, follow_symlinks=False)
         if beside.is_dir():
+            # A rename puts a file in the place of a link, but no folder.
             (top / link.name).unlink()
         os.rename(beside, top / link.name)
     finally:
@@ -100,7 +102,7 @@ def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
 
 
 def _outputs_elsewhere(folder: RunFolder) -> dict[str, str]:
-    """Of a script that has put a link of its own in the place of `outputs` in its working folder."""
+    """The link of a script's own that it has put in the place of `outputs` in its working folder; empty where there is none."""
     link = folder.work / "outputs"
     if not link.is_symlink() or os.path.realpath(link) == os.path.realpath(folder.outputs):
         return {}

@@ -1,4 +1,4 @@
-"""Where in a run's merged log to begin: before its last lines, or at a moment. Read from the end; a log may be huge.
+"""Finds where in a run's merged log to begin: before its last lines, or at a moment. Reads from the end; a log may be huge.
 
 The supervisor's notes (`log_order.txt`: time, rank, bytes) are the index. They cut each rank's log into spans, whose order
 is that of the merged view, and what is not noted yet comes last, by rank:
@@ -57,7 +57,7 @@ class LogStart:
 def last_lines_start(
     folder: RunFolder, attempts: Sequence[int], ranks: Sequence[int], count: int, *, unended: bool = True
 ) -> LogStart:
-    """Where the last `count` lines of these attempts and ranks begin, or some lines before that.
+    """The place where the last `count` lines of these attempts and ranks begin, or some lines before that.
 
     attempts: in order; without one, the log's beginning. unended: whether a line that is not ended yet counts as one.
     """
@@ -73,7 +73,7 @@ def last_lines_start(
 def moment_start(
     folder: RunFolder, attempts: Sequence[Attempt], ranks: Sequence[int], time_s: float
 ) -> LogStart | None:
-    """Where the lines begin that were ended at `time_s` (seconds since 1970) or later; None where all are older.
+    """The place of the first line that was ended at `time_s` (seconds since 1970) or later; None where all are older.
 
     attempts: of the run, or some of them, in order; of one that has ended earlier nothing is shown.
     """
@@ -88,7 +88,7 @@ def moment_start(
 
 
 def tail_offset(path: Path, count: int) -> int:
-    """Where in a file its last `count` lines begin; one that is not ended counts, too."""
+    """The offset in a file where its last `count` lines begin; one that is not ended counts, too."""
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -109,7 +109,7 @@ def tail_offset(path: Path, count: int) -> int:
 def _from_the_end(
     folder: RunFolder, attempt: int, ranks: Sequence[int], count: int, unended: bool
 ) -> tuple[LogStart, int]:
-    """Where to begin in this attempt, and how many lines there are from there on: `count`, or all."""
+    """The place to begin in this attempt, and the number of lines from there on: `count`, or all."""
     with contextlib.ExitStack() as files:
         logs: dict[int, IO[bytes]] = {}
         for rank in ranks:
@@ -238,7 +238,7 @@ class _Notes:
 
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
-    """Where the last note of this rank ends, and its offset."""
+    """The place where the last note of this rank ends, and its offset."""
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)
@@ -258,7 +258,7 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 
 
 def _line_start(file: IO[bytes], offset: int) -> int:
-    """Where the line begins that has this byte."""
+    """The offset where the line begins that has this byte."""
     begin = max(0, offset - _FAR_BACK)
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
@@ -276,6 +276,6 @@ def _newlines_back(file: IO[bytes], begin: int, end: int) -> Iterator[int]:
 
 
 def _is_unended(file: IO[bytes], end: int) -> bool:
-    """Whether there is something behind the last newline, carriage returns aside."""
+    """True if there is something behind the last newline, carriage returns aside."""
     file.seek(max(0, end - _CHUNK))
     return bool(file.read(_CHUNK).rpartition(b"\n")[2].strip(b"\r"))

@@ -98,7 +98,7 @@ class LineAssembler:
         return None
 
     def end(self) -> Iterator[str]:
-        """What is left at the end of the log."""
+        """The rest at the end of the log."""
         if self._partial:
             text = _last_state(self._partial)
             if text and text != self._shown:
@@ -119,7 +119,7 @@ class _Tail:
         self.position = position
 
     def read(self, until: int | None = None) -> Iterator[bytes]:
-        """What there is now, up to the offset `until`, in pieces. A file that grows meanwhile is not chased."""
+        """The bytes that are there now, up to the offset `until`, in pieces. A file that grows meanwhile is not chased."""
         if self._file is None:
             try:
                 self._file = open(self._path, "rb")  # noqa: SIM115 - stays open while the run is followed
@@ -147,7 +147,7 @@ class _Tail:
             yield data
 
     def _look_for_gap(self) -> bool:
-        """Whether more is left out than when it was looked at last."""
+        """True if more is left out than when it was looked at last."""
         try:
             found = os.stat(gaps.path_of(str(self._path)))
         except OSError:
@@ -271,7 +271,7 @@ class LogFollower:
 
 
 class PrepareFollower:
-    """What the nodes say while they prepare and store, to be asked for what is new again and again."""
+    """The lines of nodes that prepare and store, to be asked for what is new again and again."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
         self._tails = {rank: _Tail(folder.prepare_log(rank)) for rank in range(node_count)}
@@ -307,7 +307,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
 
 
 def _last_state(line: bytes) -> bytes:
-    """What a terminal shows of a line with carriage returns in it, near enough: the last piece that is not empty."""
+    """The piece that a terminal shows of a line with carriage returns, near enough: the last that is not empty."""
     if b"\r" not in line:
         return line
     pieces = [piece for piece in line.split(b"\r") if piece]

@@ -80,6 +80,8 @@ class MetricLog:
         if self._is_torn:
             line = b"\n" + line
         self._is_torn = True
+        # No lock: the file was opened with O_APPEND, so the kernel puts each write whole behind what is there, whichever thread
+        # or forked child it comes from.
         written = os.write(self._fd, line)
         if written != len(line):
             os.write(self._fd, line[written:])  # only a full disk cuts a write short, and this one says so
@@ -148,7 +150,7 @@ def placed_entries_by_name(
     ranks: Collection[int] | None = None,
     attempts: Collection[int] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """As `entries_by_name`, with the `rank` and `attempt` of each line. ranks, attempts: what these logged; None for all."""
+    """The same as `entries_by_name`, each line with its `rank` and `attempt`. ranks, attempts: these alone; None for all."""
     found: dict[int, dict[str, list[dict[str, Any]]]] = {}
     for rank, paths in metric_logs(directory).items():
         if ranks is not None and rank not in ranks:

@@ -18,7 +18,7 @@ class Passage(Protocol):
         """Pass on one of `in_<n>.json`."""
 
     def heard(self) -> list[dict[str, Any]]:
-        """What has come since the last call, without waiting for it: {"out"}, {"err"}, {"exit"} or {"error"}.
+        """The messages since the last call, without waiting for any: {"out"}, {"err"}, {"exit"} or {"error"}.
 
         To be called every second at least: so the other side knows that somebody is here.
 

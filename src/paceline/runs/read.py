@@ -44,7 +44,7 @@ def record(folder: RunFolder) -> RunRecord:
 
 
 def _is_own(folder: RunFolder) -> bool:
-    """Whether this process is one of the run's own: then the run lives."""
+    """True if this process is one of the run's own: then the run lives."""
     return os.environ.get("PACELINE_RUN_ID") == folder.run_id
 
 

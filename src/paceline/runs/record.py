@@ -43,7 +43,7 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is known of a run.
+    """The record of a run: all that is known of it.
 
     kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`).
     status: one of `paceline.runs.states`.

@@ -41,7 +41,7 @@ QUEUED, RUNNING, GONE, UNREACHABLE = "queued", "running", "gone", "unreachable"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JobStatus:
-    """What an engine says of a run's job.
+    """An engine's word on a run's job.
 
     state: "queued", "running", "gone" (ended, or never heard of) or "unreachable" (the engine does not answer).
     message: what a queued job waits for; how one ended that is gone; why the engine can't be reached.
@@ -58,7 +58,7 @@ class Teller(Protocol):
     """A target, for runs that it has given to an engine."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """What the engine says of the run, no older than some seconds; the run's folder here is brought up to date."""
+        """The engine's word on the run, no older than some seconds; the run's folder here is brought up to date."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
         """Ask for the end of the run's job, beside `cancel.json`, which its supervisor looks for."""
@@ -122,7 +122,7 @@ _Result = TypeVar("_Result")
 def reads(
     method: Callable[Concatenate[_Handle, _Parameters], _Result],
 ) -> Callable[Concatenate[_Handle, _Parameters], _Result]:
-    """For a handle's methods that read what a run leaves in its folder: `refresh` comes first.
+    """A decorator for a handle's methods that read what a run leaves in its folder: `refresh` comes first.
 
     Methods that read the record need none of it, for `paceline.runs.read` asks the engine by itself.
     """
@@ -136,7 +136,7 @@ def reads(
 
 
 def is_copy(folder: RunFolder) -> bool:
-    """Whether the run's folder here is a copy of one elsewhere, which is brought up to date by who reads the run."""
+    """True if the run's folder here is a copy of one elsewhere, which is brought up to date by who reads the run."""
     return bool(engine(folder).get("mirrored"))
 
 
@@ -151,6 +151,7 @@ def cancel(folder: RunFolder) -> None:
 
 def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
     try:
+        # By a file's time, not this process's clock: each reader starts anew, and they count from the first who has seen it.
         since = folder.gone.stat().st_mtime
     except OSError:
         with contextlib.suppress(OSError):
@@ -170,6 +171,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
         record = store.stored(folder)
         if record.is_terminal:
             return record
+        # Under the lock, and with the record as it is now: the supervisor's own last word, if there is one, has been seen.
         ended = _ended(record, found)
         names = ("failure", "exit_code", "ended_utc", "canceled_by", "attempts", "waiting_for")
         changes: dict[str, Any] = {name: getattr(ended, name) for name in names}
@@ -215,10 +217,10 @@ def _teller(folder: RunFolder) -> Teller:
 
 
 def passage(folder: RunFolder) -> Passage | None:
-    """As `paceline.runs.read.passage`, by the run's target, where it has one."""
+    """The same as `paceline.runs.read.passage`, by the run's target, where it has one."""
     return _teller(folder).passage(folder)
 
 
 def engine(folder: RunFolder) -> dict[str, Any]:
-    """What was written down of the run's job: "engine", "job_id" and what else the target wants to know."""
+    """The notes on the run's job: "engine", "job_id" and what else the target wants to know."""
     return dict(read_json(folder.engine) or {})

@@ -35,7 +35,7 @@ _ABANDONED_S = 3600.0
 
 
 def check_removable(record: RunRecord, *, force: bool = False) -> None:
-    """That the run is over. force: or that its engine can't be asked.
+    """Refuse a run that is not over. force: one whose engine can't be asked passes.
 
     Raises:
         RunStateError: it is not.
@@ -65,6 +65,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
     record = read.record(folder)
     check_removable(record, force=force)
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
+    # Whoever holds the lock is the only one who may write the record, so nobody can begin to look after the run meanwhile.
     with _locked(folder):
         record = store.stored(folder)  # a killed submission may have been taken up meanwhile
         if not force:

@@ -1,4 +1,4 @@
-"""Which runs a filter lets through: the SDK's rules for type, tags, properties and status."""
+"""The filter of runs: the SDK's rules for type, tags, properties and status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matches(
     status: str | None = None,
     children: bool = False,
 ) -> bool:
-    """Whether the run passes every filter that is given.
+    """True if the run passes every filter that is given.
 
     tags: a dict of tag -> value, or one tag's name, whatever its value. children: let runs with a parent through.
     """

@@ -18,7 +18,7 @@ from paceline.runs.metrics import placed_entries_by_name
 
 @dataclass(frozen=True, kw_only=True)
 class MetricSeries:
-    """What was logged under one name, in order of time over all ranks; five tuples of one length.
+    """The values that were logged under one name, in order of time over all ranks; five tuples of one length.
 
     steps: the step given with a value, None where there was none. values: as logged; a list's items one by one; of a row or
     a table its dict; of an image its file's name. times: seconds since 1970, by the clock of the worker's machine.

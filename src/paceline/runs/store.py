@@ -46,6 +46,8 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
         hidden.path.mkdir()
         fd = -1
         try:
+            # The lock is taken while the folder is hidden: under its own name there is no moment at which nobody looks after
+            # the run.
             fd = _fill(hidden, record, secrets or {})
             os.rename(hidden.path, folder.path)
         except BaseException:
@@ -64,6 +66,7 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
 def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str]) -> int:
     for part in (folder.logs, folder.outputs, folder.metrics, folder.checkpoints):
         part.mkdir()
+    # Space for the last records, taken while there is some.
     folder.ballast.write_bytes(b"\0" * _BALLAST_BYTES)
     if secrets:
         write_json(folder.secrets, dict(secrets), mode=PRIVATE)
@@ -75,7 +78,7 @@ def _fill(folder: RunFolder, record: RunRecord, secrets: Mapping[str, str]) -> i
 
 
 def owner() -> dict[str, Any]:
-    """What a record says of the process that looks after a run: this one."""
+    """The owner of a run, for its record: this process."""
     return {"pid": os.getpid(), "host": socket.gethostname(), "boot_id": processes.boot_id()}
 
 
@@ -86,6 +89,8 @@ def write(folder: RunFolder, record: RunRecord) -> None:
     A state on the way there is not worth the run: readers keep seeing the one before.
     """
     try:
+        # Only the end has to survive a power cut. After one before the end no worker is left, and readers see that nobody looks
+        # after the run.
         _write(folder, record, sync=record.is_terminal)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -121,6 +126,7 @@ def change(folder: RunFolder, record: RunRecord, status: str, **changes: Any) ->
     if record.failure is not None:
         event["message"] = record.failure.message
     with contextlib.suppress(OSError):
+        # The state counts, not the note of it: a full disk must not keep the record from being written.
         append_line(folder.events, event)
     if record.is_terminal:
         # First: were this process killed in between, whoever sets the run right would come here again.
@@ -168,7 +174,7 @@ def shown(folder: RunFolder, record: RunRecord) -> RunRecord:
 
 
 def deserted_report(record: RunRecord) -> FailureReport:
-    """Why a run that nobody looks after has failed."""
+    """The report on why a run that nobody looks after has failed."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
     elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
@@ -193,7 +199,7 @@ def mark_closing(folder: RunFolder) -> None:
 
 
 def deserted(record: RunRecord) -> RunRecord:
-    """What the record of a run that nobody looks after will be, for those who read it before that is written."""
+    """The record that a run that nobody looks after will have, for those who read it before that is written."""
     return _failed(record, deserted_report(record), utc_now())
 
 
@@ -222,6 +228,7 @@ def close_deserted(
     ended = _failed(record, report, ended_utc or utc_now())
     changes = {name: getattr(ended, name) for name in ("failure", "exit_code", "ended_utc", "attempts")}
     record = change(folder, record, ended.status, **changes, scratch_dir=None)
+    # Last: as long as it is there, readers say what the record will say.
     folder.closing.unlink(missing_ok=True)
     return record
 
@@ -239,9 +246,13 @@ def set_right(folder: RunFolder) -> RunRecord:
         record = stored(folder)
         if record.is_terminal:
             return record
+        # Read again under the lock, for another reader or the owner itself may have written the end since. Who holds the lock
+        # now is the record's one writer.
         report = deserted_report(record)
         mark_closing(folder)
         if record.kind == "script":
+            # Before the end is written: of a run that has ended nothing may go on. By their environment, for the supervisor
+            # whose descendants they were is gone.
             processes.kill_with_variable("PACELINE_RUN_DIR", str(folder.path))
             remove_containers(record.job, record.run_id)
         return close_deserted(folder, record, report)
@@ -263,5 +274,5 @@ def stored(folder: RunFolder) -> RunRecord:
 
 
 def was_here(record: RunRecord) -> bool:
-    """Whether the run's owner was a process of this machine."""
+    """True if the run's owner was a process of this machine."""
     return record.owner.get("host") == socket.gethostname()

@@ -19,7 +19,7 @@ _PATIENCE_S = 30.0
 
 @dataclass
 class Notes:
-    """What the lines of a notes file come to."""
+    """The content of a notes file: what its lines come to."""
 
     tags: dict[str, str | None] = field(default_factory=dict)
     properties: dict[str, str] = field(default_factory=dict)

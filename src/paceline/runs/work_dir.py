@@ -43,6 +43,7 @@ def clean(folder: RunFolder) -> None:
         if (folder.work / "outputs").is_symlink():
             (folder.work / "outputs").unlink()
         source = folder.snapshot.resolve(strict=True)
+        # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
             original = source / os.path.relpath(directory, work)
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
@@ -97,4 +98,5 @@ def _same(path: str, original: Path) -> bool:
         return False
     if stat.S_ISLNK(mine.st_mode):
         return stat.S_ISLNK(theirs.st_mode) and os.readlink(path) == os.readlink(original)
+    # Times were kept when the copy was made, so an equal time means that nobody has written since.
     return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)

@@ -43,6 +43,7 @@ def git_state(source: Path) -> dict[str, object]:
 
 
 def _git(source: Path, *arguments: str) -> subprocess.Popen[str] | None:
+    # `git status` refreshes the index, and takes its lock for that; the user's own git would find it locked.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     try:
         return subprocess.Popen(
@@ -64,6 +65,7 @@ def _output(process: subprocess.Popen[str] | None) -> str | None:
     try:
         text, _ = process.communicate(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        # On a network disk a status may take minutes; the second call takes the killed process off the system.
         process.kill()
         process.communicate()
         return None

@@ -1,4 +1,4 @@
-"""What a snapshot leaves out: the patterns of `.amlignore`, or where there is none of `.gitignore`, and a few names.
+"""The names that a snapshot leaves out: by the patterns of `.amlignore`, or where there is none of `.gitignore`, and a few more.
 
 The syntax is git's, ignore files in subfolders included; pathspec reads it.
 """
@@ -42,7 +42,7 @@ class Ignore:
         return [[directory, hashlib.sha256(text).hexdigest()] for directory, text in sorted(self._texts.items())]
 
     def ignores(self, path: str, *, is_directory: bool) -> bool:
-        """Whether the patterns leave out `path` (relative, forward slashes). The deepest folder's patterns count first."""
+        """True if the patterns leave out `path` (relative, forward slashes). The deepest folder's patterns count first."""
         if not self._texts:
             return False
         directory = os.path.dirname(path)

@@ -35,7 +35,7 @@ Stamp: TypeAlias = "tuple[int, int, int, int, int]"
 
 @dataclass
 class Tree:
-    """What a scan found. Paths are relative, with forward slashes.
+    """The tree that a scan found. Paths are relative, with forward slashes.
 
     files: path -> its stamp. links: path -> target. directories: those that hold nothing else, and all others.
     hashes: path -> hash, for the files that are unchanged since the last scan.
@@ -55,7 +55,7 @@ class Tree:
         return sum(stamp[0] for stamp in self.files.values())
 
     def to_cache(self, snapshot_id: str) -> dict[str, Any]:
-        """What the next scan wants to know of this one, once all hashes are there."""
+        """The cache for the next scan, once all hashes are there."""
         return {
             "id": snapshot_id,
             "ignore": self.ignore_key,
@@ -99,6 +99,7 @@ class _Scan:
         trust = self._known_ignore is not None
         self._walk("", trust=trust)
         self._tree.ignore_key = self._ignore.key()
+        # An ignore file has changed: what was decided by the old ones is worth nothing, so all is decided again.
         if trust and self._tree.ignore_key != self._known_ignore:
             return _Scan(self._tree.source, {}, Path(self._leave_out), [*map(Path, self._files_out)]).run()
         _check_limits(self._tree)

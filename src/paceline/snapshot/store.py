@@ -134,6 +134,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
     except FileNotFoundError:
         raise _ChangedError(path) from None
     with source:
+        # By the open file, not by its path: an editor may have put another in its place since the scan.
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
         copy = open(target, "xb", buffering=0) if target is not None else None  # noqa: SIM115
@@ -146,6 +147,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
         finally:
             if copy is not None:
                 copy.close()
+        # Looked at again: it may have been written to while it was read, and its hash be that of no state it ever had.
         if stamp_of(os.fstat(source.fileno())) != tree.files[path]:
             raise _ChangedError(path)
     return digest.hexdigest()
@@ -183,6 +185,8 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
         for path, link in tree.links.items():
             os.symlink(link, beside / path)
         try:
+            # Two that copy the same tree at once: a rename onto a folder that is not empty fails, so the first stays, and no
+            # reader meets a part.
             os.rename(beside, target)
         except OSError:
             if not target.is_dir():
@@ -197,6 +201,7 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
         found = os.lstat(old)
         if stat.S_IMODE(found.st_mode) != stat.S_IMODE(tree.files[path][4]) or found.st_size != tree.files[path][0]:
             return False
+        # Hashed, not trusted by its times: somebody may have written into a snapshot.
         digest = hashlib.sha256()
         with open(old, "rb", buffering=0) as file:
             while data := file.read(_CHUNK):

@@ -152,6 +152,7 @@ class ExecCommands:
     def _look_after(self, one: _Running) -> None:
         folder, now = self._folder.exec_requests / one.id, time.monotonic()
         if one.ended is not None:
+            # The asking program removes its folder when it has read the end; one that was killed never will.
             if not folder.exists() or now - one.ended > _READ_S:
                 one.output.unlink(missing_ok=True)
                 shutil.rmtree(folder, ignore_errors=True)

@@ -19,6 +19,7 @@ def wrapped(commands: Sequence[Command], launch: Launch, shells: Sequence[Mappin
     """The commands as they are, or in containers where the nodes were prepared for them. shells: of each node."""
     if launch.prepared[0].container is None:
         return list(commands)
+    # Without a remote shell all nodes are stand-ins on this machine, with one engine; else each node has found its own.
     if not launch.remote_shell:
         from paceline.containers import wrap_all
 
@@ -100,7 +101,7 @@ def _on_its_node(command: Command, launch: Launch, shells: Sequence[Mapping[str,
 
 
 def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
-    """What a node was found to have for its containers, as `wrap` takes it."""
+    """The engine, image and mounts that a node was found to have for its containers, as `wrap` takes them."""
     from paceline.containers import ContainerEngine, Mount
 
     container = launch.prepared[node_rank].container
@@ -114,7 +115,7 @@ def _found(launch: Launch, node_rank: int) -> dict[str, Any]:
 
 
 def left_its_container(launch: Launch, folder: RunFolder, rank: int, is_alive: Callable[[int], bool]) -> bool:
-    """Whether a worker's client has ended while its container had not, or was never made.
+    """True if a worker's client has ended while its container had not, or was never made.
 
     podman ends with 0 at a SIGTERM that comes before it hands signals on: as if the script had ended well.
     is_alive: asked for the process that the worker has noted.

@@ -1,4 +1,4 @@
-"""What an attempt has left: brought here from nodes elsewhere, and output folders stored where they belong."""
+"""Brings home what an attempt has left on nodes elsewhere, and stores output folders where they belong."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def settle_links(run: Supervision, outcome: Outcome) -> None:
     if outcome.stopped == "interrupted" or not run.record.attempts:
         return
     try:
+        # First, for the files that it moves into `outputs` may be, or may be behind, links that are to be settled.
         work_dir.rescue_outputs(run.folder)
         left_out.settle(run.folder)
     except OSError as error:

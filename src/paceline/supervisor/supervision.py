@@ -24,7 +24,7 @@ from paceline.targets import Nodes, Target
 
 @dataclass
 class Outcome:
-    """How an attempt ended.
+    """The end of an attempt.
 
     stopped: the reason why it was stopped from outside, "cancel" or "time_limit"; stalled: what its ranks then waited for.
     """
@@ -45,6 +45,7 @@ class Supervision:
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        # First of all: from here on a signal to stop is noted, where it would have killed this process before.
         self.wake = Wake()
         self.record: RunRecord = store.stored(folder)
         assert self.record.job is not None, "only submitted runs have a supervisor"

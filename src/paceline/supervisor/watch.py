@@ -156,7 +156,7 @@ class WorkerWatch:
             self._wake.sleep(_TICK_S)
 
     def _is_over(self) -> bool:
-        """Whether no more can come of the attempt: all workers have ended, or what is left of them has to be ended."""
+        """True if no more can come of the attempt: all workers have ended, or what is left of them has to be ended."""
         now = time.time()
         if self._lost or len(self._exit_codes) == len(self._places):
             return True
@@ -255,7 +255,7 @@ class WorkerWatch:
         return [rank for rank, pid in self._pids.items() if rank not in self._exit_codes and self._is_alive(rank, pid)]
 
     def _is_there(self, rank: int) -> bool:
-        """Whether a rank's worker has reported its start and not ended."""
+        """True if a rank's worker has reported its start and not ended."""
         return rank in self._living() and self._folder.worker_start(self._launch.attempt, rank).exists()
 
     def _is_alive(self, rank: int, pid: int) -> bool:
@@ -275,7 +275,7 @@ class WorkerWatch:
             time.sleep(0.005)
 
     def _unreported(self) -> bool:
-        """Whether the end of a command that was started here is still to come; from a lost node none will."""
+        """True if the end of a command that was started here is still to come; from a lost node none will."""
         return any(
             self._launcher_code is None
             if started.command.is_launcher

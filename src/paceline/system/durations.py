@@ -46,7 +46,7 @@ def seconds(given: str | float | dt.timedelta, *, unit: str = "s") -> float:
 
 
 def forms(unit: str = "s") -> str:
-    """How a duration may be written, for messages and help. unit: of a number that has none, as in `seconds`."""
+    """The forms in which a duration may be written, for messages and help. unit: of a number that has none, as in `seconds`."""
     return _FORMS.format(unit=_WORDS[unit])
 
 

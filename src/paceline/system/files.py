@@ -188,6 +188,7 @@ def read_json(path: Path) -> Any:
 def append_line(path: Path, value: Any) -> None:
     """Append one JSON line in one write, so that lines of several processes never mix."""
     line = json.dumps(value).encode() + b"\n"
+    # APPEND: the kernel finds the end and writes there in one step, whoever else appends.
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         # A line that a full disk or a SIGKILL cut short must not swallow this one.

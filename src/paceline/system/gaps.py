@@ -1,4 +1,4 @@
-"""What is left out of the middle of a log that has grown beyond its limit.
+"""Leaves out the middle of a log that has grown beyond its limit.
 
 A worker writes straight into its log, so nobody stands between who could stop it. Instead the blocks in the middle are
 given back to the file system while it writes (fallocate(2), FALLOC_FL_PUNCH_HOLE), which moves no byte that stays:
@@ -44,14 +44,14 @@ class Gap(NamedTuple):
         ).encode()
 
     def place(self, offset: int) -> int:
-        """Where in the short file that is which was written at this offset of the long one."""
+        """The offset in the short file of what was written at this offset of the long one."""
         if offset <= self.begin:
             return offset
         return max(offset - self.end, 0) + self.begin + len(self.mark())
 
 
 def path_of(log: str) -> str:
-    """Where the gap of a log is told: `gap_3.json` beside `rank_3.log`, before which it is sent to other machines."""
+    """The file that tells of a log's gap: `gap_3.json` beside `rank_3.log`, before which it is sent to other machines."""
     folder, name = os.path.split(log)
     return os.path.join(folder, name.replace("rank_", "gap_", 1).removesuffix(".log") + ".json")
 
@@ -77,7 +77,7 @@ def read(log: str) -> Gap | None:
 
 
 def pieces(log: str, offset: int = 0) -> Iterator[bytes]:
-    """What there is of a log from this offset on, with the line in the place of what is left out.
+    """The bytes that there are of a log from this offset on, with the line in the place of what is left out.
 
     Raises:
         FileNotFoundError: there is no such log.
@@ -131,13 +131,16 @@ class Keeper:
                 if size - (gap.end if gap else begin) <= self._limit - begin:
                     return
                 self._gap = Gap(begin, _after_line(file.fileno(), size - self._limit // 2), self._limit)
+                # First the note, then the hole: a reader who meets the hole's zeros must find out what they stand for.
                 _write(self._log, self._gap)
                 _punch(file.fileno(), self._gap)
                 # Who reads the file as it is finds the line too.
                 os.pwrite(file.fileno(), self._gap.mark(), begin)
+        # AttributeError: the C library has no fallocate, on macOS say.
         except (OSError, AttributeError) as error:
             if gap is None:
                 _unlink(path_of(self._log))
+            # A full disk may have room again; that a file system has no holes stays so.
             if getattr(error, "errno", None) != errno.ENOSPC:
                 self.trouble = getattr(error, "strerror", None) or str(error)
 
@@ -179,6 +182,7 @@ def close(log: str) -> Gap | None:
             made.write(gap.mark())
             _copy(source.fileno(), made.fileno(), gap.end, os.fstat(source.fileno()).st_size)
             size = made.tell()
+        # Then the note, with the short file's size, and last the file: at each moment the note fits the file that is there.
         _write(log, gap, size=size)
         os.replace(beside, log)
     except OSError:
@@ -197,6 +201,7 @@ def _after_line(fd: int, offset: int) -> int:
 def _punch(fd: int, gap: Gap) -> None:
     import ctypes
 
+    # By ctypes, for Python's posix_fallocate takes no flags. A system without this kind of hole fails, and changes nothing.
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.fallocate(fd, _KEEP_SIZE_PUNCH_HOLE, ctypes.c_int64(gap.begin), ctypes.c_int64(gap.end - gap.begin))
     if done != 0:

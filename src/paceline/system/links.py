@@ -91,7 +91,7 @@ def target_in(name: str, target: str, of_run: bool = True) -> "str | None":
 
 
 def find(top: str, name: str) -> "Entry | None":
-    """What the run has under this one name, which may lie behind links; None where there is nothing."""
+    """The entry that the run has under this one name, which may lie behind links; None where there is nothing."""
     real_top = os.path.realpath(top)
     place = os.path.relpath(os.path.realpath(os.path.join(real_top, name)), real_top)
     if not may_be_had(name, place):
@@ -108,7 +108,7 @@ def find(top: str, name: str) -> "Entry | None":
 
 
 def may_be_had(name: str, place: str) -> bool:
-    """Whether what lies at `place` may be had under `name`, both relative to the run's folder."""
+    """True if what lies at `place` may be had under `name`, both relative to the run's folder."""
     tops = ("logs", "attempts") if _top_of(name) == "logs" else ()
     return _top_of(place) in FOLDERS + tops
 
@@ -122,6 +122,7 @@ def open_below(top: str, name: str) -> int:
     folder, _, last = name.rpartition("/")
     at = open_folder_below(top, folder)
     try:
+        # NONBLOCK: a pipe in the file's place would keep this waiting until somebody writes to it.
         fd = os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
@@ -144,6 +145,7 @@ def open_folder_below(top: str, name: str) -> int:
             inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
         finally:
             os.close(at)
+        # Each step starts at the folder that was opened before, by its descriptor: no name above is looked up a second time.
         at = inner
     return at
 
@@ -189,7 +191,7 @@ def _special(mode: int) -> str:
 
 
 def _share_of(name: str) -> "list[str]":
-    """What comes and goes as one: `work`, and each output for itself."""
+    """The beginning of a name by which files come and go as one: `work`, and each output for itself."""
     return name.split("/")[: 2 if name.startswith("uploads/") else 1]
 
 

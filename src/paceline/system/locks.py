@@ -19,6 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+# flock(2), here and below, and not the record locks of fcntl(2). A process loses those when it closes any file of the same
+# name, wherever in it, and can't hand one on; a flock belongs to the open file, and is held until the last descriptor of it is
+# closed, in a forked child or in a process that got it through a socket, too.
+
 _POLL_S = 0.02
 
 
@@ -40,6 +44,7 @@ def take(path: Path) -> int | None:
             raise
         return None
     try:
+        # Never to wait: many ask in passing, with nothing lost if somebody has it.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
@@ -48,7 +53,7 @@ def take(path: Path) -> int | None:
 
 
 def is_held(path: Path, *, here: bool = True) -> bool:
-    """Whether a living process holds the lock. Readers do not disturb each other: they ask for a shared lock.
+    """True if a living process holds the lock. Readers do not disturb each other: they ask for a shared lock.
 
     here: whether its holder would be a process of this machine. Of another user's lock, which can't be opened, the kernel
     tells for its own processes alone: any other counts as held.
@@ -61,6 +66,8 @@ def is_held(path: Path, *, here: bool = True) -> bool:
     except OSError:
         return False
     try:
+        # Shared, so that of two readers who look at once neither takes the other for a holder. Only `take` may fail for it, in
+        # the moment until it is closed; who has to have a lock asks again.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return False
     except OSError:
@@ -85,6 +92,7 @@ def locked(
     fd = _open(path)
     try:
         try:
+            # At first without waiting, to know whether there is anything to wait for.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if on_wait is not None:
@@ -92,6 +100,7 @@ def locked(
             if patience_s is None:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             else:
+                # Polled: flock has no limit of time, and the alarm signal that could cut it short belongs to the program.
                 _wait(fd, path, patience_s)
         yield fd
     finally:
@@ -114,7 +123,9 @@ def shared(path: Path) -> Iterator[int]:
 
 
 def holder(path: Path) -> str:
-    """Who holds the lock, in words: "process 41 (python train.py) of user alice"; as far as it can be seen from here."""
+    """The holder of the lock in words: "process 41 (python train.py) of user alice"; as far as it can be seen from here."""
+    # 0 stands for a process that this container does not see. One that is named may have ended: its children hold the lock
+    # then.
     for pid in filter(None, _pids(path, _rows() or [])):
         try:
             words = (
@@ -140,6 +151,8 @@ def user_name(uid: int) -> str:
 
 def _open(path: Path) -> int:
     try:
+        # Not inherited over exec: a program started later would hold the lock for as long as it runs. RDWR: NFS gives an
+        # exclusive lock only on a file that is open for writing.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         is_shared = os.stat(path.parent).st_mode & stat.S_IWGRP

@@ -24,6 +24,7 @@ SUPERVISOR_VARIABLE = "PACELINE_SUPERVISOR"
 
 def become_subreaper() -> None:
     """Make orphans below this process its own children. Does nothing where the system has no such thing."""
+    # A fork does not hand this down, an exec keeps it.
     if _LINUX:
         import ctypes
 
@@ -59,8 +60,10 @@ def boot_id() -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether there is a process of this number that is not a zombie."""
+    """True if there is a process of this number that is not a zombie."""
     try:
+        # No signal is sent, only looked whether one could be. It could be to a zombie, which is why the state is looked at
+        # below.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -99,6 +102,8 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
         for child in left:
             killed.add(child)
             send(child, signal.SIGKILL)
+        # A process that was killed is a zombie until it is waited for; its orphans come to this process, a subreaper, and are
+        # among the descendants of the next round.
         reap()
         if time.monotonic() > deadline:
             break
@@ -112,6 +117,7 @@ def kill_with_variable(name: str, value: str, *, wait_s: float = 10.0) -> int:
     many there were."""
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
+    # Until a round finds none: a process may have been started by one that had not been killed yet.
     while time.monotonic() < deadline:
         left = _marked(name, value)
         if not left:
@@ -140,6 +146,7 @@ def reap() -> list[tuple[int, int]]:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return ended
+        # There are children, but none that has ended.
         if pid == 0:
             return ended
         ended.append((pid, status))
@@ -157,7 +164,7 @@ def _marked(name: str, value: str) -> list[int]:
 
 
 def _below(pids: Sequence[int]) -> list[int]:
-    """As `descendants`, of several processes."""
+    """The same as `descendants`, of several processes."""
     parents, zombies = _family()
     children: dict[int, list[int]] = {}
     for child, parent in parents.items():
@@ -224,6 +231,7 @@ def _state(pid: int) -> str:
 
 def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
     try:
+        # The environment that the program was started with, whatever it has set since. Other users' can't be read.
         with open(f"/proc/{pid}/environ", "rb") as file:
             environment = b"\0" + file.read()
     except OSError:

@@ -59,7 +59,7 @@ class Documents:
         return sorted(stem for stem in stems if self.rule.fullmatch(stem))
 
     def path(self, name: str) -> Path:
-        """Where the document of this name lies, or would lie."""
+        """The path where the document of this name lies, or would lie."""
         assert self.rule.fullmatch(name), name
         return self.folder / f"{name}.json"
 
@@ -77,6 +77,7 @@ class Documents:
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+        # Whole and on the disk before it has its name: a reader finds all of it, after a power cut, too.
         write_whole(beside, json.dumps(document) + "\n", sync=True)
         try:
             os.link(beside, path)
@@ -146,6 +147,7 @@ class Versions:
         while True:
             last = read_json(documents.folder / ".last")
             version = max([last if isinstance(last, int) else 0, *self.versions(name)]) + 1
+            # Before the version: killed in between, a number is skipped, which is better than one that is given twice.
             write_json(documents.folder / ".last", version)
             # Only where the folder's locks hold for one machine alone can another have the number by now.
             with contextlib.suppress(FileExistsError):

@@ -41,6 +41,8 @@ def main(argv: "list[str]") -> None:
     if launcher is not None:
         from paceline.worker import monitor, ranks
 
+        # In this order: the rank names the log, the log takes what the rest may say, and the fork comes before anything is loaded
+        # that has threads.
         ranks.from_open_mpi(os.environ, "srun" if launcher == "--srun" else "mpirun")
         monitor.redirect_output()
         monitor.wait_for_child(under_srun=launcher == "--srun")

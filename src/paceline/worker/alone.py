@@ -1,4 +1,4 @@
-"""Whether a worker has trained a model by itself, though there are others: written down when its script ends well.
+"""Notes that a worker has trained a model by itself, though there are others, when its script ends well.
 
 By then the libraries that the script has loaded tell, and nothing had to be put in their way before. Nothing is said of a
 worker of which it is not certain: which has another way to reach its peers, or made no optimizer (it evaluates its part of
@@ -63,7 +63,7 @@ def trained_alone(modules: dict[str, ModuleType]) -> str | None:
 
 
 def _joined_ours(modules: dict[str, ModuleType]) -> bool:
-    """Whether Horovod's calls, or anything else on the collectives here, have made a world of several."""
+    """True if Horovod's calls, or anything else on the collectives here, have made a world of several."""
     return bool(getattr(modules.get("paceline.collectives.world"), "_generations", None))
 
 
@@ -97,7 +97,7 @@ def _joined_jax(modules: dict[str, ModuleType]) -> bool:
 
 
 def _has_torch_optimizer(module: ModuleType | None) -> bool:
-    """Whether one was ever made: a class of optimizers marks its `step` when the first of it is."""
+    """True if one was ever made: a class of optimizers marks its `step` when the first of it is."""
     optimizer = getattr(module, "Optimizer", None)
     return optimizer is not None and any(
         getattr(vars(kind).get("step"), "hooked", False) for kind in (optimizer, *_below(optimizer))
@@ -105,7 +105,7 @@ def _has_torch_optimizer(module: ModuleType | None) -> bool:
 
 
 def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
-    """Whether there is one that has variables, which it gets with its first step."""
+    """True if there is one that has variables, which it gets with its first step."""
     found = [
         getattr(modules.get(name), kind, None)
         for name, kind in (
@@ -119,7 +119,7 @@ def _has_keras_optimizer(modules: dict[str, ModuleType]) -> bool:
 
 
 def _is_there(kind: type, has: str = "__class__") -> bool:
-    """Whether an object of this kind is there whose attribute `has` is not empty."""
+    """True if an object of this kind is there whose attribute `has` is not empty."""
     import gc
 
     kinds = {kind, *_below(kind)}

@@ -13,6 +13,7 @@ from types import FrameType
 
 from paceline.worker import report
 
+#: What a launcher or a scheduler may send: mpirun signals the process that it has started, which is not the script's.
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 
 
@@ -35,7 +36,10 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         from paceline.worker.pmix import PmixRelay
 
         relay = PmixRelay(os.environ)
+    # Taken now, while the disk has room: the end is to be told on a full disk, too.
     report.hold_space(f"end_{os.environ['RANK']}.json")
+    # Forked while this process has one thread, and nothing of the script is loaded: a lock that another thread held at that
+    # moment would stay held in the child for ever.
     child = os.fork()
     if child == 0:
         if relay is not None:
@@ -50,6 +54,7 @@ def wait_for_child(*, under_srun: bool = False) -> None:
         except ProcessLookupError:
             pass
 
+    # After the fork: the worker keeps the handlers that it was started with.
     for number in _FORWARDED:
         signal.signal(number, forward)
     if relay is not None:
@@ -59,4 +64,6 @@ def wait_for_child(*, under_srun: bool = False) -> None:
     report.ended(128 - code if code < 0 else code)
     if relay is not None:
         relay.hold(os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"]), int(os.environ["WORLD_SIZE"]))
+    # 0 whatever the script's code was: at any other, mpirun would kill all other workers within half a second. And without exit
+    # handlers: those that ran until here are the worker's, which has run them.
     os._exit(0)

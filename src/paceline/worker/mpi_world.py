@@ -19,6 +19,7 @@ def check(mpi: Any, world_size: int) -> None:
     Raises:
         RunContextError: both sizes, and the library.
     """
+    # mpi4py initialises MPI when it is imported, unless the script has told it not to (mpi4py.rc.initialize).
     if not mpi.Is_initialized() or (size := mpi.COMM_WORLD.Get_size()) == world_size:
         return
     library = mpi.Get_library_version().splitlines()[0].partition(", package")[0].strip(" \0")

@@ -18,6 +18,7 @@ from collections.abc import MutableMapping
 
 #: PMIX_SERVER_URI4 and its like: "pmix-server.35;tcp4://127.0.0.1:60663".
 _URI = re.compile(r"(.*;tcp4://)([0-9.]+):(\d+)")
+#: Among the flags in /proc/<pid>/stat (proc(5)): set when a process begins to end, before its files are closed.
 _PF_EXITING = 0x4
 _LOOK_S = 0.1
 
@@ -27,6 +28,8 @@ class PmixRelay:
     the worker finds this. To be made before the worker is forked."""
 
     def __init__(self, environment: MutableMapping[str, str]) -> None:
+        # Threads, all in the process that waits: one for each listener and two for each connection, one each way. What they share
+        # is `_servers`, to which they only add and from which they only discard; both are atomic.
         self._listeners: dict[tuple[str, int], socket.socket] = {}
         self._servers: set[socket.socket] = set()
         self._worker = 0
@@ -42,12 +45,13 @@ class PmixRelay:
         return int(self._listeners[server].getsockname()[1])
 
     def leave(self) -> None:
-        """For the worker: this is its parent's."""
+        """Close the worker's copies of what belongs to its parent. Called in the worker."""
+        # Kept open here, the listeners would still take connections when the parent, who answers them, is gone.
         for listener in self._listeners.values():
             listener.close()
 
     def start(self, worker: int) -> None:
-        """For the parent: relay for this child."""
+        """Relay for this child. Called in the parent."""
         self._worker = worker
         for server, listener in self._listeners.items():
             _in_thread(self._accept, listener, server)
@@ -65,6 +69,7 @@ class PmixRelay:
             except OSError:
                 worker.close()
                 continue
+            # PMIx sends a small message and waits for the answer; Nagle's algorithm would hold each back for some 40 ms.
             for end in (worker, server):
                 end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._servers.add(server)
@@ -100,7 +105,7 @@ def _shut(end: socket.socket) -> None:
 
 
 def _is_ending(pid: int) -> bool:
-    """Whether a child has ended or is just ending. The kernel says so before it closes what the child has open."""
+    """True if a child has ended or is just ending. The kernel says so before it closes what the child has open."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

@@ -34,6 +34,7 @@ def from_open_mpi(environment: MutableMapping[str, str], starter: str = "mpirun"
     """
     rank = needed(environment, "OMPI_COMM_WORLD_RANK", _HINT)
     size = needed(environment, "OMPI_COMM_WORLD_SIZE", _HINT)
+    # Before anything is set: a worker of a world of another size must not report as one of the run's.
     if size != environment.get("WORLD_SIZE"):
         raise RunContextError(
             f"{starter} started {size} workers, but the job has {environment.get('WORLD_SIZE')}. "

@@ -1,4 +1,4 @@
-"""What a worker writes down about itself: that it has started, and the exception that ended it."""
+"""The reports that a worker writes about itself: that it has started, and the exception that ended it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 
 #: Ends the name of a file that holds the space for another.
 HELD = ".held"
+#: A block of most file systems, which a smaller report would take as well.
 _HELD_BYTES = 4096
 
 
@@ -104,7 +105,10 @@ def _write(name: str, value: dict[str, object]) -> None:
 
 
 def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
-    """Write into the space that is held: no new block is asked for. A traceback that is too long for it is left out."""
+    """Write into the space that is held: no new block is asked for. A traceback that is too long for it is left out.
+
+    A file system that copies on write (btrfs, ZFS) asks for one all the same, and may refuse it.
+    """
     import json
 
     if len(data) > _HELD_BYTES:

@@ -31,6 +31,7 @@ def run(path: str, arguments: list[str], *, is_module: bool = False) -> None:
         exec(code, main.__dict__)
         _end_well(worker)
     except SystemExit as error:
+        # As Python has it: sys.exit("some text") is a failure as well, and only None and 0 are none.
         if error.code in (None, 0):
             _end_well(worker)
         else:
@@ -54,6 +55,7 @@ def become(path: str, arguments: list[str]) -> NoReturn:
     """Turn this process into the program `path`, or one of that name on PATH: its exit code and its signals are the worker's."""
     if "/" not in path and not os.path.isfile(path):
         _become_one_on_path(path, arguments)
+    # The pid stays the same over exec, so whoever waits for the worker hears of the program's own end.
     program = os.path.abspath(path)
     try:
         os.execv(program, [program, *arguments])
@@ -82,8 +84,10 @@ def _file(path: str, arguments: list[str]) -> tuple[ModuleType, CodeType]:
     absolute = os.path.abspath(path)
     sys.argv = [path, *arguments]
     if not _IS_SAFE_PATH:
+        # With links resolved, as Python does it for `python script.py`.
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
     sys.modules["__main__"] = main = _main_module(absolute)
+    # As importlib opens code, so that audit hooks see this file as well.
     with io.open_code(absolute) as file:
         return main, compile(file.read(), absolute, "exec", dont_inherit=True)
 

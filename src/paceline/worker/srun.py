@@ -43,6 +43,7 @@ def take_place(environment: MutableMapping[str, str], options: Sequence[str]) ->
     said = {name: needed(environment, source, _HINT) for name, source in _AS_MPIRUN.items()}
     # The ranks of all workers on this node.
     said["OMPI_COMM_WORLD_LOCAL_SIZE"] = str(len(environment.get("SLURM_GTIDS", "").split(",")))
+    # Read before it is dropped with the others.
     node = environment.get("SLURMD_NODENAME")
     kept = [value for option, value in zip(options[::2], options[1::2], strict=True) if option == "--keep"]
     for name in [name for name in environment if name.startswith(_SLURM) and name not in kept]:

@@ -1,1 +1,1 @@
-"""What went wrong in an attempt, told from what its processes have left."""
+"""Tells what went wrong in an attempt from what its processes have left."""

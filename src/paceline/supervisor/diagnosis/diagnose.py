@@ -1,4 +1,4 @@
-"""Which worker failed first, and why: pure functions from what was seen to the failure report.
+"""Finds the worker that failed first, and why: pure functions from what was seen to the failure report.
 
 The first to exit is often not the first to fail. When a worker dies, those that wait for it in a collective get
 "connection closed by peer" and exit at once, while the one to blame may still be printing its traceback. So workers
@@ -37,7 +37,7 @@ _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerEnd:
-    """What was seen of one worker by the time the attempt was over.
+    """One worker's end, as far as it was seen by the time the attempt was over.
 
     exit_code: as a shell gives it; None while it ran. error: its error file. ended_at, error_at: seconds since 1970.
     stopped: Paceline ended it. stack: where it was when a signal such as SIGSEGV ended it.
@@ -187,7 +187,7 @@ def _suffered(end: WorkerEnd) -> bool:
 
 
 def _victim_text(end: WorkerEnd, of_first: str | None) -> str:
-    """What became of a worker after the first failure, whose exception was `of_first`."""
+    """The fate of a worker after the first failure, whose exception was `of_first`."""
     exception, _ = _exception(end)
     if end.stopped and not end.failed:
         return "was ended by Paceline because of it."

@@ -1,4 +1,4 @@
-"""What the processes of an attempt have written that explains its end: a crash, operations that waited, training alone.
+"""The traces of an attempt's processes that explain its end: a crash, operations that waited, training alone.
 
 A crash: the form is that of the standard library's faulthandler, https://docs.python.org/3/library/faulthandler.html.
 A stall: lines {time_s, operation, name, process_set, waited_s, missing_ranks, resolved}, one when an operation of the

@@ -1,4 +1,4 @@
-"""What was seen of an attempt by its end, and the failure report that this comes to."""
+"""The findings on an attempt at its end, and the failure report that they come to."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOST_DAEMON = re.compile(r"\b(PRTE|PRRTE|ORTE) has lost communication with a re
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What was seen of an attempt.
+    """All that was seen of an attempt.
 
     is_here: its nodes are this machine. started: the ranks whose processes were there.
     launcher_code: mpirun's exit code; None without one, or while it runs.
@@ -54,7 +54,7 @@ class Findings:
     is_disk_full: Callable[[], bool]
 
     def ends(self) -> list[WorkerEnd]:
-        """What is known of each worker's end."""
+        """Each worker's end, as far as it is known."""
         return [self._end_of(place) for place in self.launch.places]
 
     def driver_lines(self) -> tuple[str, ...]:
@@ -92,7 +92,7 @@ class Findings:
 
 
 def report(found: Findings) -> FailureReport | None:
-    """Why the attempt failed; None where every worker has ended well."""
+    """The report on why the attempt failed; None where every worker has ended well."""
     launch, ends = found.launch, found.ends()
     stalled = stalled_text(found.folder.stalled(launch.attempt))
     if (lost := _lost_report(found, ends)) is not None:
@@ -120,7 +120,7 @@ def report(found: Findings) -> FailureReport | None:
 
 
 def may_have_lost_a_node(found: Findings) -> bool:
-    """Whether all that failed may be for a node whose loss nobody has noticed yet: of some of its workers nothing was
+    """True if all that failed may be for a node whose loss nobody has noticed yet: of some of its workers nothing was
     heard, and no other has failed by itself."""
     if found.is_here or found.lost or len(found.launch.nodes) == 1:
         return False
@@ -179,7 +179,7 @@ def _not_started(found: Findings, ends: list[WorkerEnd]) -> FailureReport | None
 
 
 def _launcher_report(found: Findings, missing: list[int]) -> FailureReport:
-    """Why workers are gone that neither failed nor reported their end: mpirun is gone, or never started them."""
+    """The report on workers that are gone but neither failed nor reported their end: mpirun is gone, or never started them."""
     launch, driver, code = found.launch, found.driver_lines(), found.launcher_code
     starter = launch.starter.name if launch.starter else "mpirun"
     noticed = _noticed(driver)

@@ -1,4 +1,4 @@
-"""What a failure report adds where the framework's own words don't say what to do: pure functions."""
+"""Hints that a failure report adds where the framework's own words don't say what to do: pure functions."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _of_keras_2(report: FailureReport, job: Job) -> str | None:
 
 
 def _of_source(report: FailureReport, job: Job) -> str | None:
-    """Why a script that can't be loaded is not started again, though restarts on exceptions were asked for."""
+    """Tells why a script that can't be loaded is not started again, though restarts on exceptions were asked for."""
     if job.restart_on_exception and (report.attempt or 1) <= job.max_restarts and comes_again(report):
         return "It would come again with each attempt, so none follows. Mend the source and submit it again."
     return None

@@ -57,7 +57,7 @@ def find_clash(
 
 
 def holder_here(port: int) -> str | None:
-    """Who listens on this port of this machine, such as "pid 41 (nginx: master)"; None where nobody does, or it can't be seen."""
+    """The process that listens on this port here, such as "pid 41 (nginx: master)"; None where none does, or none can be seen."""
     inodes = {
         fields[9]
         for name in ("tcp", "tcp6")

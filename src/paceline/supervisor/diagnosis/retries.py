@@ -20,14 +20,14 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def is_retried(report: FailureReport, job: Job) -> bool:
-    """Whether an attempt that failed so is followed by another, as long as there are any left."""
+    """True if an attempt that failed so is followed by another, as long as there are any left."""
     if report.cause in RETRIED:
         return True
     return job.restart_on_exception and report.cause in RETRIED_IF_ASKED and not comes_again(report)
 
 
 def comes_again(report: FailureReport) -> bool:
-    """Whether the script can't even be loaded: its source, or a module that it imports at its top, is wrong or missing.
+    """True if the script can't even be loaded: its source, or a module that it imports at its top, is wrong or missing.
 
     An import that a function of the script's makes later is not meant: a file system may have failed by then.
     """
