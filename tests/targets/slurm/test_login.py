@@ -14,11 +14,12 @@ from paceline.job.data_reference import DataReference, Source
 from paceline.node.store_outputs import check_outputs, store_outputs
 from paceline.remote.staging.stage_in import arrived, as_here
 from paceline.remote.staging.stage_out_local import settle
+from paceline.remote.wire import frame
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
 from paceline.system import processes
-from paceline.system.files import read_json
-from paceline.targets.slurm.login import Login, There, _Taker
+from paceline.system.files import read_json, write_json
+from paceline.targets.slurm.login import Login, There
 from paceline.targets.slurm.passage import LoginPassage
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
@@ -42,6 +43,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_program(tmp_path / "bin" / "ssh", SSH.format(home="'" + str(folder) + "'"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     return folder
+
+
+def old_python() -> str | None:
+    """A Python as old as those of login hosts, where there is one."""
+    places = [*Path.home().glob(".pyenv/versions/3.6.*/bin/python3"), Path("/usr/bin/python3.6")]
+    return next((str(path) for path in places if path.exists()), None)
 
 
 def make_login(**settings: object) -> Login:
@@ -142,7 +149,8 @@ def run_on(far: RunFolder) -> None:
 
 
 def due(folder: RunFolder) -> None:
-    os.utime(folder.path / "mirrored.json", (0, 0))
+    told = read_json(folder.path / "mirrored.json")
+    write_json(folder.path / "mirrored.json", {**told, "time": 0.0})
 
 
 def test_logs_and_metrics_come_back_live_and_outputs_at_the_end(tmp_path: Path, home: Path):
@@ -169,15 +177,56 @@ def test_logs_and_metrics_come_back_live_and_outputs_at_the_end(tmp_path: Path, 
     assert (folder.path / "lock").exists()
 
 
-def test_a_log_that_began_anew_replaces_the_old(tmp_path: Path, home: Path):
+@pytest.mark.parametrize("text", ["new\n", "another driver's\n", "anothr\n"])
+def test_a_log_that_began_anew_replaces_the_old(tmp_path: Path, home: Path, text: str):
+    """A shorter one, a longer one, one that is as long."""
     folder, there, login = push(tmp_path)
     far = RunFolder(Path(there.run_dir))
     run_on(far)
     login.pull(folder, there.run_dir)
-    far.driver_log.write_text("new\n")
+    write_tree(far.logs, {".beside": text})
+    (far.logs / ".beside").replace(far.driver_log)
     due(folder)
     login.pull(folder, there.run_dir)
-    assert folder.driver_log.read_text() == "new\n"
+    assert folder.driver_log.read_text() == text
+
+
+def test_notes_of_both_sides_are_kept(tmp_path: Path, home: Path):
+    folder, login = submitted(tmp_path), make_login()
+    folder.notes.write_text("before\n")
+    there = login.push(folder, library(tmp_path))
+    far = RunFolder(Path(there.run_dir))
+    for place, text in ((folder, "here, a long one\n"), (far, "there\n")):
+        with open(place.notes, "a") as notes:
+            notes.write(text)
+    for _ in range(2):
+        login.pull(folder, there.run_dir)
+        due(folder)
+    assert folder.notes.read_text() == "before\nhere, a long one\nthere\n"
+
+
+@pytest.mark.skipif(old_python() is None, reason="needs a Python 3.6, to stand for that of a login host")
+def test_the_python_of_an_old_login_host_is_enough(tmp_path: Path, home: Path):
+    folder, login = submitted(tmp_path), make_login(python=old_python())
+    there = login.push(folder, library(tmp_path))
+    far = RunFolder(Path(there.run_dir))
+    run_on(far)
+    store.change(far, store.stored(far), states.COMPLETED, exit_code=0)
+    login.pull(folder, there.run_dir)
+    assert (store.stored(folder).status, folder.live_log(0).read_text()) == (states.COMPLETED, "one\n")
+    assert (folder.checkpoints / "step_1" / "state").read_text() == "state"
+
+
+def test_a_run_that_an_older_paceline_has_sent_goes_on(tmp_path: Path, home: Path):
+    folder, there, login = push(tmp_path)
+    far = RunFolder(Path(there.run_dir))
+    run_on(far)
+    login.pull(folder, there.run_dir)
+    write_json(folder.path / "mirrored.json", {"time": 0.0})
+    with open(far.rank_log(1, 0), "a") as log:
+        log.write("two\n")
+    login.pull(folder, there.run_dir)
+    assert folder.live_log(0).read_text() == "one\ntwo\n"
 
 
 def test_a_folder_is_mirrored_once_a_second_at_most(tmp_path: Path, home: Path):
@@ -284,37 +333,46 @@ def test_links_come_as_what_they_stand_for_and_none_that_leads_out(tmp_path: Pat
     assert ((folder.outputs / "w").read_text(), (folder.outputs / "w").is_symlink()) == ("w", False)
 
 
+#: In the place of the program that is sent: says what it likes.
+LIAR = """#!{python}
+import re, sys
+if sys.argv[1] != "-G":
+    mark = re.search(rb"PACELINE-[0-9a-f]{{16}}", sys.stdin.buffer.read())[0]
+    sys.stdout.buffer.write(b"\\n" + mark + b"\\n" + open({said!r}, "rb").read())
+"""
+
+
+def lie(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "said").write_bytes(said)
+    write_program(tmp_path / "bin" / "ssh", LIAR.format(python=sys.executable, said=str(tmp_path / "said")))
+
+
 @pytest.mark.parametrize(
-    ("header", "data"),
+    "header",
     [
-        ({"file": "outputs/x", "how": "link", "target": "/etc"}, b""),
-        ({"file": "outputs/x", "how": "link", "target": "../run.json"}, b""),
-        ({"file": "outputs/x", "how": "link", "target": "../../../x"}, b""),
-        ({"file": "metrics/rank_0.jsonl", "how": "link", "target": "../outputs/x"}, b""),
-        ({"file": "outputs", "how": "link", "target": "checkpoints"}, b""),
-        ({"file": "target.json", "how": "part", "last": True, "mode": 0o644}, b"{}"),
-        ({"file": "snapshot", "how": "link", "target": "outputs"}, b""),
-        ({"file": "outputs/../run.json", "how": "part", "last": True, "mode": 0o644}, b"{}"),
+        {"file": "outputs/x", "how": "link", "target": "../run.json", "stamp": [1, 1, 1]},
+        {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 0o644, "stamp": [2, 1, 1]},
     ],
 )
-def test_a_login_host_that_lies_puts_nothing_elsewhere(tmp_path: Path, home: Path, header: dict, data: bytes):
+def test_a_login_host_that_lies_puts_nothing_elsewhere(tmp_path: Path, home: Path, header: dict[str, Any]):
     folder = submitted(tmp_path)
-    before = sorted(path for path in folder.path.rglob("*") if path.parent.name != "outputs")
-    with pytest.raises(TargetError, match=r"must not take|leads out of the run's folder"):
-        _Taker(folder).take(header, data)
-    assert sorted(folder.path.rglob("*")) == before
+    before = {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    lie(tmp_path, frame(header, b"{}") + frame({"over": True}))
+    with pytest.raises(TargetError, match=r"login host head sent what can't be taken: the (link|name) '"):
+        make_login().pull(folder, "/there")
+    after = {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    assert {name: text for name, text in after.items() if "mirror" not in name} == before
 
 
-def test_what_comes_in_a_links_place_is_not_written_through_it(tmp_path: Path, home: Path):
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [(b"Segmentation fault", "no answer that can be read"), (b"", "can't be used"), (b"\0", "can't be")],
+)
+def test_an_answer_that_is_none_is_one_clear_error(tmp_path: Path, home: Path, said: bytes, why: str):
     folder = submitted(tmp_path)
-    write_tree(folder.path, {"checkpoints/9.pt": "nine"})
-    taker = _Taker(folder)
-    taker.take({"file": "outputs/latest", "how": "link", "target": "../checkpoints"}, b"")
-    taker.take({"file": "outputs/latest/9.pt", "how": "part", "last": True, "mode": 0o644}, b"other")
-    assert ((folder.checkpoints / "9.pt").read_text(), (folder.outputs / "latest/9.pt").read_text()) == (
-        "nine",
-        "other",
-    )
+    lie(tmp_path, said)
+    with pytest.raises(AwayError, match=f"the login host head .*{why}"):
+        make_login().pull(folder, "/there")
 
 
 # --- commands beside workers

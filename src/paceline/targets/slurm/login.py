@@ -4,13 +4,15 @@
     there    <folder>/runs/<run id>            the run's own, where its supervisor and workers write
              <folder>/snapshots, <folder>/lib  by content, sent once; <folder>/carried likewise: what the job names here
 
-Each call is one ssh, over a connection that is shared; `far` is what runs at its other end.
+Each call is one ssh, over a connection that is shared; `login_helper` is what runs at its other end. What of the folder has
+come so far is kept beside it, in `mirrored.json`, for the far side forgets everything between two calls.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import secrets
@@ -18,32 +20,34 @@ import shlex
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from paceline.errors import TargetError
+from paceline.remote import wire
 from paceline.remote.call import bootstrap_words, stream_program
 from paceline.remote.library import library_digest, library_files
+from paceline.remote.replica import changes
+from paceline.remote.replica.apply import Replica, ReplicaError
 from paceline.remote.staging.manifest import FOLDER
 from paceline.remote.staging.packing import Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
 from paceline.runs import states
 from paceline.runs.folder import RunFolder
 from paceline.system import links, locks
-from paceline.system.files import write_json
+from paceline.system.files import read_json, write_json
 from paceline.targets.slurm import login_helper
 from paceline.targets.slurm.scheduler import AwayError, Scheduler
 from paceline.targets.slurm.settings import SlurmSettings
 
 #: How old a mirrored folder may be.
 _FRESH_S = 1.0
+#: In the run's folder here: {"time": of the last look that came to its end, "known": what has come}.
+_STATE = "mirrored.json"
 #: What of a run's folder the cluster is given.
 _SENT = ("run.json", "events.jsonl", "notes.jsonl", "target.json", "ballast", "secrets.json")
-
-#: Files beside them that it gives.
-_ALONE = ("run.json", *login_helper.ALONE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +105,8 @@ class Login:
                         _add_tree(archive, tree, files)
                 _add_run(archive, folder, snapshot.name, taken)
 
-        self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
+        pushed = self._ask({"op": "push", "folder": there.folder, "run_id": folder.run_id}, write)
+        write_json(folder.path / _STATE, {"time": 0.0, "known": pushed["known"]})
         folder.secrets.unlink(missing_ok=True)  # its supervisor, who alone wants them, is there
         return there
 
@@ -111,15 +116,27 @@ class Login:
         Raises:
             AwayError: the login host can't be reached.
         """
-        with _one_at_a_time(folder) as is_due:
-            if is_due and not is_over(folder):
-                request = {
-                    "op": "pull",
-                    "run_dir": run_dir,
-                    "have": _have(folder.path),
-                    "final": sorted(states.TERMINAL),
-                }
-                self._ask(request, take=_Taker(folder).take)
+        with locks.locked(folder.path / "mirror.lock"):
+            # Other readers have waited here; then what this one would ask for has just come.
+            told = read_json(folder.path / _STATE) or {}
+            if abs(time.time() - told.get("time", 0.0)) < _FRESH_S or is_over(folder):
+                return
+            replica = Replica(folder.path, lambda record: take_record(folder, record), told.get("known"))
+            if not replica.known:
+                replica.known = replica.have()  # of a run that an older Paceline has sent
+            replica.known.pop(folder.record.name, None)  # it may have been changed here
+            request = {"op": "pull", "run_dir": run_dir, "known": replica.known, "final": sorted(states.TERMINAL)}
+            told = {"time": 0.0}
+            try:
+                self._ask(request, take=replica.apply)
+                told = {"time": time.time()}
+            except ReplicaError as error:
+                what = f"the login host {self._settings.login} sent what can't be taken"
+                raise TargetError(f"{self._title}: {what}: {error}.") from error
+            finally:
+                replica.close()
+                # Also where the connection has ended in the middle: what came before that need not come again.
+                write_json(folder.path / _STATE, {**told, "known": replica.known})
 
     def put(self, path: str, value: object) -> None:
         """Write a small JSON file there."""
@@ -152,7 +169,8 @@ class Login:
         """Ask the far side; the ssh, whose answer `take` reads, and the mark before it."""
         mark = f"PACELINE-{secrets.token_hex(8)}"
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
-        code = stream_program(links.__file__, login_helper.__file__, last=main)
+        texts = (links, wire, changes, login_helper)
+        code = stream_program(*(str(module.__file__) for module in texts), last=main)
         process = subprocess.Popen(
             self._scheduler.ssh_words(shlex.join(bootstrap_words(self._python))),
             stdin=subprocess.PIPE,
@@ -179,30 +197,30 @@ class Login:
             AwayError: the login host can't be reached, or not any more.
             TargetError: what was asked for can't be done there.
         """
-        assert process.stdout is not None
-        for line in process.stdout:  # what the host's shell has to say comes first
+        stdout = cast(io.BufferedReader, process.stdout)
+        for line in stdout:  # what the host's shell has to say comes first
             if line.strip() == mark.encode():
                 break
-        while (line := process.stdout.readline()).endswith(b"\n"):
-            header = json.loads(line)
-            data = process.stdout.read(header["bytes"])
-            if len(data) < header["bytes"]:
-                break
-            if "error" in header:
-                raise TargetError(
-                    f"{self._title}: on the login host {self._settings.login}: {header['error']}. "
-                    "Mend that, or choose another folder (the setting folder)."
-                )
-            if header.get("end"):
-                answer: dict[str, Any] = header
-                return answer
-            take(header, data)
+        frames, where = wire.Frames(), f"{self._title}: the login host {self._settings.login}"
+        try:
+            # As much as there is, for a command's output comes piece by piece.
+            while data := stdout.read1(1 << 18):
+                for header, content in frames.feed(data):
+                    if "error" in header:
+                        raise TargetError(
+                            f"{self._title}: on the login host {self._settings.login}: {header['error']}. "
+                            "Mend that, or choose another folder (the setting folder)."
+                        )
+                    if header.get("over"):
+                        return header
+                    take(header, content)
+        except wire.WireError as error:
+            process.kill()
+            raise AwayError(f"{where} gave no answer that can be read: {error}.") from error
         assert process.stderr is not None
         said = process.stderr.read().decode(errors="replace").strip()
         code = process.wait()
-        raise AwayError(
-            f"{self._title}: the login host {self._settings.login} can't be used: {self._explain(said, code)}"
-        )
+        raise AwayError(f"{where} can't be used: {self._explain(said, code)}")
 
     def _explain(self, said: str, code: int) -> str:
         from paceline.targets.ssh.failures import explain
@@ -210,81 +228,6 @@ class Login:
 
         host = read_hosts([self._settings.login or ""])[0]
         return explain(host, said, code, ["ssh", str(host)], self._python)
-
-
-class _Taker:
-    """Puts what comes into the run's folder: what grows at its end, everything else whole or not at all."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-        self._parts: dict[str, Path] = {}
-
-    def take(self, header: dict[str, Any], data: bytes) -> None:
-        path = self._path(header["file"])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        how = header["how"]
-        if path == self._folder.record:
-            take_record(self._folder, data)
-        elif how == "link":
-            self._link(path, header)
-        elif how == "grow":
-            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            with open(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
-                if header["at"] == 0:
-                    file.truncate()
-                file.seek(header["at"])
-                file.write(data)
-        else:
-            self._whole(path, header, data)
-
-    def _link(self, path: Path, header: dict[str, Any]) -> None:
-        target = links.target_in(header["file"], header["target"])
-        if target is None:
-            raise TargetError(
-                f"the login host sent a link {header['file']!r} to {header['target']!r}, which leads out of the run's folder."
-            )
-        if not path.is_symlink() or os.readlink(path) != target:
-            beside = path.with_name(f".{path.name}.{os.getpid()}")
-            beside.symlink_to(target)
-            os.replace(beside, path)
-
-    def _whole(self, path: Path, header: dict[str, Any], data: bytes) -> None:
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        flags |= os.O_TRUNC if header.get("at", 0) == 0 else os.O_APPEND
-        with open(os.open(beside, flags, 0o666), "ab", buffering=0) as file:
-            file.write(data)
-        if header["how"] == "part" and not header.get("last"):
-            return
-        os.chmod(beside, header["mode"])
-        if "mtime" in header:
-            os.utime(beside, ns=(header["mtime"], header["mtime"]))
-        os.replace(beside, path)
-
-    def _path(self, name: str) -> Path:
-        parts, tops = name.split("/"), (*login_helper.LIVE, *login_helper.AT_THE_END)
-        if any(part in ("", ".", "..") for part in parts) or parts[0] not in (tops if parts[1:] else _ALONE):
-            raise TargetError(f"the login host sent a file {name!r}, which a run's folder must not take from it.")
-        path = self._folder.path
-        for part in parts[:-1]:
-            path /= part
-            if path.is_symlink():
-                path.unlink()  # the user's own, there in a folder's place before
-        return path / parts[-1]
-
-
-def _have(top: Path) -> dict[str, list[int]]:
-    found = {}
-    for part in ("", *login_helper.LIVE, *login_helper.AT_THE_END):
-        for directory, folders, files in os.walk(top / part):
-            if not part:
-                folders.clear()
-            for name in files:
-                path = os.path.join(directory, name)
-                with contextlib.suppress(OSError):
-                    stat = os.lstat(path)
-                    found[os.path.relpath(path, top)] = [stat.st_size, stat.st_mtime_ns]
-    return found
 
 
 def _add_tree(archive: tarfile.TarFile, tree: str, files: Mapping[str, Path]) -> None:
@@ -317,17 +260,3 @@ def _add_run(archive: tarfile.TarFile, folder: RunFolder, snapshot: str, packed:
     add_json(archive, f"{top}/{folder.engine.name}", {"engine": "slurm"})
     if packed is not None:
         add_json(archive, f"{top}/{folder.carried.name}", packed.manifest.to_json())
-
-
-@contextlib.contextmanager
-def _one_at_a_time(folder: RunFolder) -> Iterator[bool]:
-    """Whether the folder's mirror is due, held against other readers; they wait, and then it is not."""
-    path = folder.path / "mirrored.json"
-    with locks.locked(folder.path / "mirror.lock"):
-        try:
-            is_due = abs(time.time() - path.stat().st_mtime) >= _FRESH_S
-        except OSError:
-            is_due = True
-        yield is_due
-        if is_due:
-            write_json(path, {"time": time.time()})

@@ -1,13 +1,15 @@
 """Runs on a login host, sent there as text: puts a run's folder there, and gives back what has come to it.
 
-Standard library of Python 3.6 and later, for that is what login hosts have. Nothing of Paceline may be imported.
+Standard library of Python 3.6 and later, for that is what login hosts have. Nothing of Paceline may be imported, but for what is
+sent before it: `system.links`, `remote.wire` and `remote.replica.changes`.
 
     in     a line of JSON, the request; then, for "push", a tar.gz
-    out    MARK, then frames: a line of JSON, then as many raw bytes as its "bytes" says; the last has "end" or "error"
+    out    MARK on a line of its own, then frames (`wire`); the last has "over" or "error"
 
     have    {"folder", "names"} -> which of these, below the folder, are missing, its full path, the user's number
     push    {"folder", "run_id"} and an archive of lib/, snapshots/, carried/ and runs/: what is there is left as it is
-    pull    {"run_dir", "have": {name: [size, time of change]}, "final"} -> what is new in it, run.json last
+            -> "known", what of the run's folder both sides have
+    pull    {"run_dir", "known", "final"} -> what is new in it (`changes`); the user's files at the end of the run alone
     put     {"path", "text"}: a small file
     remove  {"path"}: a file, which need not be there
     exec    {"run_dir", "name", "request"}: a command beside a worker (`paceline.supervisor.execute`); then lines of
@@ -24,14 +26,11 @@ import threading
 import time
 from typing import IO, Any
 
-if "entries" not in globals():  # there the text of that module stands above this one
-    from paceline.system.links import entries, find, open_below
+if "Changes" not in globals():  # there the texts of these modules stand above this one
+    from paceline.remote.replica.changes import Changes, small_names
+    from paceline.remote.wire import frame
 
-GROWING = (".log", ".jsonl", ".txt")
-LIVE = ("attempts", "metrics", "prepared", "logs")
-AT_THE_END = ("outputs", "artifacts", "uploads", "checkpoints")
 PARTS = ("lib", "snapshots", "carried", "runs")
-ALONE = ("events.jsonl", "notes.jsonl", "environment.json", "data.json", "left_out.jsonl")
 SILENCE_S = 15.0
 LOOK_S = 0.02
 
@@ -40,22 +39,14 @@ def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
     request = json.loads(stdin.readline().decode())
     stdout.write(("\n" + mark + "\n").encode())
     try:
-        answer = None
-        if request["op"] == "have":
-            answer = have(request, stdin, stdout)
-        else:
-            todo = {"push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
-            todo[request["op"]](request, stdin, stdout)
-        frame(stdout, dict(answer or {}, end=True))
+        todo = {"have": have, "push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
+        answer = todo[request["op"]](request, stdin, stdout)
+        stdout.write(frame(dict(answer or {}, over=True)))
     except (OSError, tarfile.TarError, EOFError) as error:
-        frame(stdout, {"error": str(error)})
+        stdout.write(frame({"error": str(error)}))
     stdout.flush()
     if request["op"] == "exec":
         os._exit(0)  # a thread still waits for standard input, which an interpreter does not end with
-
-
-def frame(stdout: IO[bytes], header: "dict[str, Any]", data: bytes = b"") -> None:
-    stdout.write(json.dumps(dict(header, bytes=len(data))).encode() + b"\n" + data)
 
 
 def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
@@ -64,7 +55,7 @@ def have(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dic
     return {"folder": folder, "user": str(os.geteuid()), "missing": missing}
 
 
-def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
+def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dict[str, Any]":
     folder = request["folder"]
     for name in PARTS:
         os.makedirs(os.path.join(folder, name), exist_ok=True)
@@ -89,70 +80,22 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None
                         raise
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+    run_dir = os.path.join(folder, "runs", request["run_id"])
+    changes = Changes(run_dir, {})
+    changes.skip(list(small_names(run_dir)))
+    return {"known": changes.known}
 
 
 def pull(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
-    top, known = request["run_dir"], request["have"]
-    with open(os.path.join(top, "run.json"), "rb") as file:
-        record = file.read()  # first read, last sent: all else is at least as new
-    ended = json.loads(record.decode()).get("status") in request["final"]
-    for name in ALONE:
-        send(top, name, name, known.get(name), stdout)
-    for part in LIVE:
-        for directory, folders, files in os.walk(os.path.join(top, part)):
-            folders.sort()
-            for name in (os.path.relpath(os.path.join(directory, name), top) for name in sorted(files)):
-                if not name.endswith(".held") and not os.path.basename(name).startswith("exec_"):
-                    send_live(top, name, known.get(name), stdout)
-    # What of the user's files is left out, and why, the run's record says.
-    for part in AT_THE_END if ended else ():
-        for entry in entries(top, part):
-            if entry.kind == "link":
-                frame(stdout, {"file": entry.name, "how": "link", "target": entry.target})
-            elif entry.kind == "file":
-                send(top, entry.name, entry.real, known.get(entry.name), stdout)
-    frame(stdout, {"file": "run.json", "how": "whole", "mode": 0o644}, record)  # (its mode is the taker's to choose)
-
-
-def send_live(top: str, name: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
-    path = os.path.join(top, name)
-    if not os.path.islink(path):
-        send(top, name, name, known, stdout)
-        return
-    entry = find(top, name)  # logs of the attempt that runs
-    if name.startswith("logs/") and entry is not None and entry.kind == "file":
-        target = os.path.relpath(
-            os.path.join(os.path.realpath(top), entry.real), os.path.realpath(os.path.dirname(path))
-        )
-        frame(stdout, {"file": name, "how": "link", "target": target})
-
-
-def send(top: str, name: str, real: str, known: "list[int] | None", stdout: IO[bytes]) -> None:
-    """Send the file that lies at `real` under its name, unless the other side has it already."""
-    try:
-        with os.fdopen(open_below(top, real), "rb") as file:
-            found = os.fstat(file.fileno())
-            stamp = [found.st_size, found.st_mtime_ns]
-            start, grows = 0, name.endswith(GROWING) and name.split(os.sep, 1)[0] not in AT_THE_END
-            if grows and known:
-                start = known[0] if known[0] <= found.st_size else 0
-                if start == found.st_size:
-                    return
-            elif known and known == stamp:
-                return
-            file.seek(start)
-            left = found.st_size - start
-            while True:
-                data = file.read(min(left, 1 << 20))
-                left -= len(data)
-                header = {"file": name, "how": "grow" if grows else "part", "at": start, "mode": found.st_mode & 0o777}
-                if left <= 0 or not data:
-                    frame(stdout, dict(header, last=True, mtime=found.st_mtime_ns), data)
-                    return
-                frame(stdout, header, data)
-                start += len(data)
-    except OSError:
-        return  # it has gone meanwhile
+    changes = Changes(request["run_dir"], request["known"])
+    header, data, has_ended = changes.record(request["final"])
+    for found in changes.small(small_names(request["run_dir"])):
+        stdout.write(frame(*found))
+    # Not before: whoever asks for the run's status would wait for files of any size.
+    for piece in changes.large(final=True) if has_ended else ():
+        if piece is not None:
+            stdout.write(frame(*piece))
+    stdout.write(frame(header, data))
 
 
 def remove(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> None:
@@ -230,14 +173,14 @@ def give_back(run_dir: str, folder: str, passing: Passing, stdout: IO[bytes]) ->
                 with open(os.path.join(folder, "answer.json"), encoding="utf-8") as file:
                     answer = json.load(file)
                 if "error" in answer:
-                    frame(stdout, {"said": True}, json.dumps(answer).encode() + b"\n")
+                    stdout.write(frame({"said": True}, json.dumps(answer).encode() + b"\n"))
                     return
                 output = open(os.path.join(run_dir, answer["output"]), "rb")  # noqa: SIM115
             except FileNotFoundError:
                 pass
         data = output.read(1 << 16) if output is not None else b""
         if data:
-            frame(stdout, {"said": True}, data)
+            stdout.write(frame({"said": True}, data))
             stdout.flush()
             read += len(data)
             if read - told > 1 << 19:

@@ -1,7 +1,7 @@
 """What is said between `paceline exec` and a command behind a login host: one ssh, for as long as the command runs.
 
-Its far end (`far.execute`) writes and reads the files by which the run's supervisor is talked to. When this program goes,
-however it does, the connection ends with it, and by that the command.
+Its far end (`login_helper.execute`) writes and reads the files by which the run's supervisor is talked to. When this program
+goes, however it does, the connection ends with it, and by that the command.
 """
 
 from __future__ import annotations
