@@ -21,6 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 
 # Before anything is imported that starts threads, in this process and in every child.
 os.environ["OMP_NUM_THREADS"] = "1"
+# An installed package has its bytecode. Without it each program would compile what it imports, again and again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 def in_turn(rounds: int, *sides: Callable[[], float]) -> list[list[float]]:

@@ -49,10 +49,11 @@ MAY_IMPORT = {
     "pruning": "errors system runs environments data containers",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning",
+    "workspace_dir": "errors",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace pruning doctor",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor",
     "__main__": "cli",
 }
 
@@ -62,7 +63,7 @@ THIRD_PARTY = {
     "typer": "cli",
     "click": "cli",
     "rich": "cli",
-    "tomli": "workspace environments",
+    "tomli": "workspace_dir environments",
     **dict.fromkeys(("uv", "packaging", "rattler"), "environments"),
     "yaml": "environments compat cli",
     "dotenv": "cli",
@@ -178,7 +179,7 @@ def test_a_wrong_arrow_would_be_seen(module, code, complaint):
     [
         ("snapshot.store", "from paceline.system.files import write_json"),
         ("errors", "if TYPE_CHECKING:\n    from paceline.runs.failure import FailureReport"),
-        ("workspace", "import tomli as tomllib"),
+        ("workspace_dir", "import tomli as tomllib"),
         ("cli.main", "from paceline import __version__"),
         ("runs.run", "from . import store"),
     ],

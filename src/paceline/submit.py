@@ -25,7 +25,8 @@ from paceline.job.secret_values import looks_secret
 from paceline.launchers import get_launcher
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.failure import FailureReport
-from paceline.runs.folder import RunFolder, check_experiment_name, new_run_id
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_experiment_name, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.system.library import library_dir
 from paceline.targets import Target, configured

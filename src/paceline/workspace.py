@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import os
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,10 @@ from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, tags_and_properties
-from paceline.runs.folder import check_experiment_name
+from paceline.runs.ids import check_experiment_name
 from paceline.runs.run import Run
 from paceline.system import durations
+from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured
 
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from paceline.pruning import Pruned
     from paceline.snapshot import Progress
     from paceline.targets.configured import Configured
-
-#: Names the workspace's folder, above everything else.
-WORKSPACE_VARIABLE = "PACELINE_WORKSPACE"
-CONFIG_FILE = "paceline.toml"
-DEFAULT_FOLDER = ".paceline"
 
 __all__ = ["Experiment", "Run", "Workspace"]
 
@@ -77,7 +72,7 @@ class Workspace:
         Raises:
             WorkspaceError: a configuration that can't be read, or a folder that can't be made.
         """
-        return cls(_configured(Path(path) if path is not None else None), create=create)
+        return cls(configured(Path(path) if path is not None else None), create=create)
 
     def __repr__(self) -> str:
         return f"Workspace({str(self._path)!r})"
@@ -326,51 +321,6 @@ class Experiment:
         properties: property -> value. status: such as "Completed".
         """
         return Run.list(self, type, tags, properties, status, include_children)
-
-
-def _configured(start: Path | None) -> Path:
-    named = os.environ.get(WORKSPACE_VARIABLE)
-    if start is None and named:
-        return Path(named)
-    here = start if start is not None else Path.cwd()
-    if not here.exists():
-        raise WorkspaceError(
-            f"there is no {str(here)!r}. Name a {CONFIG_FILE}, or a folder that holds one or shall hold a workspace."
-        )
-    config = here if here.is_file() else _nearest_config(here)
-    if config is None:
-        return here / DEFAULT_FOLDER
-    return config.parent / os.path.expanduser(_path_in(config))
-
-
-def _nearest_config(folder: Path) -> Path | None:
-    for parent in (folder.absolute(), *folder.absolute().parents):
-        if (parent / CONFIG_FILE).is_file():
-            return parent / CONFIG_FILE
-    return None
-
-
-def _path_in(config: Path) -> str:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    try:
-        tables = tomllib.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise WorkspaceError(f"{str(config)!r} can't be read: {error}. Mend it or remove it.") from error
-    section = tables.get("workspace", {})
-    if not isinstance(section, dict):
-        raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is no table. Write [workspace], path = "folder".')
-    if unknown := sorted(set(section) - {"path"}):
-        raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
-    if "workspace" not in tables and "path" in tables:
-        raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
-    path = section.get("path", DEFAULT_FOLDER)
-    if not isinstance(path, str) or not path:
-        raise WorkspaceError(f'{str(config)!r}: workspace.path={path!r} is not a path. Write path = "folder".')
-    return path
 
 
 def _make_experiment(runs_dir: Path, name: str) -> Experiment:

@@ -150,3 +150,13 @@ def test_the_working_directory_does_not_stand_in_front_of_the_standard_library(w
     (worker.work / "os.py").write_text("raise RuntimeError('not this one')")
     assert worker.run("print('fine')") == (0, "")
     assert worker.log == "fine\n"
+
+
+def test_little_is_loaded_before_the_script(worker):
+    """Every module is time before the script's first line; what the interpreter has loaded by itself is not ours."""
+    ask = "import sys; print(*sys.modules)"
+    own = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+    code, text = worker.run(ask, "--", "train.py", RANK="0")
+    assert code == 0
+    loaded = {name.partition(".")[0] for name in set(text.split()) - set(own)}
+    assert loaded <= {"__future__", "__paceline_main__", "importlib", "paceline", "types", "warnings"}

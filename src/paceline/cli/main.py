@@ -54,10 +54,7 @@ def _exit_code() -> int:
     from paceline.errors import EngineError, EnvironmentBuildError, PacelineError, RunStateError, TransferError
 
     try:
-        _log_to_standard_error()
-        from paceline.cli.verb_group import app
-
-        result = app(standalone_mode=False)
+        result = _call(sys.argv[1:])
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
@@ -77,6 +74,20 @@ def _exit_code() -> int:
             f"an error of Paceline's own: {type(error).__name__}: {error}. PACELINE_DEBUG=1 shows where; please report it."
         )
         return EXIT_INTERNAL
+
+
+def _call(words: list[str]) -> Any:
+    go_on: Any = None
+    if words[:1] in (["run"], ["submit"]) and "_PACELINE_COMPLETE" not in os.environ:
+        from paceline.cli import quick
+
+        go_on = quick.reading(words[0], words[1:])
+    _log_to_standard_error()
+    if go_on is None:
+        from paceline.cli.verb_group import app
+
+        return app(standalone_mode=False)
+    return go_on()
 
 
 def _usage_error(error: Exception) -> int | None:

@@ -9,15 +9,15 @@ what `read` does not take. A test gives both the same words and compares what th
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+# Not typing's, which takes longer to load than to read a command line by the table.
+TYPE_CHECKING = False
 
-from paceline.system import durations
+if TYPE_CHECKING:
+    import inspect
+    from collections.abc import Callable, Sequence
+    from typing import Any
 
 
-@dataclass(frozen=True)
 class VerbOption:
     """An option of a verb, or one of its arguments.
 
@@ -28,13 +28,20 @@ class VerbOption:
     complete: the function of `paceline.cli.completing` that offers values.
     """
 
-    words: str
-    help: str
-    metavar: str | None = None
-    type: type = str
-    key: str | None = None
-    complete: str | None = None
-    needed: bool = False
+    # No dataclass: loading that module takes as long as all else that comes before the supervisor's start.
+    def __init__(
+        self,
+        words: str,
+        help: str,
+        metavar: str | None = None,
+        type: type = str,
+        *,
+        key: str | None = None,
+        complete: str | None = None,
+        needed: bool = False,
+    ) -> None:
+        self.words, self.help, self.metavar, self.type = words, help, metavar, type
+        self.key, self.complete, self.needed = key, complete, needed
 
     @property
     def name(self) -> str:
@@ -53,6 +60,9 @@ class VerbOption:
 
     def parameter(self) -> inspect.Parameter:
         """The parameter by which typer makes its own option."""
+        import inspect
+        from typing import Annotated
+
         import typer
 
         from paceline.cli import completing
@@ -84,11 +94,17 @@ class VerbOption:
         Raises:
             ValueError: it stands for none.
         """
-        return durations.seconds(text) if self.type is float else text if self.type is list else self.type(text)
+        if self.type is float:
+            from paceline.system import durations
+
+            return durations.seconds(text)
+        return text if self.type is list else self.type(text)
 
 
 def takes(*options: VerbOption) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """Let the parser know a verb `def verb(**given)` as one with these options."""
+
+    import inspect
 
     def decorate(verb: Callable[..., int]) -> Callable[..., int]:
         parameters = [option.parameter() for option in options]

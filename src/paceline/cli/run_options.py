@@ -5,12 +5,17 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.options import JSON, VerbOption
 from paceline.errors import JobError
+
+# Not typing's, as in `paceline.cli.options`.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 #: Those of `env build` as well.
 PACKAGES = (

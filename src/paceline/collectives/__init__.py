@@ -10,9 +10,10 @@ worker looks into this package for two small modules before its script begins.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from paceline.system.lazy import face
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine, current, start, stop

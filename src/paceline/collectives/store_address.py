@@ -11,9 +11,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from types import ModuleType
-from typing import Any
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+    from typing import Any
 
 _MODULE = "torch.distributed.rendezvous"
 _BACKLOG = 2048

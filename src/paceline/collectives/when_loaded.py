@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+# Not typing's: a worker loads this before its script.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     import importlib.machinery
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
 
 
 def when_loaded(name: str, do: Callable[[ModuleType], None]) -> None:

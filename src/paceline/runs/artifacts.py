@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +59,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
-    at, beside = _open_folder(folder, plain, parent), f".upload-{secrets.token_hex(8)}"
+    at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
         # Under a folder that is open already: by its path, a link could have come between the check and this.
         with open(os.open(beside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=at), "wb") as file:

@@ -16,7 +16,6 @@ import base64
 import contextlib
 import json
 import os
-import secrets
 import shutil
 import subprocess
 import time
@@ -47,7 +46,7 @@ class Files:
     def __init__(self, folder: RunFolder) -> None:
         self.is_over = False
         self._folder = folder
-        self._path = folder.exec_requests / secrets.token_hex(6)
+        self._path = folder.exec_requests / os.urandom(6).hex()
         self._count = 0
         self._alive_at = 0.0
         self._said_alive = 0

@@ -4,47 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import FileNameError, WorkspaceError
+from paceline.errors import FileNameError
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
-_EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
-#: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
-_EXPERIMENT_LENGTH = 200
-
-
-def check_experiment_name(name: object) -> str:
-    """`name`, if it may name an experiment: a letter or digit, then letters, digits, `_` and `-`, 200 at most.
-
-    Raises:
-        WorkspaceError: it may not.
-    """
-    if not isinstance(name, str) or not _EXPERIMENT.fullmatch(name) or len(name) > _EXPERIMENT_LENGTH:
-        raise WorkspaceError(
-            f"experiment name {name!r}: a name starts with a letter or digit and goes on with letters, digits, "
-            f"'_' and '-', at most {_EXPERIMENT_LENGTH} in all."
-        )
-    return name
-
-
-def check_run_id(run_id: object) -> str:
-    """`run_id`, if it has the form of a run's id, so that it can't name anything outside the folder of runs.
-
-    Raises:
-        FileNameError: it has not.
-    """
-    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-        raise FileNameError(
-            f"run id {run_id!r}: an id is letters, digits, '_', '-' and '.', and starts with a letter or digit. "
-            "`paceline list` shows the ids there are."
-        )
-    return run_id
 
 
 def check_file_name(name: object) -> str:
@@ -65,20 +30,10 @@ def check_file_name(name: object) -> str:
     return "/".join(parts)
 
 
-def new_run_id(experiment: str) -> str:
-    """A fresh id, `<experiment>_<unix seconds>_<8 hex>`.
+def _temporary_folder() -> str:
+    import tempfile  # which takes longer to load than this module
 
-    The first five of the hexadecimal digits are the fraction of the second, so that ids sort in the order in which
-    they were made; the last three are random.
-    """
-    now = time.time()
-    return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{secrets.randbelow(1 << 12):03x}"
-
-
-def age_key(run_id: str) -> tuple[int, str]:
-    """Sorts ids by the time in them; ids that were given by hand, without one, come first."""
-    _, second, fraction = ("", *run_id.rsplit("_", 2))[-3:] if run_id.count("_") > 1 else ("", "", run_id)
-    return (int(second), fraction) if second.isascii() and second.isdigit() else (0, run_id)
+    return tempfile.gettempdir()
 
 
 def metric_logs(directory: Path) -> dict[int, dict[int, Path]]:
@@ -178,7 +133,7 @@ class RunFolder:
     def scratch(self) -> Path:
         """Outside the run's folder, with a short path, for sockets and shared memory; in memory where there is such a
         file system."""
-        top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+        top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 
     @property

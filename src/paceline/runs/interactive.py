@@ -17,7 +17,8 @@ from pathlib import Path
 from paceline.errors import PacelineError, RunStateError
 from paceline.runs import read, states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
-from paceline.runs.folder import RunFolder, check_run_id, new_run_id
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import check_run_id, new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 
 #: Run folder -> the open file that holds its lock, and the pid of the process that made it (a fork inherits both).

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -61,7 +60,7 @@ def settle(folder: RunFolder) -> None:
 
 
 def _lead_straight(path: Path, target: str) -> None:
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    beside = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     try:
         beside.symlink_to(target)
         beside.rename(path)
@@ -78,7 +77,7 @@ def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
 
 def _replace(top: Path, link: Entry, inside: list[Entry]) -> None:
     """Put what a link stands for in its place, whole or not at all."""
-    beside = top / f"{link.name}.{secrets.token_hex(4)}"
+    beside = top / f"{link.name}.{os.urandom(4).hex()}"
     try:
         for entry in (link, *inside):
             path = Path(str(beside) + entry.name[len(link.name) :])

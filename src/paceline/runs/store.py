@@ -22,7 +22,8 @@ from paceline.errors import RunNotFoundError, RunStateError, WorkspaceError
 from paceline.runs import states
 from paceline.runs.containers import remove_containers
 from paceline.runs.failure import CAUSES, FailureReport, logs_command
-from paceline.runs.folder import RunFolder, age_key, check_run_id
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import age_key, check_run_id
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks, processes
 from paceline.system.files import PRIVATE, append_line, read_json, write_json

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Callable, Sequence
@@ -169,7 +168,7 @@ def _tree_hash(tree: Tree) -> str:
 def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
     """Copy the tree beside `target`, then give it its name; an equal copy that came first stays."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".new-{os.getpid()}-{secrets.token_hex(4)}")
+    beside = target.with_name(f".new-{os.getpid()}-{os.urandom(4).hex()}")
     last = target.parent / tree.last_id if tree.last_id else None
     meter.total += tree.size
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 
 from paceline.errors import JobError
@@ -86,7 +85,7 @@ def _launch(run: Supervision, number: int) -> Launch:
         remote_shell=run.seen.remote_shell,
         starter=run.seen.starter,
         # New for each attempt, and nowhere but in the environment of its workers.
-        secret=secrets.token_hex(32),
+        secret=os.urandom(32).hex(),
     )
 
 

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import shutil
 import stat
 import sys
@@ -25,7 +24,7 @@ def write_whole(path: Path, text: str, *, sync: bool = False, mode: int = 0o666)
 
     sync: also survive a power cut. mode: of the file, less the umask.
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
     try:
         # A new file of a random name, from its beginning with the mode that it is to have.
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
@@ -56,7 +55,7 @@ def copy_whole(
     fd = None if top is None else open_below(os.fspath(top), source.relative_to(top).as_posix())
     with open(source if fd is None else fd, "rb") as original:
         target.parent.mkdir(parents=True, exist_ok=True)
-        beside = target.with_name(f".{target.name[:100]}.{secrets.token_hex(4)}")
+        beside = target.with_name(f".{target.name[:100]}.{os.urandom(4).hex()}")
         try:
             with _unnamed(target.parent, beside) as (file, name_it):
                 while data := original.read(1 << 20):

@@ -12,13 +12,16 @@ import os
 from pathlib import Path
 
 
-def library_dir(workspace_dir: Path) -> Path:
-    """The folder, made on first use: `<workspace>/lib/<which paceline>/`, with a link to this package in it."""
+def library_dir(workspace_dir: Path, *, create: bool = True) -> Path:
+    """The folder, made on first use: `<workspace>/lib/<which paceline>/`, with a link to this package in it.
+
+    create: make it; with False it may not be there.
+    """
     package = Path(__file__).resolve().parents[1]
     key = hashlib.sha256(os.fsencode(package)).hexdigest()[:12]
     folder = workspace_dir / "lib" / key
     link = folder / "paceline"
-    if not link.exists():
+    if create and not link.exists():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             link.symlink_to(package, target_is_directory=True)

@@ -18,7 +18,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -76,7 +75,7 @@ class Documents:
         """
         path = self.path(name)
         self.folder.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(3)}")
+        beside = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(3).hex()}")
         # Whole and on the disk before it has its name: a reader finds all of it, after a power cut, too.
         write_whole(beside, json.dumps(document) + "\n", sync=True)
         try:

@@ -1,6 +1,21 @@
 """Compute targets: where nodes come from, and how command lines start on them."""
 
-from paceline.targets.base import Nodes, Preview, Target, Waiting
-from paceline.targets.configured import find_target, target_of_run
+from __future__ import annotations
+
+from paceline.system.lazy import face
+
+# Not typing's: `paceline run` starts a supervisor by a module of this package before it has loaded any other.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from paceline.targets.base import Nodes, Preview, Target, Waiting
+    from paceline.targets.configured import find_target, target_of_run
 
 __all__ = ["Nodes", "Preview", "Target", "Waiting", "find_target", "target_of_run"]
+
+_HOMES = {
+    "paceline.targets.base": ("Nodes", "Preview", "Target", "Waiting"),
+    "paceline.targets.configured": ("find_target", "target_of_run"),
+}
+
+__getattr__ = face(__name__, _HOMES)

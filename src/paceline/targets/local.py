@@ -25,8 +25,6 @@ from paceline.targets.local_nodes import LocalNodes
 _ADDRESS = "127.0.0.1"
 _POLL_S = 0.05
 _SLOWEST_POLL_S = 0.5
-#: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
-_LOADED = (__name__, "paceline.launchers")
 
 
 class LocalTarget:
@@ -52,7 +50,7 @@ class LocalTarget:
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Let a supervisor load its modules while the source is copied: a submission then waits for the longer of the two."""
         with contextlib.suppress(OSError):
-            self._early = supervisors.Early(run_dir, library_dir, python, _LOADED)
+            self._early = supervisors.early(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         size = job.world_size

@@ -8,12 +8,22 @@ import socket
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.system import processes
 
+# Not typing's: `paceline run` waits for this module before it starts a supervisor.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
+#: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
+FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.single", "ctypes")
+
 #: Supervisors that this process has started and that may still run.
 _started: list[subprocess.Popen[bytes]] = []
+#: Those that were started before the target of their run was known, by the run's folder.
+_ahead: dict[Path, Early] = {}
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
@@ -23,6 +33,16 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return _start(run_dir, lock_fd, library_dir, python, cwd=run_dir, stdout=log, stderr=log).pid
     finally:
         os.close(log)
+
+
+def start_ahead(run_dir: Path, library_dir: Path, python: str) -> None:
+    """Start to load the supervisor of a run on this machine, before the target is there to ask for it (`early`)."""
+    _ahead[run_dir] = Early(run_dir, library_dir, python, FOR_THIS_MACHINE)
+
+
+def early(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early:
+    """The run's supervisor that is being loaded: the one that was started ahead, else a new one. modules: as in `Early`."""
+    return _ahead.pop(run_dir, None) or Early(run_dir, library_dir, python, modules)
 
 
 class Early:

@@ -15,7 +15,11 @@ _HELD_BYTES = 4096
 def started() -> None:
     """Say that this rank's process is there, and which one it is."""
     hold_space(f"error_{os.environ['RANK']}.json")
-    _write(f"start_{os.environ['RANK']}.json", {"pid": os.getpid(), "host": os.uname().nodename, "time": time.time()})
+    host = os.uname().nodename
+    value: dict[str, object] = {"pid": os.getpid(), "host": host, "time": time.time()}
+    # Numbers and words look in Python as in JSON, and to load json would take longer than all else that is done here.
+    is_plain = host.isascii() and host.replace("-", "").replace(".", "").isalnum()
+    _write(f"start_{os.environ['RANK']}.json", value, str(value).replace("'", '"') if is_plain else None)
 
 
 def ended(exit_code: int) -> None:
@@ -85,12 +89,11 @@ def hold_space(name: str) -> None:
         pass
 
 
-def _write(name: str, value: dict[str, object]) -> None:
-    import json
-
+def _write(name: str, value: dict[str, object], text: str | None = None) -> None:
+    """Write a report into the attempt's folder, whole or not at all. text: the value as JSON, where that is known."""
     path = _path(name)
     beside = f"{path}.{os.getpid()}"
-    data = json.dumps(value).encode()
+    data = (text or _json(value)).encode()
     try:
         with open(beside, "wb") as file:
             file.write(data)
@@ -109,16 +112,20 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
     A file system that copies on write (btrfs, ZFS) asks for one all the same, and may refuse it.
     """
-    import json
-
     if len(data) > _HELD_BYTES:
-        data = json.dumps({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
+        data = _json({**value, "message": None, "exception": str(value.get("exception"))[:500]}).encode()
     try:
         with open(path + HELD, "r+b", buffering=0) as file:
             file.write(data.ljust(_HELD_BYTES))
         os.replace(path + HELD, path)
     except OSError:
         pass
+
+
+def _json(value: dict[str, object]) -> str:
+    import json
+
+    return json.dumps(value)
 
 
 def _path(name: str) -> str:

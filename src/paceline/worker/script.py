@@ -8,12 +8,15 @@ import os
 import sys
 import time
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
 
 from paceline.worker import report
 
+# Not typing's, which takes longer to load than all else that stands before the script's first line.
+TYPE_CHECKING = False
+
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
+    from typing import NoReturn
 
 _GLOO_S = 0.05
 #: PYTHONSAFEPATH, from Python 3.11 on.

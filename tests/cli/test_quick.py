@@ -1,0 +1,110 @@
+"""`paceline run` of what is plainly right loads no parser, and loads the supervisor beside what it loads itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli import quick
+from paceline.system.library import library_dir
+from paceline.targets import supervisors
+from tests.cli.conftest import Cli
+from tests.cli.test_verbs import modules_after
+
+SLOW = {"typer", "click", "rich", "yaml", "asyncio", "importlib.metadata"}
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of runs whose supervisors would have been started ahead, in a working directory with a script."""
+    started: list[Path] = []
+    monkeypatch.setattr(supervisors, "start_ahead", lambda run_dir, library, python: started.append(run_dir))
+    monkeypatch.setattr(sys, "argv", ["paceline"])
+    monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    library_dir(tmp_path / ".paceline")
+    return started
+
+
+def test_a_run_needs_no_parser(cli: Cli) -> None:
+    words = ("run", "-q", "-e", "e", "--env", "A=1", cli.script("print('first')"), "--", "--epochs", "5")
+    assert not modules_after(cli, *words) & SLOW
+    # What the parser has to read starts the same run.
+    assert "typer" in modules_after(cli, "run", "-qe", "e", "src/train.py")
+    assert len(cli.run_ids()) == 2
+
+
+def test_the_supervisor_that_was_loaded_meanwhile_is_the_run_s(cli: Cli) -> None:
+    if not Path("/proc/self/cmdline").exists():
+        pytest.skip("needs /proc")
+    cli("run", "-q", cli.script(""))  # makes the workspace
+    seen = cli.folder / "seen"
+    script = cli.script(f"""
+        import os
+        open({str(seen)!r}, "wb").write(open(f"/proc/{{os.getppid()}}/cmdline", "rb").read())
+    """)
+    run_id = cli("submit", "-e", "mine", script).stdout.strip()
+    assert cli.wait(run_id) == "Completed"
+
+    words = seen.read_text().split("\0")
+    assert words[1:4] == ["-m", "paceline.supervisor", str(cli.run_folder(run_id))]
+    # It was handed a socket and the modules of this machine, so it was started before its run was there.
+    assert words[5:-1] == [*supervisors.FOR_THIS_MACHINE]
+
+
+@pytest.mark.parametrize(
+    ("words", "experiment"),
+    [("train.py", None), ("-e digits train.py", "digits"), ("--compute local -m json.tool", None)],
+)
+def test_a_supervisor_is_loaded_for_a_run_on_this_machine(
+    ahead: list[Path], words: str, experiment: str | None
+) -> None:
+    assert quick.reading("run", words.split()) is not None
+
+    here = Path.cwd()
+    assert [path.parent for path in ahead] == [here / ".paceline" / "runs"]
+    assert ahead[0].name.rsplit("_", 2)[0] == (experiment or here.name.strip("-_"))
+    assert not ahead[0].exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["--compute lab train.py", "--dry-run train.py", "-e ../x train.py", "job.yaml", "--help", "-jx train.py"]
+)
+def test_for_what_else_is_none_loaded(ahead: list[Path], words: str) -> None:
+    Path("job.yaml").touch()
+    quick.reading("run", words.split())
+    assert ahead == []
+
+
+def test_none_is_loaded_where_there_is_no_workspace_or_a_wrong_configuration(
+    ahead: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PACELINE_WORKSPACE", "elsewhere")
+    assert quick.reading("run", ["train.py"]) is not None
+    assert (ahead, os.path.exists("elsewhere")) == ([], False)
+    monkeypatch.delenv("PACELINE_WORKSPACE")
+    Path("paceline.toml").write_text("not [ toml")
+    assert quick.reading("run", ["train.py"]) is not None
+    assert ahead == []
+
+
+def test_nothing_is_left_of_a_run_that_was_refused_after_its_supervisor_was_started(cli: Cli) -> None:
+    """No run, and no process: the fixture looks for those."""
+    cli("run", "-q", cli.script(""))
+    before = cli.run_ids()
+    for words in (["--backend", "smoke"], ["--python", "nopython"], ["--restart-on-exception"]):
+        cli("run", "src/train.py", *words, code=2)
+    assert cli.run_ids() == before
+
+
+def test_one_that_was_started_ahead_serves_its_own_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(supervisors, "Early", lambda *given: made.append(given) or len(made))
+    supervisors.start_ahead(tmp_path / "a", tmp_path, "python")
+    found: list[Any] = [supervisors.early(tmp_path / name, tmp_path, "python", ()) for name in "baa"]
+    assert found == [2, 1, 3]
