@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 
-from paceline import __version__
-from paceline.cli.output import end_with_the_reader
+from paceline.cli.output import end_with_the_reader, print_version
 
 # Not typing's, as in `paceline`: whoever asks for the version waits for nothing else.
 TYPE_CHECKING = False
@@ -29,10 +28,6 @@ def main() -> None:
         print_version()
         sys.exit(0)
     sys.exit(_exit_code())
-
-
-def print_version() -> None:
-    print(f"paceline {__version__}")
 
 
 def _log_to_standard_error() -> None:

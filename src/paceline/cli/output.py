@@ -1,4 +1,4 @@
-"""Standard output and error whose reader may go away."""
+"""Standard output and error whose reader may go away, and the one line that is printed before anything else is loaded."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import os
 import signal
 import sys
 
+from paceline import __version__
+
 # Not typing's: `paceline --version` loads this module and little else.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+def print_version() -> None:
+    print(f"paceline {__version__}")
 
 
 def end_with_the_reader() -> None:

@@ -10,7 +10,7 @@ import typer
 import typer.core
 import typer.main
 
-from paceline.cli.main import print_version
+from paceline.cli.output import print_version
 from paceline.cli.verbs import VERBS
 
 

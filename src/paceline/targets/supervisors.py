@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 #: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
-FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.single", "ctypes")
+FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.processes", "ctypes")
 
 #: Supervisors that this process has started and that may still run.
 _started: list[subprocess.Popen[bytes]] = []
