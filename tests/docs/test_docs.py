@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 import shlex
 import subprocess
@@ -60,7 +61,30 @@ RUNS = DOCS / "runs.md"
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-# --- links
+# --- links and names
+
+
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("README.md", "Dive into the code"), ("CONTRIBUTING.md", "The layers")],
+    ids=["tour", "layers"],
+)
+def test_the_files_that_the_tour_of_the_code_names_are_there(page: str, heading: str) -> None:
+    words = code_words(section(ROOT / page, heading))
+    paths = [word for word in words if re.fullmatch(r"[\w/]+(/|\.py)", word)]
+    assert paths
+    places = (ROOT / "src" / "paceline", ROOT)
+    assert [path for path in paths if not any((place / path).exists() for place in places)] == []
+
+
+@by_page
+def test_every_name_of_paceline_s_that_a_page_has_in_backticks_is_there(page: Path) -> None:
+    for word in code_words(page.read_text()):
+        if re.fullmatch(r"paceline(\.[a-z]\w*)*(\.\w+)?", word) and not word.endswith((".toml", ".run")):
+            try:
+                pkgutil.resolve_name(word)
+            except (ImportError, AttributeError) as error:
+                raise AssertionError(f"{page.name}: {word}: {error}") from error
 
 
 @by_page
