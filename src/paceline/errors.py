@@ -18,11 +18,12 @@ compares the drawing with the classes in all source files.
     │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
     │   └── ParallelError                 parallel.errors: a model, a strategy, a batch or a loss
     │       └── NotPlainError             parallel.exchange: a value that can't be sent to another rank
-    ├── EngineError (also ConnectionError)   a scheduler, a host or a link did not answer. Exit code 69
+    ├── EngineError (also ConnectionError)   a scheduler, host, link, store or container engine did not answer. Exit code 69
     │   ├── LinkError                     remote.link.link_error: a node's agent
     │   ├── AwayError                     targets.slurm.scheduler: Slurm, or its login host
     │   ├── UnreachableError              targets.ray.client: a Ray cluster
-    │   └── LostError                     targets.ray.placement_group: a node, before it was the run's
+    │   ├── LostError                     targets.ray.placement_group: a node, before it was the run's
+    │   └── StoreUnreachableError (also TransferError)   data.stores.failures: a datastore, or what a URL names
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
     ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
     ├── TransferError (also RuntimeError)     data could not be read from, or written to, where it lies
@@ -98,9 +99,10 @@ class FileNameError(UserError):
 
 
 class EngineError(PacelineError, ConnectionError):
-    """A scheduler, a host or a link did not answer. Nothing that was given is wrong, so the same may go well later.
+    """A scheduler, a host, a link, a store or a container engine did not answer.
 
-    The message says what was asked of whom, and what was heard instead.
+    Nothing that was given is wrong, so the same may go well later. The message says what was asked of whom, and what was
+    heard instead.
     """
 
 

@@ -237,3 +237,15 @@ def test_a_cluster_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
 
     assert f"the Ray cluster at {address} does not answer: " in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_store_that_does_not_answer_is_no_wrong_call(cli: Cli) -> None:
+    pytest.importorskip("aiohttp")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens on it
+        cli("data", "add", "far", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        done = cli("data", "ls", "far", code=69)
+
+    assert "listing '' in datastore 'far' (http://127.0.0.1:" in done.stderr
+    assert "Try again" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

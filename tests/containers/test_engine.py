@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.containers import ContainerEngine, find_engine
-from paceline.errors import LauncherError
+from paceline.errors import EngineError, LauncherError
 from tests.containers import fakes
 
 
@@ -70,6 +70,17 @@ def test_without_any_the_message_says_what_was_looked_for_and_what_to_install(bi
     assert "there is no podman on PATH; there is no docker on PATH; there is no apptainer on PATH" in told
     assert "apt-get install podman" in told
     assert "PACELINE_CONTAINER_ENGINE" in told
+
+
+def test_an_engine_that_gives_no_answer_in_time_is_no_wrong_value(bin_dir, monkeypatch):
+    monkeypatch.setattr("paceline.containers.engine._ANSWER_S", 0.1)
+    path = fakes.program(bin_dir, "podman", "exec /bin/sleep 600")
+    with pytest.raises(
+        EngineError, match=rf"`{path} --version` gave no answer in 0\.1 s; there is no docker .*try again"
+    ):
+        find(bin_dir)
+    with pytest.raises(EngineError, match=f"`{path} --version` gave no answer"):
+        find(bin_dir, PACELINE_CONTAINER_ENGINE="podman")
 
 
 def test_an_engine_can_be_named(bin_dir, tmp_path):

@@ -7,7 +7,6 @@ import os
 import selectors
 import signal
 import subprocess
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,7 +21,6 @@ def call(
     *,
     say: Callable[[str], None] | None = None,
     stop: Callable[[], object] | None = None,
-    timeout_s: float | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, list[str]] | None:
     """Exit code and last lines of output, standard error's among them; None where `stop()` said to end, and it is ended.
@@ -30,7 +28,7 @@ def call(
     say: is given each line as it comes.
 
     Raises:
-        LauncherError: the client can't be started, or took longer than `timeout_s`.
+        LauncherError: the client can't be started.
     """
     try:
         process = subprocess.Popen(
@@ -44,7 +42,6 @@ def call(
     except OSError as error:
         raise LauncherError(f"{argv[0]!r} could not be started: {error.strerror or error}.") from error
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
-    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     assert process.stdout is not None
     with process.stdout as output, selectors.DefaultSelector() as selector:
         selector.register(output, selectors.EVENT_READ)
@@ -60,8 +57,6 @@ def call(
                     _take(whole, lines, say)
                 if stop is not None and stop():
                     return None
-                if deadline is not None and time.monotonic() > deadline:
-                    raise LauncherError(f"{' '.join(argv[:2])} gave no answer in {timeout_s:g} s.")
             _take([rest], lines, say)
             return process.wait(), list(lines)
         finally:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.errors import LauncherError
+from paceline.errors import EngineError, LauncherError
 
 #: Names the engine to use: a program on PATH, or a path.
 ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
@@ -62,20 +63,30 @@ def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine
     environment: None is this process's own.
 
     Raises:
-        LauncherError: none answers; the message says what was found, why it does not do, and what to install.
+        LauncherError: there is none that works; the message says what was found, why it does not do, and what to install.
+        EngineError: none works, and one of them gave no answer in time.
     """
     variables = os.environ if environment is None else environment
     named = variables.get(ENGINE_VARIABLE)
-    reasons = []
+    reasons, is_silent = [], False
     for program in (named,) if named else _PROGRAMS:
         path = shutil.which(program, path=variables.get("PATH", os.defpath))
         if path is None:
             reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
             continue
-        found = _ask(os.path.abspath(path), variables)
+        try:
+            found = _ask(os.path.abspath(path), variables)
+        except subprocess.TimeoutExpired as error:
+            is_silent = True
+            found = f"`{shlex.join(error.cmd[:2])}` gave no answer in {_ANSWER_S:g} s"
         if isinstance(found, ContainerEngine):
             return found
         reasons.append(found)
+    if is_silent:
+        raise EngineError(
+            f"custom_docker_image needs a container engine, and none answers: {'; '.join(reasons)}. See by hand what it "
+            f"waits for, then try again; or name another engine with {ENGINE_VARIABLE}."
+        )
     if named:
         raise LauncherError(
             f"{ENGINE_VARIABLE}={named!r}, but {reasons[0]}. Name a podman, docker or apptainer that works, or unset it."
@@ -122,7 +133,11 @@ def _docker(path: str, version: str, variables: Mapping[str, str]) -> ContainerE
 
 
 def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code, and standard output after standard error: what was asked for comes last."""
+    """Exit code, and standard output after standard error: what was asked for comes last.
+
+    Raises:
+        subprocess.TimeoutExpired: the program did not end in time.
+    """
     try:
         done = subprocess.run(
             argv,
@@ -134,8 +149,6 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
             check=False,
             env=dict(variables),
         )
-    except subprocess.TimeoutExpired:
-        return -1, f"it gave no answer in {_ANSWER_S:g} s"
     except OSError as error:
         return -1, error.strerror or str(error)
     if done.returncode != 0:

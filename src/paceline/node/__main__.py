@@ -14,7 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EnvironmentBuildError, EnvironmentSpecError, LauncherError, PacelineError
+from paceline.errors import (
+    EngineError,
+    EnvironmentBuildError,
+    EnvironmentSpecError,
+    LauncherError,
+    PacelineError,
+    TransferError,
+)
 from paceline.node import output
 from paceline.node.clean import clean, remove_containers
 from paceline.node.prepare import prepare
@@ -55,7 +62,7 @@ def _failure(error: Exception) -> dict[str, str]:
     """Cause and message, for the failure report."""
     if isinstance(error, (EnvironmentBuildError, EnvironmentSpecError)):
         return {"cause": "environment", "message": str(error)}
-    if isinstance(error, LauncherError):
+    if isinstance(error, (LauncherError, EngineError)) and not isinstance(error, TransferError):
         return {"cause": "launcher", "message": str(error)}
     if isinstance(error, PacelineError):
         return {"cause": "data", "message": str(error)}

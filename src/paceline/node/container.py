@@ -9,7 +9,7 @@ from typing import Any
 
 import paceline
 from paceline.containers import HostFiles, Layer, Mount, check_image, ensure_layer, find_engine, key_of, probe
-from paceline.errors import EnvironmentBuildError, LauncherError
+from paceline.errors import EngineError, EnvironmentBuildError, LauncherError
 from paceline.job.environment import EnvironmentSpec
 from paceline.node.output import say
 from paceline.remote.staging.stage_in import Arrived
@@ -69,7 +69,7 @@ def prepare_container(
                 say=say,
             )
             assert found is not None, "nobody asked to stop"
-    except LauncherError as error:
+    except (LauncherError, EngineError) as error:
         raise EnvironmentBuildError(str(error)) from error
     library = Path(paceline.__file__).parent.parent  # as the workers have it: what its links lead to is found here
     say(f"{engine}: {environment.docker_image} has Python {'.'.join(map(str, found.version))}.")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from paceline.errors import LauncherError
+from paceline.errors import EngineError, LauncherError
 from paceline.job.job import Job
 
 
@@ -20,5 +20,5 @@ def remove_containers(job: Job | None, run_id: str, *, all_ended: bool = False) 
 
     try:
         remove(find_engine(), run_id, settle_s=0.0 if all_ended else SETTLE_S)
-    except LauncherError:
-        return  # whoever took the engine away took its containers with it
+    except (LauncherError, EngineError):
+        return  # whoever took the engine away took its containers with it; one that is stuck ends none

@@ -49,7 +49,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
         if run.seen.is_shared and not run.folder.work.exists():
             work_dir.make(run.folder)
     except (TargetError, EngineError) as error:
-        cause = "node_lost" if nodes.lost() else "prepare"
+        cause = "data" if isinstance(error, TransferError) else "node_lost" if nodes.lost() else "prepare"
         return Outcome(failure=FailureReport(cause=cause, message=str(error)))
     except (UserError, TransferError) as error:
         # What the job names on this machine is not there to be sent.

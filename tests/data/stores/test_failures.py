@@ -10,7 +10,7 @@ import pytest
 from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.failures import ChangedError, ShortError, cause_of, translated
 from paceline.data.stores.record import StoreRecord
-from paceline.errors import DataError, TransferError
+from paceline.errors import DataError, EngineError, TransferError
 
 RECORD = StoreRecord(name="lab", url="s3://bucket")
 
@@ -76,6 +76,27 @@ def test_a_message_names_the_store_the_file_the_reason_and_what_to_do():
         "Look with `paceline data ls` what is there."
     )
     assert isinstance(translated(ValueError("x"), RECORD, Secrets(), "reading"), TransferError)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_away"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), True),
+        (socket.gaierror(-2, "Name or service not known"), True),
+        (_AnswerError(503), True),
+        (_AnswerError(403), False),
+        (FileNotFoundError("x"), False),
+        (OSError(errno.ENOSPC, "full"), False),
+    ],
+    ids=["refused", "no-host", "503", "denied", "missing", "full"],
+)
+def test_a_store_that_does_not_answer_is_told_from_one_that_refuses(error, is_away):
+    told = translated(error, RECORD, Secrets(), "reading 'x'")
+    assert isinstance(told, EngineError) is is_away
+    # Whoever handles data that could not be had goes on handling it.
+    assert isinstance(told, TransferError) or not is_away
+    assert str(told).startswith("reading 'x' in datastore 'lab' (s3://bucket) failed: ")
+    assert not is_away or "try again" in str(told).lower()
 
 
 def test_errors_of_ours_stay_as_they_are():

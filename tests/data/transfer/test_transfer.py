@@ -9,7 +9,7 @@ import pytest
 
 from paceline.data.transfer import transfer as module
 from paceline.data.transfer.partial import SINGLE_BYTES
-from paceline.errors import DataError, PacelineError, TransferError
+from paceline.errors import DataError, EngineError, PacelineError, TransferError
 from tests.data.conftest import s3_store
 from tests.data.servers import S3, Answer, port_of
 
@@ -58,7 +58,7 @@ def test_a_small_object_that_is_cut_is_fetched_again(workspace, s3, bucket, prox
 def test_a_line_that_always_breaks_is_one_error_and_nothing_half_is_left(workspace, s3, bucket, proxied, take, cache):
     s3.bucket(bucket, {"x.bin": BODY})
     proxy = proxied(s3.port, spoil("x.bin", cut(0)))
-    with pytest.raises(TransferError, match=r"reading 'x.bin' in datastore 'lab' .* failed: .*Try again"):
+    with pytest.raises(EngineError, match=r"reading 'x.bin' in datastore 'lab' .* failed: .*Try again"):
         take(s3_store(workspace, proxy.url, bucket).path().as_download())
     assert nothing_is_kept(cache)
     assert len(proxy.gets("x.bin")) < 60, "trying again ends"

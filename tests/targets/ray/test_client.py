@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.targets.ray.client import RayClient, UnreachableError, is_loopback
 from paceline.targets.ray.settings import read_settings
 from tests.targets.ray.fake_cluster import FakeCluster, fake_cluster
@@ -103,8 +103,21 @@ def test_the_token_gives_way_to_a_proxys_authorization(monkeypatch: pytest.Monke
 
 def test_what_ray_says_is_in_the_message_without_its_traceback(cluster: FakeCluster) -> None:
     cluster.answer = lambda *_: (500, "Traceback (most recent call last):\n  ...\nRuntimeError: no agent")  # type: ignore[method-assign]
-    with pytest.raises(TargetError, match=r"refuses GET /api/jobs/: HTTP 500: RuntimeError: no agent\.$"):
+    with pytest.raises(
+        EngineError, match=r"could not answer GET /api/jobs/: HTTP 500: RuntimeError: no agent\. Try again"
+    ):
         client(cluster).jobs()
+    cluster.answer = lambda *_: (400, "ValueError: no such env")  # type: ignore[method-assign]
+    with pytest.raises(TargetError, match=r"refuses GET /api/jobs/: HTTP 400: ValueError: no such env\.$"):
+        client(cluster).jobs()
+
+
+def test_a_proxy_without_a_dashboard_behind_it_is_no_wrong_value(cluster: FakeCluster) -> None:
+    cluster.answer = lambda *_: (503, "upstream connect error")  # type: ignore[method-assign]
+    with pytest.raises(UnreachableError, match="HTTP 503") as caught:
+        client(cluster).submit("true", "x", {}, {})
+    assert not isinstance(caught.value, ValueError)
+    assert client(cluster).logs("x") == ""
 
 
 def test_a_page_that_is_no_ray_is_told_so(cluster: FakeCluster) -> None:

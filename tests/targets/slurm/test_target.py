@@ -131,6 +131,9 @@ def test_release_takes_a_job_back_but_never_the_one_that_it_is_called_in(
     monkeypatch.delenv("SLURM_JOB_ID")
     target.release(folder.path)
     assert slurm.calls[-1] == "scancel 7"
+    # The error by which the submission came to nothing is the one to be told.
+    slurm.say("scancel", err="scancel: error: Unable to contact slurm controller (connect failure)", code=1)
+    target.release(folder.path)
 
 
 def test_status_is_one_call_for_nodes_and_one_for_the_queue(slurm: FakeSlurm):

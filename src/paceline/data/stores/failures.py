@@ -12,18 +12,18 @@ from typing import Any
 
 from paceline.data.stores.credentials import Secrets
 from paceline.data.stores.record import StoreRecord
-from paceline.errors import DataError, PacelineError, TransferError
+from paceline.errors import DataError, EngineError, PacelineError, TransferError
 
 #: cause -> what to do about it.
 _NEXT_STEP = {
     "missing": "Look with `paceline data ls` what is there.",
     "no-store": "Mend the URL that the datastore was registered with.",
     "denied": "Check its credentials, and what they allow.",
-    "no-host": "Check the host's name and the network.",
+    "no-host": "Check the host's name and the network, then try again.",
     "host-key": "Connect once with `ssh` and compare the key, so that it comes into ~/.ssh/known_hosts.",
     "changed": "Let whatever writes to it finish, then try again.",
     "disk": "Make room there, or put the cache elsewhere with PACELINE_DATA_CACHE.",
-    "transient": "Try again; what has come so far is kept.",
+    "transient": "See that it is up and can be reached from here. Try again; what has come so far is kept.",
     "other": "Mend that, then try again; what has come so far is kept.",
 }
 _DENIED_CODES = frozenset(
@@ -60,6 +60,10 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|error occurred \((\w+)\)")
 _MESSAGE = re.compile(r"<Message>([^<]+)</Message>")
 
 
+class StoreUnreachableError(EngineError, TransferError):
+    """A store did not answer, or broke off: its host is away, the line to it is down, or it is too busy."""
+
+
 class ChangedError(Exception):
     """The object is not the one that was listed. Seen, and mended or translated, within this package."""
 
@@ -84,7 +88,8 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     """The error to raise for a store library's. It, and the error itself, have lost every secret.
 
     what: what was being done, such as "reading 'train/1.bin'".
-    A `DataError` where there is nothing at that path, a `TransferError` for all else; errors of ours come back as they are.
+    A `DataError` where there is nothing at that path, a `StoreUnreachableError` where the store did not answer, a
+    `TransferError` for all else; errors of ours come back as they are.
     """
     if isinstance(error, PacelineError):
         return error
@@ -104,7 +109,8 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     elif cause == "host-key":
         reason = f"the host is not known here, or shows another key than before ({detail})"
     text = f"{what} in {secrets.scrub(record.title)} failed: {reason or detail}. {_NEXT_STEP[cause]}"
-    return (DataError if cause == "missing" else TransferError)(text)
+    kinds = {"missing": DataError, "transient": StoreUnreachableError, "no-host": StoreUnreachableError}
+    return kinds.get(cause, TransferError)(text)
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

@@ -20,7 +20,7 @@ from paceline.data.transfer.listing import FileInfo, fingerprint, is_single_file
 from paceline.data.transfer.partial import Partial
 from paceline.data.transfer.progress import Meter, Progress, size_text
 from paceline.data.transfer.transfer import transfer
-from paceline.errors import DataError, TransferError
+from paceline.errors import DataError, EngineError, TransferError
 from paceline.job.data_reference import DataReference, Source
 
 Say = Callable[[str], None]
@@ -183,6 +183,8 @@ def _new_view(view_dir: Path, name: str) -> Iterator[Path]:
         beside.mkdir()
         yield beside
         os.rename(beside, target)
+    except EngineError:
+        raise  # of the store, from within
     except OSError as error:
         raise TransferError(
             f"the folder of input {name!r} can't be made in {str(view_dir)!r}: {error.strerror}. "

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from paceline.errors import EngineError, TargetError
+from paceline.errors import EngineError, PacelineError, TargetError
 from paceline.targets.ray.settings import RaySettings, token
 
 _TIMEOUT_S = 20.0
@@ -101,8 +101,8 @@ class RayClient:
         }
         try:
             self._call("POST", "/api/jobs/", body)
-        except _RefusedError as error:
-            # The connection may have broken after the first request had been heard.
+        except _AnswerError as error:
+            # The connection may have broken after the first request had been heard. Ray answers 500 then.
             if "already exists" not in error.text and self.job(submission_id) is None:
                 raise
 
@@ -132,7 +132,7 @@ class RayClient:
         """What the job's entrypoint has printed; "" where that is gone."""
         try:
             return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
-        except _RefusedError:
+        except _AnswerError:
             return ""
 
     # The cluster
@@ -168,7 +168,7 @@ class RayClient:
         try:
             status = self._call("GET", "/api/cluster_status")["data"]["clusterStatus"]
             return dict(status["loadMetricsReport"]["usageByNode"])
-        except (_RefusedError, KeyError, TypeError):
+        except (_AnswerError, KeyError, TypeError):
             return {}  # a cluster without Ray's monitor process
 
     # Packages
@@ -193,7 +193,7 @@ class RayClient:
         """The JSON that the cluster answers; {} where it answers nothing.
 
         Raises:
-            UnreachableError: no connection, or no answer in time. TargetError: it refuses.
+            UnreachableError: no connection, no answer in time, or HTTP 5xx. TargetError: it refuses.
         """
         settings = self._settings
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -234,13 +234,21 @@ class RayClient:
         return headers
 
 
-class _RefusedError(TargetError):
-    """The cluster has answered that it will not. status: of HTTP; text: its own words."""
+class _AnswerError(PacelineError):
+    """The cluster's answer is an error. status: of HTTP; text: its own words."""
 
     def __init__(self, message: str, status: int, text: str) -> None:
         super().__init__(message)
         self.status = status
         self.text = text
+
+
+class _RefusedError(_AnswerError, TargetError):
+    """The cluster has answered that it will not."""
+
+
+class _FailedError(_AnswerError, UnreachableError):
+    """The dashboard, or a proxy before it, has answered HTTP 5xx: it could not do what nothing is wrong with."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -250,7 +258,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _refused(settings: RaySettings, status: int, text: str, method: str, path: str) -> _RefusedError:
+def _refused(settings: RaySettings, status: int, text: str, method: str, path: str) -> _AnswerError:
     title = f"compute target {settings.name!r}: the Ray cluster at {settings.address}"
     if status == 401:
         message = (
@@ -260,8 +268,14 @@ def _refused(settings: RaySettings, status: int, text: str, method: str, path: s
     elif status == 403:
         message = f"{title} does not take this token. Is it this cluster's? `ray get-auth-token` on its head prints it."
     else:
-        said = _last_line(text)
-        message = f"{title} refuses {method} {path.partition('?')[0]}: HTTP {status}{f': {said}' if said else ''}."
+        said, asked = _last_line(text), f"{method} {path.partition('?')[0]}"
+        answer = f"HTTP {status}{f': {said}' if said else ''}"
+        if status >= 500:
+            message = (
+                f"{title} could not answer {asked}: {answer}. Try again; `ray status` on its head tells how it is."
+            )
+            return _FailedError(message, status, text)
+        message = f"{title} refuses {asked}: {answer}."
     return _RefusedError(message, status, text)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import TargetError
+from paceline.errors import EngineError, TargetError
 from paceline.remote.link import Link
 from paceline.targets.slurm.allocation import Allocation, link_words
 from paceline.targets.slurm.scheduler import AwayError, CommandResult, Scheduler
@@ -43,7 +43,7 @@ def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_cou
         yield links
     finally:
         all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
-        with contextlib.suppress(TargetError):
+        with contextlib.suppress(TargetError, EngineError):
             scheduler.call(["scancel", job_id])
 
 

@@ -134,7 +134,7 @@ class SlurmTarget:
         """Take a job back that could not be handed over. A supervisor's own job ends with it."""
         noted = engine(RunFolder(run_dir))
         if noted.get("job_id") and noted["job_id"] != os.environ.get("SLURM_JOB_ID"):
-            with contextlib.suppress(TargetError):
+            with contextlib.suppress(TargetError, EngineError):
                 self._scheduler.call(["scancel", str(noted["job_id"])])
 
     # --- for whoever reads the run
