@@ -236,6 +236,15 @@ def test_a_source_that_is_no_text_is_an_error_as_under_python(work):
 # --- names of the user's own
 
 
+def test_a_script_that_has_loaded_its_own_json_is_reported_and_keeps_it(work):
+    (work / "json.py").write_text("mine = True\n")
+    (work / "train.py").write_text(
+        "import atexit, json, sys\natexit.register(lambda: print(sys.modules['json'].mine))\nraise ValueError('bad batch')\n"
+    )
+    ended = worker(work, "train.py")
+    assert (ended.code, ended.out, ended.error["exception"]) == (1, "True\n", "ValueError: bad batch")
+
+
 @pytest.mark.parametrize(
     "name", ["report", "script", "paceline_helper", "tokenize", "linecache", "traceback", "json", "importlib_x"]
 )

@@ -123,9 +123,23 @@ def _write_held(path: str, data: bytes, value: dict[str, object]) -> None:
 
 
 def _json(value: dict[str, object]) -> str:
-    import json
+    """The value as JSON, by the standard library's module, whatever the script has under its name."""
+    # It is loaded no earlier than this, so the script's folder may be first on the path, and a json.py of its own loaded.
+    path, theirs = sys.path[:], {name: sys.modules.pop(name) for name in _json_modules()}
+    sys.path[:] = [os.path.dirname(os.__file__)]
+    try:
+        import json
 
-    return json.dumps(value)
+        return json.dumps(value)
+    finally:
+        sys.path[:] = path
+        for name in _json_modules():
+            del sys.modules[name]
+        sys.modules.update(theirs)
+
+
+def _json_modules() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "json"]
 
 
 def _path(name: str) -> str:
