@@ -26,8 +26,20 @@ def target_of(*links, status=None, opened=None):
         if opened is not None:
             opened.append("out")
 
-    given = {"examine": nodes} | ({"status": status} if status else {})
-    return SimpleNamespace(kind="toy", **given)
+    return toy(nodes, status)
+
+
+def toy(examine, status=None):
+    return SimpleNamespace(
+        kind="toy", examine=examine, status=status or (lambda: Status(nodes=(NodeStatus(name="n"),)))
+    )
+
+
+def after_status(findings):
+    """Those that come after what the engine says of itself, which is well."""
+    first, *others = findings
+    assert (first.check, first.node, first.level) == ("status", None, "ok")
+    return others
 
 
 @pytest.fixture
@@ -67,14 +79,14 @@ def test_an_engine_that_does_not_answer_has_failed_and_nodes_are_tried_all_the_s
 def test_a_node_that_cannot_be_reached_does_not_hide_the_others(two, tmp_path, no_checks):
     two[1].lost = "node1: Connection refused"
     gone = Unreachable(name="node7", lost="node7: No route to host")
-    findings = list(examine(target_of(two[0], two[1], gone), tmp_path))
+    findings = after_status(examine(target_of(two[0], two[1], gone), tmp_path))
     assert told(findings) == [("reach", "node0", "ok"), ("reach", "node1", "fail"), ("reach", "node7", "fail")]
     assert findings[2].seen == "No route to host"
 
 
 def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, no_checks):
     opened = []
-    findings = list(examine(target_of(*two, opened=opened), tmp_path, node_count=1))
+    findings = after_status(examine(target_of(*two, opened=opened), tmp_path, node_count=1))
     assert told(findings) == [("reach", "node0", "ok")]
     assert opened == ["in", "out"]
 
@@ -82,6 +94,7 @@ def test_nodes_are_given_back_and_as_many_are_taken_as_asked_for(two, tmp_path, 
 def test_nodes_are_given_back_when_nobody_reads_on(two, tmp_path, no_checks):
     opened = []
     findings = examine(target_of(*two, opened=opened), tmp_path)
+    next(findings)
     next(findings)
     findings.close()
     assert opened == ["in", "out"]
@@ -98,7 +111,7 @@ def test_nodes_that_come_too_late_are_given_back(two, tmp_path):
         opened.append("out")
         is_out.set()
 
-    (failed,) = examine(SimpleNamespace(kind="toy", examine=late), tmp_path, nodes_s=0.1)
+    (failed,) = after_status(examine(toy(late), tmp_path, nodes_s=0.1))
     assert (failed.check, failed.level) == ("reach", "fail")
     assert failed.seen == "no nodes in 0.1 s: the queue is long, or a node hangs"
     go_on.set()
@@ -110,12 +123,13 @@ def test_what_the_target_refuses_is_told_in_its_own_words(tmp_path):
     def refuse():
         raise TargetError("partition 'gpu' is closed.")
 
-    (failed,) = examine(SimpleNamespace(kind="toy", examine=refuse), tmp_path)
+    (failed,) = after_status(examine(toy(refuse), tmp_path))
     assert (failed.check, failed.level, failed.seen) == ("reach", "fail", "partition 'gpu' is closed.")
 
 
 def test_a_kind_that_cannot_be_examined_says_so(tmp_path):
-    (skipped,) = examine(SimpleNamespace(kind="plain"), tmp_path)
+    # One half of `Examined` is none of it.
+    (skipped,) = examine(SimpleNamespace(kind="plain", status=lambda: 1 / 0), tmp_path)
     assert (skipped.level, skipped.seen) == ("skipped", "targets of kind 'plain' can't be examined from within")
 
 
@@ -137,7 +151,7 @@ def test_when_the_last_node_is_lost_the_rest_is_skipped(two, tmp_path, monkeypat
         yield Finding(check="clock", level="fail", seen="lost")
 
     monkeypatch.setattr(doctor, "_ON_NODES", (("clocks", loses), ("never", lambda examination: 1 / 0)))
-    assert told(examine(target_of(two[0]), tmp_path))[1:] == [("clock", None, "fail"), ("nodes", None, "skipped")]
+    assert told(examine(target_of(two[0]), tmp_path))[2:] == [("clock", None, "fail"), ("nodes", None, "skipped")]
 
 
 def test_what_is_looked_at_is_said(two, tmp_path, monkeypatch):

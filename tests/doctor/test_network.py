@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.doctor.network import NetworkPlace, common_network, place_of, same_machine
+from paceline.doctor.network import NetworkPlace, common_network, same_machine
 
 LO = {"lo": ("127.0.0.1", 8)}
 
@@ -47,10 +47,3 @@ def test_of_two_networks_the_interface_that_is_asked_for_counts():
 def test_a_node_that_is_alone_is_reached_by_its_loopback():
     assert common_network({"a": {**LO, "eth0": ("10.0.0.1", 24)}})["a"].address == "127.0.0.1"
     assert common_network({"a": LO, "b": LO}) is None
-
-
-def test_an_address_that_the_node_does_not_know_has_no_interface():
-    assert place_of("10.0.0.1", {"eth0": ("10.0.0.1", 24)}).interface == "eth0"
-    assert place_of("nodename", {"eth0": ("10.0.0.1", 24)}) == NetworkPlace(
-        interface="", address="nodename", network=""
-    )

@@ -18,6 +18,7 @@ from paceline.doctor import doctor as doctor_module
 from paceline.doctor.doctor import examine
 from paceline.doctor.finding import Finding
 from paceline.remote.link import Link, bootstrap_words
+from paceline.targets.status import NodeStatus, Status
 from paceline.targets.this_machine import ThisMachine
 from tests.engines import hosts as hosts_module
 from tests.engines.conftest import require_engine
@@ -48,7 +49,9 @@ def over(hosts: Hosts) -> Any:
                 stack.callback(links[-1].close)
             yield links
 
-    return SimpleNamespace(kind="toy", examine=nodes)
+    return SimpleNamespace(
+        kind="toy", examine=nodes, status=lambda: Status(nodes=tuple(NodeStatus(name=name) for name in hosts.names))
+    )
 
 
 def of(findings: list[Finding], check: str) -> list[tuple[str | None, str]]:

@@ -11,8 +11,7 @@ from typing import Any
 from paceline.doctor.asking import NoAnswerError, Patient
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding, counted
-from paceline.doctor.network import NetworkPlace, addresses_of, common_network, place_of, same_machine
-from paceline.errors import TargetError
+from paceline.doctor.network import addresses_of, common_network, same_machine
 
 #: Up to so many nodes, every one connects to every other; beyond, to the next and to the one across the ring.
 _ALL_PAIRS = 16
@@ -23,17 +22,10 @@ _LISTEN_S = _CONNECT_S + 15.0
 
 def check_network(examination: Examination) -> Iterator[Finding]:
     """The network over which the nodes will talk; kept for the checks that use it."""
-    patients = examination.well
-    interfaces = {patient.name: patient.link.hello.interfaces for patient in patients}
-    try:
-        examination.places = places = _chosen(examination, patients) or common_network(
-            interfaces, examination.interface
-        )
-    except TargetError as error:
-        yield Finding(check="network", level=FAIL, seen=str(error), advice="Name an interface that all nodes have.")
-        return
+    interfaces = {patient.name: patient.link.hello.interfaces for patient in examination.well}
+    examination.places = places = common_network(interfaces, examination.interface)
     if places:
-        shown = [f"{name} {place.address} ({place.interface or 'no interface'})" for name, place in places.items()]
+        shown = [f"{name} {place.address} ({place.interface})" for name, place in places.items()]
         more = f" and {counted(len(shown) - 4, 'more node')}" if len(shown) > 4 else ""
         yield Finding(check="network", level=OK, seen=f"{', '.join(shown[:4])}{more}")
         return
@@ -56,17 +48,6 @@ def check_network(examination: Examination) -> Iterator[Finding]:
         seen=f"there is no network that all nodes are in{wanted} ({'; '.join(shown[:4])})",
         advice="Name an interface that all nodes have and that leads from one to the other, or take nodes of one network.",
     )
-
-
-def _chosen(examination: Examination, patients: list[Patient]) -> dict[str, NetworkPlace] | None:
-    """The addresses that the target itself chooses for runs, if it says."""
-    if examination.addresses is None:
-        return None
-    pairs = examination.addresses([patient.link for patient in patients], examination.interface)
-    return {
-        patient.name: place_of(address, patient.link.hello.interfaces)
-        for patient, (address, _) in zip(patients, pairs, strict=True)
-    }
 
 
 def check_ports(examination: Examination) -> Iterator[Finding]:

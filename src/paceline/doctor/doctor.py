@@ -19,9 +19,9 @@ from paceline.doctor.environment import check_environment
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, WARN, Finding, counted
 from paceline.doctor.machine import check_gpus, check_limits, check_python, check_space, learn_facts
-from paceline.doctor.reduce import check_gloo
-from paceline.doctor.reduce_mpi import check_mpi
+from paceline.doctor.reduce import check_gloo, check_mpi
 from paceline.doctor.sharing import check_sharing
+from paceline.targets.base import Examined
 from paceline.targets.status import Status
 from paceline.targets.timeouts import said, within
 
@@ -58,16 +58,16 @@ def examine(
 ) -> Iterator[Finding]:
     """The findings, one by one as they are made.
 
-    target: an instance of a kind, with `examine`, a context manager that gives a link to each node, or `Unreachable`.
+    target: an instance of a kind; one that is not `Examined` is told as skipped.
     node_count: how many nodes to take; None leaves it to the kind. nodes_s: how long to wait for them.
     python: the interpreter that scripts will run in; None for what the target's `script_python(links)` says, if it has one,
         else that of each node's agent. interface: that the nodes will talk over. say: told what is being looked at.
     """
-    say("the engine's status")
-    yield from _check_status(target)
-    if not hasattr(target, "examine"):
+    if not isinstance(target, Examined):
         yield skipped("nodes", f"targets of kind {getattr(target, 'kind', '?')!r} can't be examined from within")
         return
+    say("the engine's status")
+    yield from _check_status(target)
     say("waiting for nodes")
     links, error, close = _open(target, node_count, nodes_s)
     try:
@@ -103,7 +103,6 @@ def examine(
             workspace_dir=str(workspace_dir),
             python=python,
             interface=interface,
-            addresses=getattr(target, "addresses", None),
         )
         for title, check in _ON_NODES:
             say(title)
@@ -115,9 +114,7 @@ def examine(
         close()
 
 
-def _check_status(target: Any) -> Iterator[Finding]:
-    if not hasattr(target, "status"):
-        return
+def _check_status(target: Examined) -> Iterator[Finding]:
     status = within(target.status, STATUS_S)
     if not isinstance(status, Status):
         seen = said(status) if isinstance(status, Exception) else f"status() gave {status!r}"
@@ -141,7 +138,7 @@ def _check_status(target: Any) -> Iterator[Finding]:
     )
 
 
-def _open(target: Any, node_count: int | None, limit_s: float) -> tuple[list[Any], str | None, Callable[[], None]]:
+def _open(target: Examined, node_count: int | None, limit_s: float) -> tuple[list[Any], str | None, Callable[[], None]]:
     """The links, or what went wrong; and what gives the nodes back.
 
     Nodes that come after the time is up are given back by the thread that waited for them.

@@ -20,7 +20,6 @@ class Examination:
 
     python: the interpreter that scripts will run in; None for that of each node's agent.
     folder: on the nodes, for runs and snapshots. interface: the network interface that is asked for.
-    addresses: the target's own choice of an (address, interface) for each link.
     workspace_dir: on this machine. facts: by node, once they were asked for. places: by node, once a network was chosen.
     """
 
@@ -29,7 +28,6 @@ class Examination:
     workspace_dir: str
     python: str | None = None
     interface: str | None = None
-    addresses: Callable[[Sequence[Any], str | None], Sequence[tuple[str, str | None]]] | None = None
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[str, NetworkPlace] | None = None
 

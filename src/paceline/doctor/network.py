@@ -15,7 +15,7 @@ Interfaces = Mapping[str, tuple[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """Where others reach a node. network: as "10.0.0.0/24". interface, network: "" where the node has no such address."""
+    """Where others reach a node. network: as "10.0.0.0/24"."""
 
     interface: str
     address: str
@@ -54,14 +54,6 @@ def addresses_of(interfaces: Interfaces) -> frozenset[str]:
         for name, (address, _) in interfaces.items()
         if not name.startswith(_OF_NO_USE) and not ipaddress.ip_address(address).is_loopback
     )
-
-
-def place_of(address: str, interfaces: Interfaces) -> NetworkPlace:
-    """The place that a node has at this address; a name of the node, too, will do as one."""
-    for name, (own, prefix) in interfaces.items():
-        if own == address:
-            return NetworkPlace(interface=name, address=address, network=_network(address, prefix))
-    return NetworkPlace(interface="", address=address, network="")
 
 
 def _places(interfaces: Interfaces, wanted: str | None, alone: bool) -> list[NetworkPlace]:

@@ -1,8 +1,8 @@
-"""A small all-reduce over all nodes, by torch's Gloo: what a run will do, before it waits for a queue."""
+"""A small all-reduce over all nodes, by torch's Gloo and by MPI: what a run will do, before it waits for a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,37 +12,82 @@ from paceline.doctor.environment import has_module
 from paceline.doctor.examination import Examination, skipped
 from paceline.doctor.finding import FAIL, OK, Finding, counted
 from paceline.doctor.network import NetworkPlace
+from paceline.doctor.reduce_mpi import open_mpi_of, over_mpi
 from paceline.targets.timeouts import all_within
 
 #: Of float32: 4 MiB.
-ELEMENTS = 1 << 20
+_ELEMENTS = 1 << 20
 #: Within the program, and around it with the import of torch.
 _LIMIT_S = 30.0
 _PROGRAM_S = 90.0
 
-ADVICE = (
+_GLOO_ADVICE = (
     "The connections above work, so look at the interface that is named here, and at what the message says; "
     "GLOO_SOCKET_IFNAME names another."
 )
+_MPI_ADVICE = (
+    "Try mpirun by hand on the first node. A library of another MPI on LD_LIBRARY_PATH, or an mpi4py that is built for "
+    "another MPI, are what it most often is."
+)
+
+#: What each rank that was asked has answered, or why it has not.
+Answers = Mapping[int, "dict[str, Any] | Exception"]
 
 
 def check_gloo(examination: Examination) -> Iterator[Finding]:
     """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have torch."""
+    lacks = "" if has_module(examination, "torch") else "torch is not on all nodes"
+    yield from _check(examination, "gloo all-reduce", lacks, _over_gloo, _GLOO_ADVICE)
+
+
+def check_mpi(examination: Examination) -> Iterator[Finding]:
+    """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have mpi4py and Open MPI."""
+    mpirun = open_mpi_of(examination)
+    has_all = mpirun is not None and has_module(examination, "mpi4py")
+    lacks = "" if has_all else "mpi4py and the same Open MPI are not on all nodes"
+
+    def reduce(examination: Examination, ranks: Sequence[Patient], places: Mapping[str, NetworkPlace]) -> Answers:
+        assert mpirun is not None
+        return {0: over_mpi(examination, ranks, places, mpirun, _ELEMENTS)}
+
+    yield from _check(examination, "mpi all-reduce", lacks, reduce, _MPI_ADVICE)
+
+
+def _check(
+    examination: Examination,
+    check: str,
+    lacks: str,
+    reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
+    advice: str,
+) -> Iterator[Finding]:
+    """One finding, or one for each rank that failed. lacks: what the nodes have not got; "" for nothing."""
     places, patients = examination.places, examination.well
-    if not has_module(examination, "torch"):
-        yield skipped("gloo all-reduce", "torch is not on all nodes")
+    if lacks:
+        yield skipped(check, lacks)
         return
-    if places is None or not patients or patients[0].name not in places:
-        yield skipped("gloo all-reduce", "no common network to try")
+    if places is None or not all(patient.name in places for patient in patients):
+        yield skipped(check, "no common network to try")
         return
     # One node is tried with two processes.
     ranks = patients if len(patients) > 1 else patients * 2
     try:
-        port = free_port(ranks[0])
+        answers = reduce(examination, ranks, places)
     except NoAnswerError as error:
-        yield Finding(check="gloo all-reduce", node=ranks[0].name, level=FAIL, seen=str(error))
-        return
-    address = places[ranks[0].name].address
+        answers = {0: error}
+    failed = {rank: found for rank, found in answers.items() if isinstance(found, Exception)}
+    for rank, why in failed.items():
+        seen = f"over {places[ranks[rank].name].interface}: {why}"
+        yield Finding(check=check, node=ranks[rank].name, level=FAIL, seen=seen, advice=advice)
+    if not failed:
+        slowest = max(found["ms"] for found in answers.values() if isinstance(found, dict))
+        who = counted(len(patients), "node") if len(patients) > 1 else "2 processes of one node"
+        interfaces = sorted({place.interface for place in places.values()})
+        seen = f"4 MiB among {who} over {', '.join(interfaces[:3])}: {slowest:.1f} ms"
+        yield Finding(check=check, level=OK, seen=seen)
+
+
+def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mapping[str, NetworkPlace]) -> Answers:
+    address, port = places[ranks[0].name].address, free_port(ranks[0])
 
     def answer(rank: int) -> dict[str, Any]:
         asked = {
@@ -51,31 +96,10 @@ def check_gloo(examination: Examination) -> Iterator[Finding]:
             "address": address,
             "port": port,
             "interface": places[ranks[rank].name].interface,
-            "elements": ELEMENTS,
+            "elements": _ELEMENTS,
             "timeout_s": _LIMIT_S,
         }
         python = examination.python_of(ranks[rank])
         return ranks[rank].ask("reduce_on_node", "gloo", asked, python=python, timeout_s=_PROGRAM_S)
 
-    answers = all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)
-    failed = {rank: found for rank, found in answers.items() if isinstance(found, Exception)}
-    for rank, why in failed.items():
-        place = places[ranks[rank].name]
-        yield Finding(
-            check="gloo all-reduce",
-            node=ranks[rank].name,
-            level=FAIL,
-            seen=f"over {place.interface or place.address}: {why}",
-            advice=ADVICE,
-        )
-    if not failed:
-        slowest = max(found["ms"] for found in answers.values() if isinstance(found, dict))
-        yield Finding(check="gloo all-reduce", level=OK, seen=reduced_text(ranks, places, slowest))
-
-
-def reduced_text(ranks: Sequence[Patient], places: Mapping[str, NetworkPlace], ms: float) -> str:
-    """ "4 MiB among 2 nodes over eth0: 12.5 ms"."""
-    count = len({patient.name for patient in ranks})
-    who = counted(count, "node") if count > 1 else "2 processes of one node"
-    interfaces = {places[patient.name].interface or places[patient.name].address for patient in ranks}
-    return f"4 MiB among {who} over {', '.join(sorted(interfaces)[:3])}: {ms:.1f} ms"
+    return all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)

@@ -1,5 +1,5 @@
-"""A small all-reduce over all nodes, by mpirun and mpi4py, started as a run's mpirun is: through the agents, so that no node
-needs a login on another.
+"""The doctor's all-reduce by mpirun and mpi4py, started as a run's mpirun is: through the agents, so that no node needs a login
+on another.
 """
 
 from __future__ import annotations
@@ -10,64 +10,53 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.doctor.asking import NoAnswerError, Patient, answer_in, program_of
-from paceline.doctor.environment import has_module
-from paceline.doctor.examination import Examination, skipped
-from paceline.doctor.finding import FAIL, OK, Finding
+from paceline.doctor.examination import Examination
 from paceline.doctor.network import NetworkPlace
-from paceline.doctor.reduce import ELEMENTS, reduced_text
 from paceline.job.plan import Node
 from paceline.remote.link.rsh_calls import RshCalls, make_remote_shell
 
-_CHECK = "mpi all-reduce"
 _PROGRAM_S = 60.0
 _POLL_S = 0.1
-_ADVICE = (
-    "Try mpirun by hand on the first node. A library of another MPI on LD_LIBRARY_PATH, or an mpi4py that is built for "
-    "another MPI, are what it most often is."
-)
 
 
-def check_mpi(examination: Examination) -> Iterator[Finding]:
-    """An all-reduce of 4 MiB among the nodes, one process each; skipped where not all have mpi4py and Open MPI."""
-    places, patients = examination.places, examination.well
-    mpirun = _mpirun(examination)
-    if mpirun is None or not has_module(examination, "mpi4py"):
-        yield skipped(_CHECK, "mpi4py and the same Open MPI are not on all nodes")
-        return
-    if places is None or not patients or not all(patient.name in places for patient in patients):
-        yield skipped(_CHECK, "no common network to try")
-        return
+def open_mpi_of(examination: Examination) -> tuple[str, int] | None:
+    """Path and major version of the mpirun, where all nodes have the same."""
+    mpis = [facts.get("open_mpi", {}) for facts in examination.facts.values()]
+    found = {(mpi["path"], int(mpi["version"].split(".")[0])) if "version" in mpi else None for mpi in mpis}
+    return found.pop() if len(found) == 1 else None
+
+
+def over_mpi(
+    examination: Examination,
+    ranks: Sequence[Patient],
+    places: Mapping[str, NetworkPlace],
+    mpirun: tuple[str, int],
+    elements: int,
+) -> dict[str, Any]:
+    """What rank 0 has measured: {"ms": ..., "size": ...}. mpirun: its path and major version.
+
+    Raises:
+        NoAnswerError: with the last that mpirun has said.
+    """
+    patients = ranks if ranks[0] is not ranks[-1] else ranks[:1]
     scratch = f"/tmp/paceline-{secrets.token_hex(4)}"
     # To its end: MPI has something to do there.
-    source = program_of("reduce_on_node", "mpi", {"elements": ELEMENTS}, ends_at_once=False)
+    source = program_of("reduce_on_node", "mpi", {"elements": elements}, ends_at_once=False)
     try:
         sockets = [_prepare(patient, scratch, source) for patient in patients]
         shell = make_remote_shell(patients[0].link, scratch, sockets[0], patients[0].python)
         answer = _reduced(examination, patients, places, mpirun, scratch, shell)
     except NoAnswerError as error:
-        yield Finding(check=_CHECK, level=FAIL, seen=f"{mpirun[0]}: {error}", advice=_ADVICE)
-        return
-    ranks = patients if len(patients) > 1 else patients * 2
+        raise NoAnswerError(f"{mpirun[0]}: {error}") from error
     if answer["size"] != len(ranks):
-        seen = f"{len(ranks)} processes were started, and each world has {answer['size']}: mpi4py is not of {mpirun[0]}"
-        yield Finding(check=_CHECK, level=FAIL, seen=seen, advice=_ADVICE)
-        return
-    yield Finding(check=_CHECK, level=OK, seen=reduced_text(ranks, places, answer["ms"]))
-
-
-def _mpirun(examination: Examination) -> tuple[str, int] | None:
-    """Path and major version of the mpirun, where all nodes have the same."""
-    found = {
-        (facts["open_mpi"]["path"], int(facts["open_mpi"]["version"].split(".")[0]))
-        for facts in examination.facts.values()
-        if "version" in facts.get("open_mpi", {})
-    }
-    has_all = all("version" in facts.get("open_mpi", {}) for facts in examination.facts.values())
-    return found.pop() if len(found) == 1 and has_all else None
+        raise NoAnswerError(
+            f"{len(ranks)} processes were started, and each world has {answer['size']}: mpi4py is not of {mpirun[0]}"
+        )
+    return answer
 
 
 def _prepare(patient: Patient, scratch: str, source: bytes) -> str:
@@ -126,9 +115,8 @@ def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -
     settings = {f"plm_{agent}_agent": shlex.join(shell), f"plm_{agent}_no_tree_spawn": "1", "plm": agent}
     # Whole networks: given an address as a /32, Open MPI 5.0 dies of a segmentation fault.
     networks = ",".join(sorted({place.network for place in places}))
-    if all(place.network for place in places):
-        settings["oob_tcp_if_include"] = networks
-        words += ["--mca", "btl_tcp_if_include", networks]
+    settings["oob_tcp_if_include"] = networks
+    words += ["--mca", "btl_tcp_if_include", networks]
     for name, value in settings.items():
         words += [runtime, name, value]
     return [*words, "--host", ",".join(f"{place.address}:1" for place in places), "-n", str(len(places))]
