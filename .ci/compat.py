@@ -43,7 +43,7 @@ COLUMNS = {
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
     "`mpi`": r"torch_mpi/test_(group|models)\.py::.*\[2-ranks|torch_mpi/test_(backend|world)\.py::",
-    "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[2-",
+    "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[3-",
     "examples": r"parallel/test_examples\.py::",
     "private parts": r"tests/test_torch_private\.py::",
 }

@@ -9,11 +9,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch.distributed import distributed_c10d as c10d
-from torch.distributed.fsdp import FSDPModule
-from torch.overrides import TorchFunctionMode
 
 from paceline import parallelize, torch_private
 from paceline.collectives import CollectivesError
@@ -21,6 +16,7 @@ from paceline.parallel import ParallelError
 from paceline.torch_mpi import backend
 from paceline.torch_private import TorchError
 from tests.helpers import run_python
+from tests.late import late
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,38 +24,49 @@ else:
     import tomli as tomllib
 
 
+torch, nn, fsdp = late("torch"), late("torch.nn"), late("torch.distributed.fsdp")
+c10d = late("torch.distributed.distributed_c10d")
 ROOT = Path(__file__).parents[1]
 
 # Callable -> the parameters by which it is called here, in order where they are given by position.
 CALLED = [
-    (torch_private.FakeTensorMode, ["allow_non_fake_inputs"]),
-    (torch_private.FakeTensorMode.from_tensor, ["self", "tensor"]),
-    (torch_private.BatchNorm.__init__, ["self", "num_features", "eps", "momentum", "affine", "track_running_stats"]),
-    (torch_private.BatchNorm._check_input_dim, ["self", "input"]),
-    (torch_private.InstanceNorm._get_no_batch_dim, ["self"]),
-    (torch_private.DispatchMode.__torch_dispatch__, ["self", "func", "types", "args", "kwargs"]),
-    (torch.compiler.set_stance, ["stance"]),
-    (FSDPModule._get_fsdp_state, ["self"]),
-    (FSDPModule.unshard, ["self"]),
-    (FSDPModule.reshard, ["self"]),
-    (c10d._get_default_store, []),
-    (c10d._new_process_group_helper, ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
+    ("torch_private.FakeTensorMode", ["allow_non_fake_inputs"]),
+    ("torch_private.FakeTensorMode.from_tensor", ["self", "tensor"]),
+    ("torch_private.BatchNorm.__init__", ["self", "num_features", "eps", "momentum", "affine", "track_running_stats"]),
+    ("torch_private.BatchNorm._check_input_dim", ["self", "input"]),
+    ("torch_private.InstanceNorm._get_no_batch_dim", ["self"]),
+    ("torch_private.DispatchMode.__torch_dispatch__", ["self", "func", "types", "args", "kwargs"]),
+    ("torch.compiler.set_stance", ["stance"]),
+    ("fsdp.FSDPModule._get_fsdp_state", ["self"]),
+    ("fsdp.FSDPModule.unshard", ["self"]),
+    ("fsdp.FSDPModule.reshard", ["self"]),
+    ("c10d._get_default_store", []),
+    ("c10d._new_process_group_helper", ["group_size", "group_rank", "global_ranks_in_group", "backend", "timeout"]),
     # What is public, but was not always called so.
-    (FSDPModule.set_is_last_backward, ["self", "is_last_backward"]),
-    (FSDPModule.set_reshard_after_backward, ["self", "reshard_after_backward"]),
-    (FSDPModule.set_requires_gradient_sync, ["self", "requires_gradient_sync"]),
-    (FSDPModule.set_requires_all_reduce, ["self", "requires_all_reduce"]),
-    (FSDPModule.set_gradient_divide_factor, ["self", "factor"]),
-    (FSDPModule.set_force_sum_reduction_for_comms, ["self", "enable"]),
-    (torch.distributed.isend, ["tensor", "group", "group_dst"]),
-    (torch.distributed.irecv, ["tensor", "group", "group_src"]),
-    (nn.parallel.DistributedDataParallel.__init__, ["self", "module", "init_sync", "gradient_as_bucket_view"]),
+    ("fsdp.FSDPModule.set_is_last_backward", ["self", "is_last_backward"]),
+    ("fsdp.FSDPModule.set_reshard_after_backward", ["self", "reshard_after_backward"]),
+    ("fsdp.FSDPModule.set_requires_gradient_sync", ["self", "requires_gradient_sync"]),
+    ("fsdp.FSDPModule.set_requires_all_reduce", ["self", "requires_all_reduce"]),
+    ("fsdp.FSDPModule.set_gradient_divide_factor", ["self", "factor"]),
+    ("fsdp.FSDPModule.set_force_sum_reduction_for_comms", ["self", "enable"]),
+    ("torch.distributed.isend", ["tensor", "group", "group_dst"]),
+    ("torch.distributed.irecv", ["tensor", "group", "group_src"]),
+    ("nn.parallel.DistributedDataParallel.__init__", ["self", "module", "init_sync", "gradient_as_bucket_view"]),
 ]
 
 
-@pytest.mark.parametrize(("called", "names"), CALLED, ids=[called.__qualname__ for called, _ in CALLED])
+def named(path):
+    """What `torch.a.b` or `torch_private.a` stands for."""
+    first, *names = path.split(".")
+    found = globals()[first]
+    for name in names:
+        found = getattr(found, name)
+    return found
+
+
+@pytest.mark.parametrize(("called", "names"), CALLED, ids=[called for called, _ in CALLED])
 def test_it_is_called_as_before(called, names):
-    parameters = inspect.signature(called).parameters
+    parameters = inspect.signature(named(called)).parameters
     assert [name for name in parameters if name in names] == names
     required = [
         name
@@ -77,7 +84,7 @@ def test_the_name_is_there(name):
 
 def test_torch_knows_a_process_group_over_mpi():
     assert isinstance(c10d._MPI_AVAILABLE, bool)
-    assert "ProcessGroupMPI.create(" in inspect.getsource(c10d)
+    assert "ProcessGroupMPI.create(" in inspect.getsource(sys.modules[c10d.__name__])
     assert isinstance(getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", set()), set)
 
 
@@ -100,7 +107,7 @@ def test_methods_of_a_process_group_that_python_replaces_are_there():
 def test_a_tensors_values_are_asked_for_in_ways_that_a_mode_sees():
     seen = []
 
-    class Watch(TorchFunctionMode):
+    class Watch(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             seen.append(getattr(func, "__name__", ""))
             return func(*args, **(kwargs or {}))

@@ -73,8 +73,8 @@ def test_a_test_counts_in_its_column(compat):
         "tests/parallel/test_on_ranks.py::test_on_ranks[pipeline.check_a-4]": "PipelineParallel, products",
         "tests/parallel/test_on_ranks.py::test_on_ranks[tensor.check_a-4]": None,
         "tests/parallel/test_on_ranks.py::test_on_ranks[checkpoint.check_a-2]": "checkpoints",
-        "tests/torch_mpi/test_group.py::test_on_every_rank[2-ranks-x]": "`mpi`",
-        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[2-a.check]": "Horovod",
+        "tests/torch_mpi/test_group.py::test_on_every_rank[3-x]": "`mpi`",
+        "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[3-a.check]": "Horovod",
         "tests/compat/horovod/test_on_ranks.py::test_it_holds_on_every_rank[4-a.check]": None,
         "tests/collectives/test_links.py::test_it": None,
     }

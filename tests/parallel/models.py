@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from tests.parallel import world
+
 VOCABULARY = 17
 IGNORED = -100
 
@@ -164,6 +166,9 @@ CASES = {
         Case(name="long_skip", make=LongSkip, batch=vectors),
     )
 }
+
+# Tests are collected without torch, so the names stand there once more.
+assert tuple(CASES) == world.CASES
 
 #: The same models with two blocks where depth proves nothing: what is found, traced and written goes with the blocks.
 SHALLOW = CASES | {

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
 import paceline
 from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel
-from tests.parallel.equality import adamw, alone, batches, sgd, together
-from tests.parallel.models import CASES, Mlp, Transformer, token_loss
+from tests.late import late
+from tests.parallel.world import CASES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch, nn, F = late("torch"), late("torch.nn"), late("torch.nn.functional")
+data, models, equality = late("torch.utils.data"), late("tests.parallel.models"), late("tests.parallel.equality")
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -23,8 +25,8 @@ from tests.parallel.models import CASES, Mlp, Transformer, token_loss
     "strategy", [DataParallel(), FullyShard(), PipelineParallel(), "auto"], ids=["data", "shard", "pipe", "auto"]
 )
 def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) -> None:
-    one = alone(CASES[name], dtype=torch.float32, clip_norm=0.1)
-    many = together(CASES[name], strategy, dtype=torch.float32, clip_norm=0.1)
+    one = equality.alone(models.CASES[name], dtype=torch.float32, clip_norm=0.1)
+    many = equality.together(models.CASES[name], strategy, dtype=torch.float32, clip_norm=0.1)
     assert one.losses == many.losses
     for what in ("gradients", "parameters", "buffers"):
         left, right = getattr(one, what), getattr(many, what)
@@ -33,27 +35,27 @@ def test_one_process_is_plain_torch_to_the_last_bit(name: str, strategy: Any) ->
 
 
 def test_dropout_of_one_process_draws_from_the_caller_s_generator() -> None:
-    model = Transformer(tied=True, dropout=0.5)
+    model = models.Transformer(tied=True, dropout=0.5)
     plain = copy.deepcopy(model)
-    x, y = CASES["transformer_untied"].batch(4)
+    x, y = models.CASES["transformer_untied"].batch(4)
     torch.manual_seed(11)
-    expected = token_loss(plain(x), y).detach()
-    par = paceline.parallelize(model, adamw(model), loss=token_loss, strategy=DataParallel())
+    expected = models.token_loss(plain(x), y).detach()
+    par = paceline.parallelize(model, equality.adamw(model), loss=models.token_loss, strategy=DataParallel())
     torch.manual_seed(11)
     assert torch.equal(par.step((x, y)), expected)
 
 
 def test_microbatches_of_one_process_are_accumulation() -> None:
-    one = alone(CASES["cnn_batch"], microbatches=3, rows=(8, 2, 8))
-    many = together(CASES["cnn_batch"], DataParallel(), microbatches=3, rows=(8, 2, 8))
+    one = equality.alone(models.CASES["cnn_batch"], microbatches=3, rows=(8, 2, 8))
+    many = equality.together(models.CASES["cnn_batch"], DataParallel(), microbatches=3, rows=(8, 2, 8))
     assert one.losses == pytest.approx(many.losses, abs=1e-14)
     for key, value in one.buffers.items():
         assert torch.allclose(many.buffers[key].double(), value.double(), atol=1e-14), key
 
 
 def test_the_optimizer_stays_the_same_object() -> None:
-    model = Mlp()
-    opt = adamw(model)
+    model = models.Mlp()
+    opt = equality.adamw(model)
     params = opt.param_groups[0]["params"]
     par = paceline.parallelize(model, opt, loss=F.cross_entropy, strategy=DataParallel())
     assert par.optimizer is opt
@@ -61,9 +63,13 @@ def test_the_optimizer_stays_the_same_object() -> None:
 
 
 def test_a_token_that_does_not_count_anywhere_is_an_error() -> None:
-    model = Transformer(tied=True)
+    model = models.Transformer(tied=True)
     par = paceline.parallelize(
-        model, sgd(model), loss=token_loss, loss_weight=lambda target: (target >= 0).sum(), strategy=DataParallel()
+        model,
+        equality.sgd(model),
+        loss=models.token_loss,
+        loss_weight=lambda target: (target >= 0).sum(),
+        strategy=DataParallel(),
     )
     with pytest.raises(ParallelError, match="sum to 0 over all replicas"):
         par.step((torch.zeros(2, 4, dtype=torch.long), torch.full((2, 4), -100)))
@@ -71,20 +77,20 @@ def test_a_token_that_does_not_count_anywhere_is_an_error() -> None:
 
 def test_a_microbatch_in_which_nothing_counts_adds_nothing() -> None:
     torch.manual_seed(0)
-    x, y = CASES["transformer_untied"].batch(4)
+    x, y = models.CASES["transformer_untied"].batch(4)
     y[2:] = -100
-    model = Transformer(tied=True)
+    model = models.Transformer(tied=True)
     plain = copy.deepcopy(model)
     par = paceline.parallelize(
         model,
-        sgd(model),
-        loss=token_loss,
+        equality.sgd(model),
+        loss=models.token_loss,
         loss_weight=lambda target: (target >= 0).sum(),
         strategy=DataParallel(),
         microbatches=2,
     )
     loss = par.step((x, y))
-    expected = token_loss(plain(x), y)
+    expected = models.token_loss(plain(x), y)
     expected.backward()  # type: ignore[no-untyped-call]
     assert float(loss) == pytest.approx(float(expected.detach()), rel=1e-5)
     for (name, param), own in zip(plain.named_parameters(), model.parameters(), strict=True):
@@ -94,10 +100,10 @@ def test_a_microbatch_in_which_nothing_counts_adds_nothing() -> None:
 
 
 def refused(words: str, **changed: Any) -> None:
-    model = changed.pop("model", None) or Mlp()
+    model = changed.pop("model", None) or models.Mlp()
     given: dict[str, Any] = {
         "model": model,
-        "optimizer": sgd(model),
+        "optimizer": equality.sgd(model),
         "loss": F.cross_entropy,
         "strategy": DataParallel(),
     }
@@ -122,29 +128,29 @@ def test_arguments_that_can_not_be_right_are_refused() -> None:
     refused("can't be iterated", loader=3)
     refused("no shape yet", model=nn.Sequential(nn.LazyLinear(3)), optimizer=None)
     refused("meta device", model=nn.Linear(3, 2, device="meta"))
-    refused("LBFGS", optimizer=torch.optim.LBFGS(Mlp().parameters()))
-    refused("is not one of the model's", optimizer=sgd(Mlp()))
+    refused("LBFGS", optimizer=torch.optim.LBFGS(models.Mlp().parameters()))
+    refused("is not one of the model's", optimizer=equality.sgd(models.Mlp()))
 
 
 def test_a_loader_that_splits_by_itself_is_refused() -> None:
-    data = TensorDataset(*CASES["mlp"].batch(8))
-    refused("has a DistributedSampler", loader=DataLoader(data, sampler=DistributedSampler(data, 2, 0)))
+    rows = data.TensorDataset(*models.CASES["mlp"].batch(8))
+    refused("has a DistributedSampler", loader=data.DataLoader(rows, sampler=data.DistributedSampler(rows, 2, 0)))
 
 
 def test_a_loss_that_is_no_number_is_refused() -> None:
-    model = Mlp()
+    model = models.Mlp()
     par = paceline.parallelize(
         model,
-        sgd(model),
+        equality.sgd(model),
         loss=lambda output, target: F.cross_entropy(output, target, reduction="none"),
         strategy=DataParallel(),
     )
     with pytest.raises(ParallelError, match=r"a tensor of shape \[4\].*mean over the rows"):
-        par.step(CASES["mlp"].batch(4))
-    model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=lambda output, target: 3.0, strategy=DataParallel())
+        par.step(models.CASES["mlp"].batch(4))
+    model = models.Mlp()
+    par = paceline.parallelize(model, equality.sgd(model), loss=lambda output, target: 3.0, strategy=DataParallel())
     with pytest.raises(ParallelError, match="returned float"):
-        par.step(CASES["mlp"].batch(4))
+        par.step(models.CASES["mlp"].batch(4))
 
 
 @pytest.mark.parametrize(
@@ -156,69 +162,76 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     ],
 )
 def test_a_weight_that_is_no_number_is_refused(weight: Any, said: str) -> None:
-    model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=DataParallel())
+    model = models.Mlp()
+    par = paceline.parallelize(
+        model, equality.sgd(model), loss=F.cross_entropy, loss_weight=weight, strategy=DataParallel()
+    )
     with pytest.raises(ParallelError, match=f"the weight of a target .* is {said}; it has to be"):
-        par.step(CASES["mlp"].batch(4))
+        par.step(models.CASES["mlp"].batch(4))
 
 
 def test_a_split_that_is_none_is_refused() -> None:
-    model = Mlp()
+    model = models.Mlp()
     par = paceline.parallelize(
-        model, sgd(model), loss=F.cross_entropy, strategy=DataParallel(), split=lambda batch: batch
+        model, equality.sgd(model), loss=F.cross_entropy, strategy=DataParallel(), split=lambda batch: batch
     )
     with pytest.raises(ParallelError, match=r"Parts\(args, kwargs, target\)"):
-        par.step(CASES["mlp"].batch(4))
+        par.step(models.CASES["mlp"].batch(4))
 
 
 def test_what_is_missing_is_said_when_it_is_needed() -> None:
-    model = Mlp()
+    model = models.Mlp()
     par = paceline.parallelize(model, loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="needs an optimizer"):
-        par.step(CASES["mlp"].batch(4))
+        par.step(models.CASES["mlp"].batch(4))
     with pytest.raises(ParallelError, match="needs a loader"):
         next(par.epoch(0))
     with pytest.raises(ParallelError, match=r"epoch\(-1\): epochs are numbered from 0"):
         next(par.epoch(-1))
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self) -> None:
-        self.epoch = -1
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def __iter__(self) -> Any:
-        for index in range(7):
-            yield torch.full((12,), float(index + 100 * self.epoch)), torch.tensor(0)
-
-
 def test_an_iterable_dataset_is_told_its_epoch_and_gone_through() -> None:
-    model = Mlp()
+    class Stream(data.IterableDataset[Any]):
+        def __init__(self) -> None:
+            self.epoch = -1
+
+        def set_epoch(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __iter__(self) -> Any:
+            for index in range(7):
+                yield torch.full((12,), float(index + 100 * self.epoch)), torch.tensor(0)
+
+    model = models.Mlp()
     par = paceline.parallelize(
-        model, sgd(model), DataLoader(Stream(), batch_size=3), loss=F.cross_entropy, strategy=DataParallel()
+        model,
+        equality.sgd(model),
+        data.DataLoader(Stream(), batch_size=3),
+        loss=F.cross_entropy,
+        strategy=DataParallel(),
     )
     seen = [(batch.consumed, float(batch.data[0][0, 0])) for batch in par.epoch(2)]
     assert seen == [(3, 200.0), (6, 203.0), (7, 206.0)]
 
 
 def test_an_iterator_that_is_used_up_is_an_error() -> None:
-    model = Mlp()
-    given = batches(CASES["mlp"], torch.float32, (4, 4))
-    par = paceline.parallelize(model, sgd(model), iter(given), loss=F.cross_entropy, strategy=DataParallel())
+    model = models.Mlp()
+    given = equality.batches(models.CASES["mlp"], torch.float32, (4, 4))
+    par = paceline.parallelize(model, equality.sgd(model), iter(given), loss=F.cross_entropy, strategy=DataParallel())
     assert len(list(par.epoch(0))) == 2
     with pytest.raises(ParallelError, match="can be gone through once"):
         list(par.epoch(1))
 
 
 def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed() -> None:
-    data = TensorDataset(torch.arange(9.0), torch.zeros(9))
+    rows = data.TensorDataset(torch.arange(9.0), torch.zeros(9))
 
     def order(seed: int, **options: Any) -> list[float]:
-        model = Mlp()
-        loader = DataLoader(data, batch_size=4, shuffle=True, **options)
-        par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel(), seed=seed)
+        model = models.Mlp()
+        loader = data.DataLoader(rows, batch_size=4, shuffle=True, **options)
+        par = paceline.parallelize(
+            model, equality.sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel(), seed=seed
+        )
         return [float(value) for batch in par.epoch(0) for value in batch.data[0]]
 
     torch.manual_seed(1)
@@ -235,38 +248,41 @@ def test_the_order_is_the_same_with_any_number_of_workers_and_follows_the_seed()
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_batch_sampler_of_the_users_own_says_samples_and_sizes(drop_last: bool) -> None:
-    data = TensorDataset(torch.arange(9.0), torch.zeros(9))
-    loader = DataLoader(data, batch_sampler=BatchSampler([8, 6, 4, 2, 0], 2, drop_last))
-    model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
+    rows = data.TensorDataset(torch.arange(9.0), torch.zeros(9))
+    loader = data.DataLoader(rows, batch_sampler=data.BatchSampler([8, 6, 4, 2, 0], 2, drop_last))
+    model = models.Mlp()
+    par = paceline.parallelize(model, equality.sgd(model), loader, loss=F.cross_entropy, strategy=DataParallel())
     seen = [batch.data[0].tolist() for batch in par.epoch(0)]
     assert seen == [[8, 6], [4, 2], [0]][: len(par)]
     assert len(par) == (2 if drop_last else 3)
 
 
 def test_a_loss_without_a_gradient_is_refused() -> None:
-    model = Mlp()
+    model = models.Mlp()
     par = paceline.parallelize(
-        model, sgd(model), loss=lambda output, target: F.cross_entropy(output, target).detach(), strategy=DataParallel()
+        model,
+        equality.sgd(model),
+        loss=lambda output, target: F.cross_entropy(output, target).detach(),
+        strategy=DataParallel(),
     )
     with pytest.raises(ParallelError, match="without a gradient"):
-        par.step(CASES["mlp"].batch(4))
+        par.step(models.CASES["mlp"].batch(4))
 
 
 def test_evaluation_restores_the_mode_of_each_module() -> None:
     model = nn.Sequential(nn.Linear(12, 5), nn.Dropout(0.5), nn.BatchNorm1d(5))
     model[2].eval()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
+    par = paceline.parallelize(model, equality.sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     seen: list[bool] = []
     model[1].register_forward_hook(lambda module, args, output: seen.append(module.training))
-    par.evaluate([CASES["mlp"].batch(4)], F.cross_entropy)
+    par.evaluate([models.CASES["mlp"].batch(4)], F.cross_entropy)
     assert seen == [False]
     assert [part.training for part in (model, model[1], model[2])] == [True, True, False]
 
 
 def test_a_metric_that_is_no_number_is_refused() -> None:
-    par = paceline.parallelize(Mlp(), loss=F.cross_entropy, strategy=DataParallel())
-    given = [CASES["mlp"].batch(4)]
+    par = paceline.parallelize(models.Mlp(), loss=F.cross_entropy, strategy=DataParallel())
+    given = [models.CASES["mlp"].batch(4)]
     with pytest.raises(ParallelError, match=r"shape \[4\]"):
         par.evaluate(given, lambda output, target: output.argmax(1) == target)
     with pytest.raises(ParallelError, match="gave str for 'metric'"):
@@ -276,30 +292,30 @@ def test_a_metric_that_is_no_number_is_refused() -> None:
 
 
 def test_evaluation_with_weights() -> None:
-    x, y = CASES["transformer_tied"].batch(7)
-    model = Transformer(tied=True)
-    par = paceline.parallelize(model, loss=token_loss, strategy=DataParallel())
+    x, y = models.CASES["transformer_tied"].batch(7)
+    model = models.Transformer(tied=True)
+    par = paceline.parallelize(model, loss=models.token_loss, strategy=DataParallel())
     given = [(x[:3], y[:3]), (x[3:], y[3:])]
-    found = par.evaluate(given, token_loss, weight=lambda target: (target != -100).sum())
-    assert found == pytest.approx(float(token_loss(model.eval()(x), y).detach()), rel=1e-5)
+    found = par.evaluate(given, models.token_loss, weight=lambda target: (target != -100).sum())
+    assert found == pytest.approx(float(models.token_loss(model.eval()(x), y).detach()), rel=1e-5)
 
 
 def test_a_batch_without_split_can_be_anything_with_it() -> None:
-    model = Mlp()
+    model = models.Mlp()
     par = paceline.parallelize(
         model,
-        sgd(model),
+        equality.sgd(model),
         loss=F.cross_entropy,
         strategy=DataParallel(),
         split=lambda batch: Parts((batch["data"]["x"],), {}, batch["data"]["c"]),
     )
-    x, y = CASES["mlp"].batch(4)
+    x, y = models.CASES["mlp"].batch(4)
     assert float(par.step({"data": {"x": x, "c": y}})) > 0
 
 
 def test_auto_alone_is_data_with_its_reason() -> None:
-    model = Mlp()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy)
+    model = models.Mlp()
+    par = paceline.parallelize(model, equality.sgd(model), loss=F.cross_entropy)
     assert par.reason == "DataParallel(): there is one worker."
     assert repr(par) == "Parallel(Mlp, one worker, rank 0 of 1)"
 
@@ -308,8 +324,10 @@ def test_the_check_puts_everything_back() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(12, 5), nn.BatchNorm1d(5), nn.Dropout(0.5))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    par = paceline.parallelize(model, adamw(model), loss=F.cross_entropy, strategy=DataParallel(), microbatches=2)
-    batch = CASES["mlp"].batch(5)
+    par = paceline.parallelize(
+        model, equality.adamw(model), loss=F.cross_entropy, strategy=DataParallel(), microbatches=2
+    )
+    batch = models.CASES["mlp"].batch(5)
     state = torch.get_rng_state()
     checked = par.check(batch)
     assert "equal to the plain model" in str(checked)
@@ -320,12 +338,12 @@ def test_the_check_puts_everything_back() -> None:
 
 
 def test_the_check_sees_a_model_that_draws_random_numbers() -> None:
-    class Noisy(Mlp):
+    class Noisy(models.Mlp):
         def forward(self, x: Tensor) -> Tensor:
             # torch's are made the same, Python's can't be.
             return super().forward(x) * (torch.rand(1) + random.random())
 
     model = Noisy()
-    par = paceline.parallelize(model, sgd(model), loss=F.cross_entropy, strategy=DataParallel())
+    par = paceline.parallelize(model, equality.sgd(model), loss=F.cross_entropy, strategy=DataParallel())
     with pytest.raises(ParallelError, match="random numbers other than dropout's"):
-        par.check(CASES["mlp"].batch(4))
+        par.check(models.CASES["mlp"].batch(4))

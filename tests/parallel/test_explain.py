@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 import paceline
 from paceline.parallel import DataParallel, ParallelError
 from paceline.parallel.explain import Explanation
+from tests.late import late
+
+torch, nn = late("torch"), late("torch.nn")
 
 
 def test_one_worker_is_explained_by_its_memory() -> None:

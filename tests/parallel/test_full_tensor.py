@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 from paceline.parallel.full_tensor import whole
+from tests.late import late
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = late("torch")
 
 
 class InParts:
     """As a DTensor whose parts take two messages to put together, which torch logs."""
 
-    def full_tensor(self) -> torch.Tensor:
+    def full_tensor(self) -> Tensor:
         logging.getLogger("torch.distributed.tensor._redistribute").warning("2 sequential all_gather operations")
         return torch.ones(2)
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from paceline.parallel import mesh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.strategy import Layout
+from tests.late import late
+
+torch = late("torch")
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

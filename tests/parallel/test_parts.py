@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import nn
 
 from paceline.parallel.auto import Needs, available_bytes, decide
 from paceline.parallel.errors import ParallelError
@@ -14,7 +12,9 @@ from paceline.parallel.replicas.shard import find_units
 from paceline.parallel.same_model import first_difference
 from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
 from paceline.parallel.ties import find
-from tests.parallel.models import Cnn, Transformer
+from tests.late import late
+
+torch, nn, models = late("torch"), late("torch.nn"), late("tests.parallel.models")
 
 GIB = 2**30
 
@@ -56,12 +56,12 @@ def test_there_is_memory_on_this_machine() -> None:
 
 
 def test_the_blocks_of_lists_are_sharded_one_at_a_time() -> None:
-    assert find_units(Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
+    assert find_units(models.Transformer(tied=True)) == ["blocks.0", "blocks.1", "blocks.2", "blocks.3"]
     assert find_units(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))) == ["0", "2"]
-    assert find_units(Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
+    assert find_units(models.Cnn("batch"), ("blocks.*.0",)) == ["blocks.0.0", "blocks.1.0", "blocks.2.0"]
     assert find_units(nn.Linear(2, 2)) == []
     with pytest.raises(ParallelError, match=r"'layers\.\*'.* matches no module"):
-        find_units(Cnn("batch"), ("layers.*",))
+        find_units(models.Cnn("batch"), ("layers.*",))
 
 
 def test_blocks_that_share_a_tensor_are_left_to_the_model_itself() -> None:
@@ -73,8 +73,8 @@ def test_blocks_that_share_a_tensor_are_left_to_the_model_itself() -> None:
 
 
 def test_ties_are_found_among_parameters_and_buffers() -> None:
-    assert find(Transformer(tied=True)) == (("tok.weight", "head.weight"),)
-    assert find(Transformer(tied=False)) == ()
+    assert find(models.Transformer(tied=True)) == (("tok.weight", "head.weight"),)
+    assert find(models.Transformer(tied=False)) == ()
     model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
     model[1].running_mean = model[0].running_mean
     assert find(model) == (("0.running_mean", "1.running_mean"),)
@@ -106,7 +106,6 @@ def test_streams_differ_by_step_replica_and_stage_alone() -> None:
     ("error", "is_one"),
     [
         (RuntimeError("[../gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:1"), True),
-        (torch.distributed.DistBackendError("NCCL error"), True),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"), False),
         (ValueError("Connection closed by peer"), False),
         (ZeroDivisionError(), False),
@@ -114,3 +113,7 @@ def test_streams_differ_by_step_replica_and_stage_alone() -> None:
 )
 def test_an_error_that_only_says_another_rank_is_gone_is_known(error: Exception, is_one: bool) -> None:
     assert is_communication(error) == is_one
+
+
+def test_nccls_error_says_that_another_rank_is_gone() -> None:
+    assert is_communication(torch.distributed.DistBackendError("NCCL error"))

@@ -21,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).parent / "checks"
 
 
+#: The names of the models in models.py, which imports torch.
+CASES = ("mlp", "cnn_group", "cnn_batch", "transformer_tied", "transformer_untied", "long_skip")
+
+
 @dataclass(frozen=True)
 class Ranks:
     """What a check is given. folder: the same for all ranks, for this check alone."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,12 @@ from paceline.data.datasets.dataset import opened
 from paceline.errors import DataError, TransferError
 from paceline.workspace import Workspace
 from tests.helpers import fill_disk, run_python, write_tree
+from tests.late import late
 
-pandas = pytest.importorskip("pandas")
-pytest.importorskip("pyarrow")
+pandas = late("pandas")
+pytestmark = pytest.mark.skipif(
+    not (find_spec("pandas") and find_spec("pyarrow")), reason="needs pandas and pyarrow: paceline[tabular]"
+)
 
 CSV = {"data/a.csv": "x,y\n1,one\n2,two\n", "data/b.csv": "x,y\n3,three\n", "data/sub/c.csv": "x,y\n4,four\n"}
 

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from paceline.parallel.batches.batch import (
     Parts,
@@ -22,6 +21,12 @@ from paceline.parallel.batches.batch import (
 )
 from paceline.parallel.batches.join import join_rows
 from paceline.parallel.errors import ParallelError
+from tests.late import late
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+torch = late("torch")
 
 COUNTS = st.integers(1, 8)
 
@@ -65,16 +70,16 @@ def test_a_batch_is_split_into_inputs_and_target() -> None:
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        (torch.zeros(3, 2), r"one tensor of shape \[3, 2\]"),
-        ((torch.zeros(3),), "a tuple of 1"),
-        ({"x": 1, "z": 2}, "'x', 'z', of which none"),
-        ({"y": 1, "label": 2}, "label' and 'y' may be the target"),
-        ("text", "a str"),
+        (lambda: torch.zeros(3, 2), r"one tensor of shape \[3, 2\]"),
+        (lambda: (torch.zeros(3),), "a tuple of 1"),
+        (lambda: {"x": 1, "z": 2}, "'x', 'z', of which none"),
+        (lambda: {"y": 1, "label": 2}, "label' and 'y' may be the target"),
+        (lambda: "text", "a str"),
     ],
 )
-def test_a_batch_of_another_form_asks_for_split(batch: Any, words: str) -> None:
+def test_a_batch_of_another_form_asks_for_split(batch: Callable[[], Any], words: str) -> None:
     with pytest.raises(ParallelError, match=words) as refused:
-        default_split(batch)
+        default_split(batch())
     assert "split=" in str(refused.value)
 
 

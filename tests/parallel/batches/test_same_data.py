@@ -6,15 +6,15 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from paceline.parallel.batches.same_data import are_alike, read_twice, summarise
+from tests.late import late
+
+np, torch, data = late("numpy"), late("torch"), late("torch.utils.data")
 
 
-class Drawn(Dataset[Any]):
+class Drawn:
     """Its index, many times, what `draw` gives, and what is no number."""
 
     def __init__(self, draw: Callable[[], Any]) -> None:
@@ -40,7 +40,7 @@ def test_augmentation_from_the_usual_generators_is_equal_and_leaves_them_alone(d
     random.seed(3), torch.manual_seed(3), np.random.seed(3)
     first = draw()
     random.seed(3), torch.manual_seed(3), np.random.seed(3)
-    found = read_twice(DataLoader(Drawn(draw), batch_size=2))
+    found = read_twice(data.DataLoader(Drawn(draw), batch_size=2))
     assert sorted(found) == [0, 4]
     for index, summary in found.items():
         assert summary is not None
@@ -50,7 +50,7 @@ def test_augmentation_from_the_usual_generators_is_equal_and_leaves_them_alone(d
 
 def test_augmentation_from_a_generator_of_its_own_says_nothing() -> None:
     own = np.random.default_rng()
-    assert read_twice(DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
+    assert read_twice(data.DataLoader(Drawn(own.random), batch_size=2)) == {0: None, 4: None}
 
 
 def test_with_workers_the_samples_are_read_by_one_of_them() -> None:
@@ -59,8 +59,8 @@ def test_with_workers_the_samples_are_read_by_one_of_them() -> None:
             assert torch.utils.data.get_worker_info() is not None
             return super().__getitem__(index)
 
-    found = read_twice(DataLoader(Here(from_torch), batch_size=2, num_workers=2, multiprocessing_context="fork"))
-    assert found == read_twice(DataLoader(Drawn(from_torch), batch_size=2))
+    found = read_twice(data.DataLoader(Here(from_torch), batch_size=2, num_workers=2, multiprocessing_context="fork"))
+    assert found == read_twice(data.DataLoader(Drawn(from_torch), batch_size=2))
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,9 @@ def check_values_are_carried_over_eight_stages(ranks: Ranks, sizes: tuple[int, .
 def check_single_precision_stays_close(ranks: Ranks) -> None:
     for case in CASES.values():
         one = alone(case, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
-        for strategy in (*pipelines(ranks.size), *combined(ranks.size)):
+        # The order of a schedule changes no number: on two workers all of them, on four one.
+        own = pipelines(2) if ranks.size == 2 else [PipelineParallel(4)]
+        for strategy in (*own, *combined(ranks.size)):
             if fits(case, strategy, ranks.size):
                 many = together(case, strategy, dtype=torch.float32, microbatches=4, rows=(8,), optimizer=sgd)
                 assert_equal(one, many, loss=5e-6, gradient=5e-6, parameter=5e-6, buffer=5e-6)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from paceline.parallel import ParallelError
 from paceline.parallel.pipeline.stages import _explained
+from tests.late import late
+
+torch = late("torch")
 
 
 def test_a_block_that_changed_what_its_backward_pass_needs_is_told_in_one_sentence() -> None:

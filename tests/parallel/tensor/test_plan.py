@@ -3,93 +3,29 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from paceline.parallel import ParallelError, ties
-from tests.engines.conftest import require_engine
-
-if find_spec("torch") is None:
-    require_engine("torch", None)
-
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-
 from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
-from tests.parallel.models import Cnn, Mlp, Transformer
+from tests.engines.conftest import require_engine
+from tests.late import late
 
-WIDTH, HEADS, WORDS = 16, 4, 11
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+else:
+    nn = late("torch.nn")
 
+torch, F, models = late("torch"), late("torch.nn.functional"), late("tests.parallel.models")
+own = late("tests.parallel.tensor.models")
 
-class Attention(nn.Module):
-    """split: how the code names the heads."""
-
-    def __init__(self, split: str, kv_heads: int = HEADS) -> None:
-        super().__init__()
-        self.split, self.heads, self.kv_heads, self.width = split, HEADS, kv_heads, WIDTH
-        self.head_width = WIDTH // HEADS
-        self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.k, self.v = (nn.Linear(WIDTH, kv_heads * self.head_width) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows, time, width = x.shape
-        heads = {"width": -1, "heads": self.heads, "both": self.heads, "shape": self.heads}[self.split]
-        q = self.q(x).view(rows, time, heads, width // heads if self.split == "shape" else self.head_width)
-        k, v = (part(x).view(rows, time, -1, self.head_width) for part in (self.k, self.v))
-        if self.kv_heads < self.heads:
-            k, v = (part.repeat_interleave(self.heads // self.kv_heads, 2) for part in (k, v))
-        y = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v))).transpose(1, 2)
-        return self.o(y.reshape(rows, time, self.width if self.split == "both" else -1))
+WIDTH, WORDS = 16, 11
 
 
-class Fused(nn.Module):
-    """q, k and v in one layer: its outputs lie side by side, so that a part of them is not a head's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = HEADS
-        self.qkv, self.o = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-        return self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-
-
-class Pair(nn.Module):
-    """Something between two linear layers."""
-
-    def __init__(self, between: Any, hidden: int = 32) -> None:
-        super().__init__()
-        self.up, self.down, self.between = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH), between
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.between(self.up(x)))
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
-
-class Tokens(nn.Module):
-    """The layer to look at, between an embedding and a head."""
-
-    def __init__(self, inner: nn.Module, *, tied: bool = False, **options: Any) -> None:
-        super().__init__()
-        self.tok = nn.Embedding(WORDS, WIDTH, **options)
-        self.inner = inner
-        self.head = nn.Linear(WIDTH, WORDS)
-        if tied:
-            self.head.weight = self.tok.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.inner(self.tok(tokens)))
+@pytest.fixture(autouse=True)
+def with_torch() -> None:
+    require_engine("torch", find_spec("torch"))
 
 
 def plan_of(model: nn.Module, sample: Tensor | None = None, parts: int = 2) -> TensorPlan:
@@ -109,7 +45,7 @@ ATTENTION = {"q": "colwise", "k": "colwise", "v": "colwise", "o": "rowwise"}
     [("width", ()), ("heads", ("heads",)), ("both", ("heads", "width"))],
 )
 def test_attention_is_cut_by_heads_however_the_code_names_them(split: str, divided: tuple[str, ...]) -> None:
-    plan = plan_of(Tokens(Attention(split)))
+    plan = plan_of(own.Tokens(own.Attention(split)))
     assert inner(plan) == ATTENTION
     # `heads` alone would make each head's keys serve several queries; that is tried, and the numbers say no.
     assert {name for _, name in plan.divided} >= set(divided)
@@ -117,91 +53,90 @@ def test_attention_is_cut_by_heads_however_the_code_names_them(split: str, divid
 
 
 def test_keys_that_serve_several_queries_are_cut_with_them() -> None:
-    assert inner(plan_of(Tokens(Attention("width", kv_heads=2)))) == ATTENTION
+    assert inner(plan_of(own.Tokens(own.Attention("width", kv_heads=2)))) == ATTENTION
 
 
 @pytest.mark.parametrize(
-    ("model", "parts"),
-    [(Attention("width"), 3), (Attention("width"), 8), (Attention("width", kv_heads=2), 4), (Attention("shape"), 2)],
+    ("attention", "parts"),
+    [(("width",), 3), (("width",), 8), (("width", 2), 4), (("shape",), 2)],
     ids=["3 parts", "more parts than heads", "more parts than heads of keys", "heads named by the input's shape"],
 )
-def test_attention_whose_heads_are_not_divided_stays_whole_and_says_why(model: nn.Module, parts: int) -> None:
-    plan = plan_of(Tokens(model), parts=parts)
+def test_attention_whose_heads_are_not_divided_stays_whole_and_says_why(attention: tuple[Any, ...], parts: int) -> None:
+    plan = plan_of(own.Tokens(own.Attention(*attention)), parts=parts)
     assert inner(plan) == {}
     assert "stay whole" in plan.notes[0]
 
 
 def test_fused_attention_stays_whole() -> None:
-    assert inner(plan_of(Tokens(Fused()))) == {}
+    assert inner(plan_of(own.Tokens(own.Fused()))) == {}
 
 
-@pytest.mark.parametrize("between", [nn.ReLU(), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Identity()])
-def test_a_pair_with_something_elementwise_between_is_cut(between: nn.Module) -> None:
-    assert inner(plan_of(Tokens(Pair(between)))) == {"up": "colwise", "down": "rowwise"}
+@pytest.mark.parametrize("between", ["ReLU()", "ReLU(inplace=True)", "Dropout(0.5)", "Identity()"])
+def test_a_pair_with_something_elementwise_between_is_cut(between: str) -> None:
+    assert inner(plan_of(own.Tokens(own.Pair(eval(f"nn.{between}"))))) == {"up": "colwise", "down": "rowwise"}
 
 
 def test_a_gated_pair_is_cut_together() -> None:
-    assert inner(plan_of(Tokens(Gated()))) == {"gate": "colwise", "up": "colwise", "down": "rowwise"}
+    assert inner(plan_of(own.Tokens(own.Gated()))) == {"gate": "colwise", "up": "colwise", "down": "rowwise"}
 
 
 @pytest.mark.parametrize(
     "between",
     [
-        nn.LayerNorm(32),
-        nn.LayerNorm(32, elementwise_affine=False),
-        nn.Softmax(-1),
-        nn.PReLU(),
-        nn.GLU(),
+        "LayerNorm(32)",
+        "LayerNorm(32, elementwise_affine=False)",
+        "Softmax(-1)",
+        "PReLU()",
+        "GLU()",
     ],
-    ids=repr,
 )
-def test_what_mixes_features_or_learns_between_two_layers_keeps_them_whole(between: nn.Module) -> None:
+def test_what_mixes_features_or_learns_between_two_layers_keeps_them_whole(between: str) -> None:
     """A number that learns would get a part of its gradient on each rank, without a word."""
     hidden = 32
-    pair = Pair(between, hidden)
-    if isinstance(between, nn.GLU):
+    pair = own.Pair(eval(f"nn.{between}"), hidden)
+    if isinstance(pair.between, nn.GLU):
         pair.down = nn.Linear(hidden // 2, WIDTH)
-    plan = plan_of(Tokens(pair))
+    plan = plan_of(own.Tokens(pair))
     assert "inner.down" not in {group.row for group in plan.groups}
 
 
 def test_weights_of_zero_hide_nothing() -> None:
     """A block that begins as nothing has outputs of 0 however it is cut: the trial has numbers of its own."""
-    pair = Pair(nn.Softmax(-1))
+    pair = own.Pair(nn.Softmax(-1))
     for param in pair.parameters():
         nn.init.zeros_(param)
-    assert not plan_of(Tokens(pair)).groups
+    assert not plan_of(own.Tokens(pair)).groups
 
 
 def test_an_output_that_is_used_elsewhere_too_keeps_its_layer_whole() -> None:
-    class Leaking(Pair):
+    class Leaking(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             hidden = self.up(x)
             return self.down(hidden) + hidden.mean()
 
-    plan = plan_of(Tokens(Leaking(nn.Identity())))
+    plan = plan_of(own.Tokens(Leaking(nn.Identity())))
     assert inner(plan) == {}
 
 
 def test_weights_that_are_used_without_their_layer_stay_whole() -> None:
-    class Borrowing(Pair):
+    class Borrowing(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x) + F.linear(x, self.up.weight).mean()
 
-    plan = plan_of(Tokens(Borrowing(nn.ReLU())))
+    plan = plan_of(own.Tokens(Borrowing(nn.ReLU())))
     assert inner(plan) == {}
 
 
 def test_a_layer_that_is_called_twice_stays_whole() -> None:
-    class Twice(Pair):
+    class Twice(own.Pair):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(super().forward(x))
 
-    assert inner(plan_of(Tokens(Twice(nn.ReLU())))) == {}
+    assert inner(plan_of(own.Tokens(Twice(nn.ReLU())))) == {}
 
 
 def test_layers_in_a_row_are_cut_in_pairs() -> None:
-    plan = plan_of(Mlp(), torch.randn(4, 12))
+    plan = plan_of(models.Mlp(), torch.randn(4, 12))
     assert plan.placements == {
         "first": "colwise",
         "blocks.0": "rowwise",
@@ -214,28 +149,28 @@ def test_layers_in_a_row_are_cut_in_pairs() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_embedding_and_head_are_cut_by_words(tied: bool) -> None:
-    plan = plan_of(Transformer(tied=tied), torch.randint(0, WORDS, (3, 8)))
+    plan = plan_of(models.Transformer(tied=tied), torch.randint(0, WORDS, (3, 8)))
     assert {name for name, placement in plan.placements.items() if placement == "vocab"} == {"tok", "head"}
 
 
 @pytest.mark.parametrize("option", [{"padding_idx": 0}, {"max_norm": 1.0}, {"scale_grad_by_freq": True}])
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_embedding_with_options_that_parts_would_not_keep_stays_whole(option: dict[str, Any], tied: bool) -> None:
-    plan = plan_of(Tokens(Pair(nn.ReLU()), tied=tied, **option))
+    plan = plan_of(own.Tokens(own.Pair(nn.ReLU()), tied=tied, **option))
     assert "tok" not in plan.placements
     assert "head" not in plan.placements
 
 
 def test_a_head_that_borrows_the_embeddings_weight_keeps_it_whole() -> None:
-    class Borrowing(Tokens):
+    class Borrowing(own.Tokens):
         def forward(self, tokens: Tensor) -> Tensor:
             return F.linear(self.inner(self.tok(tokens)), self.tok.weight) + self.head(self.tok(tokens))
 
-    assert "tok" not in plan_of(Borrowing(Pair(nn.ReLU()))).placements
+    assert "tok" not in plan_of(Borrowing(own.Pair(nn.ReLU()))).placements
 
 
 def test_a_model_without_pairs_has_its_lone_linear_layers_cut() -> None:
-    assert plan_of(Cnn("batch"), torch.randn(2, 1, 6, 6)).placements == {"last": "colwise"}
+    assert plan_of(models.Cnn("batch"), torch.randn(2, 1, 6, 6)).placements == {"last": "colwise"}
 
 
 def test_the_search_leaves_the_model_as_it_was() -> None:
@@ -268,17 +203,17 @@ def test_the_search_leaves_the_model_as_it_was() -> None:
 )
 def test_a_table_that_can_not_be_meant_is_refused(table: dict[str, str], message: str) -> None:
     with pytest.raises(ParallelError, match=message):
-        plan_from_table(Transformer(tied=False), table, None, 2)
+        plan_from_table(models.Transformer(tied=False), table, None, 2)
 
 
 def test_a_convolution_in_a_table_is_refused_by_name() -> None:
     with pytest.raises(ParallelError, match=r"'first' 'colwise', but that is a Conv2d"):
-        plan_from_table(Cnn("group"), {"first": "colwise"}, None, 2)
+        plan_from_table(models.Cnn("group"), {"first": "colwise"}, None, 2)
 
 
 def test_of_several_patterns_the_first_counts() -> None:
     table = {"blocks.0.up": "replicate", "blocks.*.up": "colwise", "blocks.*.down": "rowwise"}
-    model = Transformer(tied=False, depth=2)
+    model = models.Transformer(tied=False, depth=2)
     x = torch.randint(0, WORDS, (3, 8))
     plan = plan_from_table(model, table, lambda: model(x), 2)
     assert plan.placements == {"blocks.1.up": "colwise", "blocks.0.down": "rowwise", "blocks.1.down": "rowwise"}

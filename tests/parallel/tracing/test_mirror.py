@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch import nn
-
 from paceline.parallel.tracing.fake_model import AttributeMirror
 from paceline.parallel.tracing.fingerprint import Fingerprint
+from tests.late import late
 
-
-class Masked(nn.Module):
-    mask: Any = None
+torch, nn = late("torch"), late("torch.nn")
 
 
 def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():
-    model, copied = Masked(), Masked()
+    model, copied = nn.Identity(), nn.Identity()
     model.mask, copied.mask = torch.tensor(-1.0), torch.tensor(-1.0)
     mirror = AttributeMirror(model, copied, by_version=True)
     for step in range(20):

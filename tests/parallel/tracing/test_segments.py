@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
-import torch
-from torch import Tensor, nn
 
 from paceline.parallel import ParallelError
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.segments import split, stage_module
-from tests.parallel.models import CASES, LongSkip, Transformer
-from tests.parallel.tracing.parts import traced
+from tests.late import late
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+else:
+    nn = late("torch.nn")
 
-class Holder(nn.Module):
-    """A stage."""
+torch, models, parts = late("torch"), late("tests.parallel.models"), late("tests.parallel.tracing.parts")
 
 
 def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ignore[type-arg]
-    found = traced(model, *args)
+    found = parts.traced(model, *args)
     boundaries = Boundaries(found)
     return split(found, [boundaries.find(Mark(name=name)) for name in names], boundaries)
 
 
 def test_parameters_keep_their_names_and_their_identity() -> None:
-    model = Transformer(tied=True)
+    model = models.Transformer(tied=True)
     segments = cut(model, ["blocks.2"], torch.zeros(2, 8, dtype=torch.long))
-    first, second = (stage_module(model, segment.uses, Holder) for segment in segments)
+    first, second = (stage_module(model, segment.uses, nn.Module) for segment in segments)
     whole = dict(model.named_parameters(remove_duplicate=False))
     for stage in (first, second):
         for name, param in stage.named_parameters(remove_duplicate=False):
@@ -41,18 +43,18 @@ def test_parameters_keep_their_names_and_their_identity() -> None:
 
 
 def test_the_order_of_parameters_is_the_models_whatever_the_order_of_names() -> None:
-    model = Transformer(tied=False)
+    model = models.Transformer(tied=False)
     names = ["head", "blocks.3", "tok", "blocks.0", "norm"]
     orders = {
-        tuple(dict(stage_module(model, own, Holder).named_parameters())) for own in (names, names[::-1], set(names))
+        tuple(dict(stage_module(model, own, nn.Module).named_parameters())) for own in (names, names[::-1], set(names))
     }
     assert len(orders) == 1
 
 
 def test_modes_reach_the_blocks_of_a_stage() -> None:
-    model = CASES["cnn_batch"].make()
-    images, _ = CASES["cnn_batch"].batch(2)
-    stage = stage_module(model, cut(model, ["last"], images)[0].uses, Holder)
+    model = models.CASES["cnn_batch"].make()
+    images, _ = models.CASES["cnn_batch"].batch(2)
+    stage = stage_module(model, cut(model, ["last"], images)[0].uses, nn.Module)
     stage.eval()
     assert not any(module.training for module in model.blocks.modules() if isinstance(module, nn.BatchNorm2d))
     stage.train()
@@ -71,13 +73,13 @@ def test_buffers_that_are_not_saved_stay_unsaved() -> None:
             return self.inner["c"](self.inner["a_b"](x) + self.kept * self.left)
 
     model = Model()
-    stage = stage_module(model, cut(model, ["inner.c"], torch.ones(1, 2))[0].uses, Holder)
+    stage = stage_module(model, cut(model, ["inner.c"], torch.ones(1, 2))[0].uses, nn.Module)
     assert set(stage.state_dict()) == {"inner.a_b.weight", "inner.a_b.bias", "kept"}
     assert set(dict(stage.named_buffers())) == {"kept", "left"}
 
 
 def test_what_skips_stages_is_carried_through_them() -> None:
-    segments = cut(LongSkip(), ["blocks.1", "blocks.2", "last"], torch.zeros(3, 12))
+    segments = cut(models.LongSkip(), ["blocks.1", "blocks.2", "last"], torch.zeros(3, 12))
     # The output of tanh goes into the first block and, three stages on, into the last layer.
     sent = [[value.name for value in segment.sends] for segment in segments]
     received = [[value.name for value in segment.receives] for segment in segments]
@@ -107,7 +109,7 @@ def test_positions_and_masks_are_made_again_not_sent() -> None:
 
 def test_places_that_can_not_be_cut_are_refused_with_the_reason() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    found = traced(model, torch.ones(1, 2))
+    found = parts.traced(model, torch.ones(1, 2))
     boundaries = Boundaries(found)
     with pytest.raises(
         ParallelError, match=r"cut='3': the model's forward calls no module of that name. It calls '0', '1'\."
@@ -126,7 +128,7 @@ def test_places_that_can_not_be_cut_are_refused_with_the_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.norm(self.a(self.norm(x))))
 
-    boundaries = Boundaries(traced(Shared(), torch.ones(3, 2)))
+    boundaries = Boundaries(parts.traced(Shared(), torch.ones(3, 2)))
     with pytest.raises(ParallelError, match=r"cut='a'.*a buffer or an input that the forward pass changes.*in norm"):
         boundaries.find(Mark(name="a"))
     assert boundaries.find(Mark(name="b")) > 0

@@ -5,29 +5,22 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-import torch
-import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from paceline.parallel import ParallelError
 from paceline.parallel.tracing.trace import Tracer, key_of
-from tests.parallel.models import CASES
-from tests.parallel.tracing.parts import assert_parts_equal_whole, marks, traced
+from tests.late import late
+from tests.parallel.world import CASES
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+else:
+    nn = late("torch.nn")
 
-class Blocks(nn.Module):
-    """Four blocks and whatever `forward` a test gives it."""
-
-    def __init__(self, width: int = 6) -> None:
-        super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
-        self.scale = nn.Parameter(torch.full((width,), 1.5))
-        self.register_buffer("shift", torch.arange(float(width)))
-        self.mask = torch.tril(torch.ones(width, width))  # no buffer: a plain attribute
+torch, F, models = late("torch"), late("torch.nn.functional"), late("tests.parallel.models")
+own, parts = late("tests.parallel.tracing.models"), late("tests.parallel.tracing.parts")
 
 
 @pytest.fixture
@@ -39,12 +32,12 @@ def x() -> Tensor:
 @pytest.mark.parametrize("name", CASES)
 def test_the_parts_of_each_model_give_what_the_whole_gives(name: str) -> None:
     torch.manual_seed(0)
-    inputs, _ = CASES[name].batch(4)
-    assert_parts_equal_whole(CASES[name].make(), inputs)
+    inputs, _ = models.CASES[name].batch(4)
+    parts.assert_parts_equal_whole(models.CASES[name].make(), inputs)
 
 
 def test_several_inputs_keywords_and_defaults(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(
             self, x: Tensor, y: Tensor | None = None, *, mask: Tensor, flip: bool = False, **rest: Any
         ) -> Tensor:
@@ -56,19 +49,19 @@ def test_several_inputs_keywords_and_defaults(x: Tensor) -> None:
             return self.d(h) * mask + rest.get("extra", 0)
 
     mask = torch.tensor([[True], [False], [True]])
-    assert_parts_equal_whole(Model(), x, x + 1, mask=mask)
-    assert_parts_equal_whole(Model(), x, mask=mask, flip=True, extra=torch.ones(6))
+    parts.assert_parts_equal_whole(Model(), x, x + 1, mask=mask)
+    parts.assert_parts_equal_whole(Model(), x, mask=mask, flip=True, extra=torch.ones(6))
 
 
 def test_inputs_in_containers(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, batch: dict[str, Any]) -> Tensor:
             h = self.a(batch["x"])
             for other in batch["others"]:
                 h = self.b(h) + other
             return self.c(h) if "flag" in batch else h
 
-    assert_parts_equal_whole(Model(), {"x": x, "others": [x + 1, x + 2], "flag": None})
+    parts.assert_parts_equal_whole(Model(), {"x": x, "others": [x + 1, x + 2], "flag": None})
 
 
 @dataclass
@@ -84,7 +77,7 @@ class Pair(NamedTuple):
 
 
 def test_outputs_of_any_kind(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def __init__(self, make: Any) -> None:
             super().__init__()
             self.make = make
@@ -102,7 +95,7 @@ def test_outputs_of_any_kind(x: Tensor) -> None:
         lambda y, hidden: [y, *hidden],
         lambda y, hidden: (y, {"deep": [hidden]}),
     ):
-        assert_parts_equal_whole(Model(make), x)
+        parts.assert_parts_equal_whole(Model(make), x)
 
 
 def test_blocks_that_take_and_give_containers(x: Tensor) -> None:
@@ -126,11 +119,11 @@ def test_blocks_that_take_and_give_containers(x: Tensor) -> None:
                 state = block(state)
             return state.logits + sum(state.hidden)
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_sizes_are_numbers(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             rows, width = x.shape
             assert rows <= 100
@@ -141,22 +134,22 @@ def test_sizes_are_numbers(x: Tensor) -> None:
                 h = h + positions[:, None] / max(h.shape)
             return self.c(h.reshape(rows, width)) * h.new_ones(width)
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_parameters_buffers_and_plain_tensors_used_by_the_outer_forward(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x) * self.scale
             h = self.b(h) @ self.mask
             h = F.linear(self.c(h) + self.shift, self.a.weight * 2, self.a.bias)
             return self.d(h) * self.scale
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_changes_in_place(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
             h += 1
@@ -167,18 +160,18 @@ def test_changes_in_place(x: Tensor) -> None:
             k.mul_(2.0)
             return self.d(k) + h
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_a_block_that_changes_its_input(x: Tensor) -> None:
     model = nn.Sequential(
         nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6), nn.Hardtanh(inplace=True), nn.Linear(6, 6)
     )
-    assert_parts_equal_whole(model, x)
+    parts.assert_parts_equal_whole(model, x)
 
 
 def test_two_views_of_a_tensor_that_is_changed_later_stay_together(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
             left = h[:, :3]
@@ -186,11 +179,11 @@ def test_two_views_of_a_tensor_that_is_changed_later_stay_together(x: Tensor) ->
             h.mul_(2.0)
             return self.c(h + k) + left.sum()
 
-    assert "b" not in assert_parts_equal_whole(Model(), x)
+    assert "b" not in parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_parts_without_gradients(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             with torch.no_grad():
                 h = self.a(x)
@@ -198,18 +191,18 @@ def test_parts_without_gradients(x: Tensor) -> None:
             k = self.c(h)
             return self.d(k) + self.b(h.detach())
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_random_numbers_of_the_outer_forward_are_drawn_once(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             noise = torch.rand(x.shape)
             h = F.dropout(self.a(x) + noise, 0.5, self.training)
             h = self.b(h) + torch.randn_like(x)
             return self.c(h) * noise
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_integers_and_masks_cross_cuts() -> None:
@@ -225,19 +218,19 @@ def test_integers_and_masks_cross_cuts() -> None:
             k = self.b(self.second(best))
             return k * (best > 3)[..., None]
 
-    assert_parts_equal_whole(Model(), torch.randint(0, 9, (2, 5)))
+    parts.assert_parts_equal_whole(Model(), torch.randint(0, 9, (2, 5)))
 
 
 def test_a_block_called_twice(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(self.b(self.a(x))))
 
-    assert "a (call 2)" in assert_parts_equal_whole(Model(), x)
+    assert "a (call 2)" in parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_batch_normalisation_called_twice_stays_in_one_part(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.BatchNorm1d(6)
@@ -247,21 +240,21 @@ def test_batch_normalisation_called_twice_stays_in_one_part(x: Tensor) -> None:
             h = self.norm(self.b(h))
             return self.d(self.c(h))
 
-    found = assert_parts_equal_whole(Model(), x)
+    found = parts.assert_parts_equal_whole(Model(), x)
     assert "b" not in found
     assert "norm (call 2)" not in found
     assert "c" in found
 
 
 def test_a_counter_that_is_changed_in_place(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
             self.shift.add_(1)
             h = self.b(h)
             return self.c(h)
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_a_block_that_looks_at_values_runs_for_real(x: Tensor) -> None:
@@ -275,10 +268,10 @@ def test_a_block_that_looks_at_values_runs_for_real(x: Tensor) -> None:
             return self.norm(self.inner(x)) if x.sum() > -1e9 else x
 
     model = nn.Sequential(nn.Linear(6, 6), Looks(), nn.Linear(6, 6))
-    assert_parts_equal_whole(model, x)
+    parts.assert_parts_equal_whole(model, x)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     state = torch.get_rng_state()
-    traced(model, x)
+    parts.traced(model, x)
     assert all(torch.equal(before[name], buffer) for name, buffer in model.named_buffers())
     assert torch.equal(state, torch.get_rng_state())
 
@@ -297,13 +290,13 @@ def test_a_second_shape_needs_a_block_that_runs_on_shapes(x: Tensor) -> None:
 
 
 def test_tracing_leaves_the_model_as_it_is(x: Tensor) -> None:
-    model = CASES["cnn_batch"].make()
-    images, _ = CASES["cnn_batch"].batch(4)
+    model = models.CASES["cnn_batch"].make()
+    images, _ = models.CASES["cnn_batch"].batch(4)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     attributes = set(vars(model))
     call = nn.Module.__call__
     state = torch.get_rng_state()
-    traced(model, images)
+    parts.traced(model, images)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert set(vars(model)) == attributes
     assert nn.Module.__call__ is call
@@ -345,7 +338,7 @@ class Model(nn.Module):
     names: dict[str, Any] = {}
     exec(compile(path.read_text(), str(path), "exec"), names)
     with pytest.raises(ParallelError) as caught:
-        traced(names["Model"](), x)
+        parts.traced(names["Model"](), x)
     text = str(caught.value)
     # What fails after the line, because of it, is named by its own line.
     number = 15 if "Twice" in line else 14
@@ -355,24 +348,24 @@ class Model(nn.Module):
 
 
 def test_python_random_numbers_are_refused(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.b(self.a(x)) if random.random() < 2 else x
 
     state = random.getstate()
     with pytest.raises(ParallelError, match="Python's `random`"):
-        traced(Model(), x)
+        parts.traced(Model(), x)
     assert random.getstate() == state
 
 
 def test_a_buffer_that_is_replaced_is_refused(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             self.shift = self.shift + 1
             return self.b(self.a(x)) + self.shift
 
     with pytest.raises(ParallelError, match=r"something new in the place of 'shift'.*copy_"):
-        traced(Model(), x)
+        parts.traced(Model(), x)
 
 
 def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> None:
@@ -393,12 +386,12 @@ def test_a_number_that_is_counted_is_refused_outside_of_blocks(x: Tensor) -> Non
             return self.b(self.a(x)) * self.calls
 
     with pytest.raises(ParallelError, match="something new in the place of 'calls'"):
-        traced(Model(), x)
-    assert_parts_equal_whole(nn.Sequential(Counts(6, 6), Counts(6, 6)), x, stages=(2,))
+        parts.traced(Model(), x)
+    parts.assert_parts_equal_whole(nn.Sequential(Counts(6, 6), Counts(6, 6)), x, stages=(2,))
 
 
 def test_autocast_of_its_own_is_refused(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             h = self.a(x)
             with torch.autocast("cpu", torch.bfloat16):
@@ -406,18 +399,18 @@ def test_autocast_of_its_own_is_refused(x: Tensor) -> None:
             return self.c(h)
 
     with pytest.raises(ParallelError, match="changes autocast; give precision='bf16'"):
-        traced(Model(), x)
+        parts.traced(Model(), x)
 
 
 def test_an_error_of_the_model_is_its_own(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        traced(Model(), x)
+        parts.traced(Model(), x)
     with pytest.raises((RuntimeError, ValueError), match=r"(?i)mat1|shape|size"):
-        traced(Blocks_of(nn.Linear(6, 6), nn.Linear(5, 6)), x)
+        parts.traced(Blocks_of(nn.Linear(6, 6), nn.Linear(5, 6)), x)
 
 
 def Blocks_of(*blocks: nn.Module) -> nn.Module:  # noqa: N802
@@ -443,7 +436,7 @@ def test_an_opened_module_that_can_not_be_traced_is_one_block(x: Tensor) -> None
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.mid(self.body(x)))
 
-    assert marks(Model(), x) == ["mid", "head"]
+    assert parts.marks(Model(), x) == ["mid", "head"]
 
 
 def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) -> None:
@@ -468,10 +461,10 @@ def test_lists_and_sequences_are_opened_and_their_entries_are_blocks(x: Tensor) 
                 x = block(x)
             return self.head(x)
 
-    assert marks(Model(), x) == ["body.1", "list.0", "list.1", "head"]
-    assert "list.0.two" in marks(Model(), x, level=1)
-    assert "list.1.two" in marks(Model(), x, cut=("list.1.two",))
-    assert_parts_equal_whole(Model(), x, level=1)
+    assert parts.marks(Model(), x) == ["body.1", "list.0", "list.1", "head"]
+    assert "list.0.two" in parts.marks(Model(), x, level=1)
+    assert "list.1.two" in parts.marks(Model(), x, cut=("list.1.two",))
+    parts.assert_parts_equal_whole(Model(), x, level=1)
 
 
 def test_the_key_of_a_call_is_its_shapes_types_and_numbers(x: Tensor) -> None:
@@ -489,31 +482,36 @@ def test_the_key_of_a_call_is_its_shapes_types_and_numbers(x: Tensor) -> None:
 
 
 def test_a_model_that_can_not_be_copied_is_refused() -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def __init__(self) -> None:
             super().__init__()
             self.file = open(__file__)  # noqa: SIM115
 
     model = Model()
     with model.file, pytest.raises(ParallelError, match=r"can't be copied.*Keep files"):
-        traced(model, torch.zeros(1, 6))
+        parts.traced(model, torch.zeros(1, 6))
 
 
 def test_modules_of_torch_that_hold_a_list_are_opened() -> None:
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
     model = nn.Sequential(nn.Linear(8, 8), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), nn.Linear(8, 8))
-    assert assert_parts_equal_whole(model, torch.randn(2, 5, 8)) == ["1.layers.0", "1.layers.1", "1.layers.2", "2"]
+    assert parts.assert_parts_equal_whole(model, torch.randn(2, 5, 8)) == [
+        "1.layers.0",
+        "1.layers.1",
+        "1.layers.2",
+        "2",
+    ]
 
 
 def test_checkpointed_blocks(x: Tensor) -> None:
-    class Model(Blocks):
+    class Model(own.Blocks):
         def forward(self, x: Tensor) -> Tensor:
             for block in (self.a, self.b, self.c):
-                x = F.dropout(checkpoint(block, x, use_reentrant=False), 0.5)
+                x = F.dropout(torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False), 0.5)
             return x
 
-    assert_parts_equal_whole(Model(), x)
+    parts.assert_parts_equal_whole(Model(), x)
 
 
 def test_recurrent_blocks() -> None:
@@ -528,7 +526,7 @@ def test_recurrent_blocks() -> None:
             h, _ = self.second(h, last)
             return self.head(h[:, -1])
 
-    assert_parts_equal_whole(Model(), torch.randn(2, 5, 6))
+    parts.assert_parts_equal_whole(Model(), torch.randn(2, 5, 6))
 
 
 def test_a_wrapper_around_a_wrapper_is_opened(x: Tensor) -> None:
@@ -541,13 +539,13 @@ def test_a_wrapper_around_a_wrapper_is_opened(x: Tensor) -> None:
             return self.inner(x)
 
     model = Wrapper(Wrapper(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))))
-    assert assert_parts_equal_whole(model, x, stages=(2,)) == ["inner.inner.1"]
+    assert parts.assert_parts_equal_whole(model, x, stages=(2,)) == ["inner.inner.1"]
 
 
 def test_hooks_of_blocks_run_and_those_of_the_model_are_refused(x: Tensor) -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].register_forward_hook(lambda module, args, output: output * 2)
-    assert_parts_equal_whole(model, x)
+    parts.assert_parts_equal_whole(model, x)
     model.register_forward_hook(lambda *_: None)
     with pytest.raises(ParallelError, match=r"Sequential has the hook .*lambda.* on itself"):
-        traced(model, x)
+        parts.traced(model, x)

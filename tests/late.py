@@ -1,0 +1,35 @@
+"""Libraries that a test loads when it uses them: collecting the tests, which each process does, loads none."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+class _Late:
+    """A module by its name; it is imported when something of it is first read or replaced."""
+
+    # No `__dict__` of its own: monkeypatch puts back what it has found in that of the module.
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "_name", name)
+
+    def _module(self) -> Any:
+        return importlib.import_module(self._name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module(), name)
+
+    # For monkeypatch.
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._module(), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._module(), name)
+
+
+def late(name: str) -> Any:
+    """`late("torch.nn")` is what `torch.nn` is, loaded at its first use: not for a class's bases or a decorator."""
+    return _Late(name)

@@ -1,0 +1,46 @@
+"""Models whose outer forward is traced. Imports torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Blocks(nn.Module):
+    """Four blocks and whatever `forward` a test gives it."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(width, width) for _ in range(4))
+        self.scale = nn.Parameter(torch.full((width,), 1.5))
+        self.register_buffer("shift", torch.arange(float(width)))
+        self.mask = torch.tril(torch.ones(width, width))  # no buffer: a plain attribute
+
+
+class Chain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Counted() for _ in range(3)])
+        self.scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x) * self.scale
+            # Enough objects in cycles to start the garbage collector, were it on.
+            for _ in range(2000):
+                cycle: list[object] = []
+                cycle.append(cycle)
+        return x
+
+
+class Counted(nn.Module):
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.gain = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counted.calls += 1
+        return self.inner(x) * self.gain
