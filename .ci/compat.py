@@ -36,13 +36,13 @@ TORCH = ("2.15.0", "2.14.1", "2.13.0", "2.12.1", "2.11.0", "2.10.0", "2.9.1")
 PYTHON = ("3.11", "3.10", "3.12", "3.13")
 
 #: Column -> which tests count in it: a pattern of "file::test". Tests that match none are not run: two ranks show what a
-#: release has changed, and four the products of strategies, which are in the checks of pipelines.
+#: release has changed, of collectives three, and four the products of strategies, which are in the checks of pipelines.
 COLUMNS = {
     "DataParallel, FullyShard": r"parallel/test_on_ranks\.py::.*\[(data|loop|mutations|reads|silent)\..*-2\]",
     "PipelineParallel, products": r"parallel/test_on_ranks\.py::.*\[((pipeline|stages)\..*-2|pipeline\..*-4)\]",
     "TensorParallel": r"parallel/test_on_ranks\.py::.*\[tensor\..*-2\]",
     "checkpoints": r"parallel/test_on_ranks\.py::.*\[checkpoint\..*-2\]",
-    "`mpi`": r"torch_mpi/test_(group|models)\.py::.*\[2-ranks|torch_mpi/test_(backend|world)\.py::",
+    "`mpi`": r"torch_mpi/(test_group\.py::.*\[3-|test_models\.py::.*\[2-ranks|test_(backend|world)\.py::)",
     "Horovod": r"horovod/test_on_gloo\.py::|horovod/test_on_ranks\.py::.*\[3-",
     "examples": r"parallel/test_examples\.py::",
     "private parts": r"tests/test_torch_private\.py::",

@@ -19,6 +19,9 @@ class _Late:
         return importlib.import_module(self._name)
 
     def __getattr__(self, name: str) -> Any:
+        # pytest asks all that a file of tests holds for `__test__`, `_mock_name` and the like.
+        if name == "_mock_name" or (name.startswith("__") and name not in ("__dict__", "__name__", "__version__")):
+            raise AttributeError(name)
         return getattr(self._module(), name)
 
     # For monkeypatch.

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 from paceline.collectives import inline_reduce
 from paceline.collectives.coordinator import Coordinator, Message
 from paceline.collectives.request import ALLREDUCE, Request
+from tests.late import late
 
-numpy = pytest.importorskip("numpy")
+numpy = late("numpy")
+pytestmark = pytest.mark.skipif(find_spec("numpy") is None, reason="needs numpy")
 
 
 def task(array: Any, op: str = "sum", dtype: str = "float32", prescale: float = 1.0, out: Any = None) -> Any:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 
 from paceline.collectives import numbers
+from tests.late import late
 
-numpy = pytest.importorskip("numpy")
+numpy = late("numpy")
+pytestmark = pytest.mark.skipif(find_spec("numpy") is None, reason="needs numpy")
 
 
 def test_bfloat16_is_rounded_to_the_nearest_and_nan_stays_nan():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import paceline
-from paceline.parallel import DataParallel, FullyShard, ParallelError, Parts, PipelineParallel
+from paceline.parallel import DataParallel, FullyShard, ParallelError, PipelineParallel
 from tests.late import late
 from tests.parallel.world import CASES
 
@@ -307,7 +307,7 @@ def test_a_batch_without_split_can_be_anything_with_it() -> None:
         equality.sgd(model),
         loss=F.cross_entropy,
         strategy=DataParallel(),
-        split=lambda batch: Parts((batch["data"]["x"],), {}, batch["data"]["c"]),
+        split=lambda batch: paceline.parallel.Parts((batch["data"]["x"],), {}, batch["data"]["c"]),
     )
     x, y = models.CASES["mlp"].batch(4)
     assert float(par.step({"data": {"x": x, "c": y}})) > 0

@@ -12,12 +12,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from paceline.parallel.batches.batch import Parts, Whole
-from paceline.parallel.batches.gathered import _filled, _leaves
-from paceline.parallel.exchange import packed, unpacked
 from tests.late import late
 
 torch = late("torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Parts, Whole, _filled, _leaves, packed, unpacked
+    from paceline.parallel.batches.batch import Parts, Whole
+    from paceline.parallel.batches.gathered import _filled, _leaves
+    from paceline.parallel.exchange import packed, unpacked
 
 
 @dataclasses.dataclass(frozen=True)

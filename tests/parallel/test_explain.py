@@ -8,10 +8,16 @@ import pytest
 
 import paceline
 from paceline.parallel import DataParallel, ParallelError
-from paceline.parallel.explain import Explanation
 from tests.late import late
 
 torch, nn = late("torch"), late("torch.nn")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Explanation
+    from paceline.parallel.explain import Explanation
 
 
 def test_one_worker_is_explained_by_its_memory() -> None:

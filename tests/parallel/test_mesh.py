@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.parallel import mesh
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.strategy import Layout
 from tests.late import late
 
 torch = late("torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global mesh
+    from paceline.parallel import mesh
+
 
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 

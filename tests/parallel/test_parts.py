@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.parallel.auto import Needs, available_bytes, decide
 from paceline.parallel.errors import ParallelError
-from paceline.parallel.failure.watch import is_communication
-from paceline.parallel.randomness import Streams, derive
-from paceline.parallel.replicas.shard import find_units
-from paceline.parallel.same_model import first_difference
 from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel
-from paceline.parallel.ties import find
 from tests.late import late
 
 torch, nn, models = late("torch"), late("torch.nn"), late("tests.parallel.models")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Needs, available_bytes, decide, is_communication, Streams, derive, find_units, first_difference, find
+    from paceline.parallel.auto import Needs, available_bytes, decide
+    from paceline.parallel.failure.watch import is_communication
+    from paceline.parallel.randomness import Streams, derive
+    from paceline.parallel.replicas.shard import find_units
+    from paceline.parallel.same_model import first_difference
+    from paceline.parallel.ties import find
+
 
 GIB = 2**30
 

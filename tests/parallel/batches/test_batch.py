@@ -9,17 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.parallel.batches.batch import (
-    Parts,
-    Whole,
-    count_rows,
-    default_split,
-    own_rows,
-    piece_sizes,
-    take_rows,
-    unwrap,
-)
-from paceline.parallel.batches.join import join_rows
 from paceline.parallel.errors import ParallelError
 from tests.late import late
 
@@ -27,6 +16,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 torch = late("torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Parts, Whole, count_rows, default_split, own_rows, piece_sizes, take_rows, unwrap, join_rows
+    from paceline.parallel.batches.batch import (
+        Parts,
+        Whole,
+        count_rows,
+        default_split,
+        own_rows,
+        piece_sizes,
+        take_rows,
+        unwrap,
+    )
+    from paceline.parallel.batches.join import join_rows
+
 
 COUNTS = st.integers(1, 8)
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 
 from paceline.parallel import ParallelError
-from paceline.parallel.pipeline.stages import _explained
 from tests.late import late
 
 torch = late("torch")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global _explained
+    from paceline.parallel.pipeline.stages import _explained
 
 
 def test_a_block_that_changed_what_its_backward_pass_needs_is_told_in_one_sentence() -> None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from paceline.parallel import ParallelError, ties
-from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+from paceline.parallel import ParallelError
 from tests.engines.conftest import require_engine
 from tests.late import late
 
@@ -20,12 +19,17 @@ else:
 torch, F, models = late("torch"), late("torch.nn.functional"), late("tests.parallel.models")
 own = late("tests.parallel.tensor.models")
 
-WIDTH, WORDS = 16, 11
 
-
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
     require_engine("torch", find_spec("torch"))
+    global ties, TensorPlan, find_plan, plan_from_table
+    from paceline.parallel import ties
+    from paceline.parallel.tensor.plan import TensorPlan, find_plan, plan_from_table
+
+
+WIDTH, WORDS = 16, 11
 
 
 def plan_of(model: nn.Module, sample: Tensor | None = None, parts: int = 2) -> TensorPlan:

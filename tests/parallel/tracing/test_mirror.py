@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from paceline.parallel.tracing.fake_model import AttributeMirror
-from paceline.parallel.tracing.fingerprint import Fingerprint
+import pytest
+
 from tests.late import late
 
 torch, nn = late("torch"), late("torch.nn")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global AttributeMirror, Fingerprint
+    from paceline.parallel.tracing.fake_model import AttributeMirror
+    from paceline.parallel.tracing.fingerprint import Fingerprint
 
 
 def test_a_tensor_at_the_place_in_memory_of_one_that_is_gone_is_another_one():

@@ -9,13 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from paceline.parallel.tracing.trace import Tracer
+import pytest
+
 from tests.late import late
 
 if TYPE_CHECKING:
     from torch import nn
 
 torch, models = late("torch"), late("tests.parallel.tracing.models")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Tracer
+    from paceline.parallel.tracing.trace import Tracer
+
 
 COLLECTIONS = 0
 

@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from paceline.parallel import ParallelError
-from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
-from paceline.parallel.tracing.segments import split, stage_module
 from tests.late import late
 
 if TYPE_CHECKING:
@@ -18,6 +15,15 @@ else:
     nn = late("torch.nn")
 
 torch, models, parts = late("torch"), late("tests.parallel.models"), late("tests.parallel.tracing.parts")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Boundaries, Mark, map_tensors, signature, tensors_at, split, stage_module
+    from paceline.parallel.tracing.boundaries import Boundaries, Mark
+    from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
+    from paceline.parallel.tracing.segments import split, stage_module
 
 
 def cut(model: nn.Module, names: list[str], *args: Tensor) -> tuple:  # type: ignore[type-arg]

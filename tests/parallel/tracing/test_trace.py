@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from paceline.parallel import ParallelError
-from paceline.parallel.tracing.trace import Tracer, key_of
 from tests.late import late
 from tests.parallel.world import CASES
 
@@ -21,6 +20,13 @@ else:
 
 torch, F, models = late("torch"), late("torch.nn.functional"), late("tests.parallel.models")
 own, parts = late("tests.parallel.tracing.models"), late("tests.parallel.tracing.parts")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_torch() -> None:
+    """What loads torch is imported before the first test: collecting the tests loads none."""
+    global Tracer, key_of
+    from paceline.parallel.tracing.trace import Tracer, key_of
 
 
 @pytest.fixture
