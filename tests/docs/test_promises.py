@@ -1,0 +1,122 @@
+"""The list of promises: what it names is there, and nothing that has to be in it is left out."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "promises.md"
+BENCHMARKS = ROOT / "benchmarks"
+#: Variable -> the tests that do more where it is set: found in what the tests read.
+_FULL = re.compile(r"PACELINE_(?:CHAOS_KILLS|ENDURANCE_STEPS|PLANS)")
+
+
+class Promise(NamedTuple):
+    """One line. proof: the variable by which `make proof` does the full number, as `NAME=VALUE`; "" if there is none."""
+
+    says: str
+    tests: tuple[str, ...]
+    benchmarks: tuple[str, ...]
+    results: tuple[str, ...]
+    proof: str
+
+
+def read(text: str) -> list[Promise]:
+    """The promises of the page: sentences, then what keeps them in backquotes; code within a sentence is no such name."""
+    found = []
+    for line in text.splitlines():
+        if not line.startswith("- "):
+            continue
+        names = re.findall(r"`([^`]+)`", line)
+        found.append(
+            Promise(
+                line[2:].partition(" `")[0],
+                tuple(f"tests/{name}" for name in names if "::" in name),
+                tuple(name for name in names if re.fullmatch(r"\w+\.py", name)),
+                tuple(name for name in names if name.startswith("results/")),
+                next((name for name in names if _FULL.match(name)), ""),
+            )
+        )
+    return found
+
+
+PROMISES = read(PAGE.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def collected() -> set[str]:
+    """Every test of the files that the page names, by its whole id and without its parameters."""
+    files = sorted({test.partition("::")[0] for promise in PROMISES for test in promise.tests})
+    missing = [file for file in files if not (ROOT / file).exists()]
+    assert not missing, f"no such files of tests: {missing}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:xdist", *files],
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    ids = {line for line in done.stdout.splitlines() if "::" in line}
+    return ids | {line.partition("[")[0] for line in ids}
+
+
+def test_each_promise_has_a_test_or_a_benchmark():
+    assert len(PROMISES) > 80
+    assert [promise.says for promise in PROMISES if not promise.tests and not promise.results] == []
+
+
+def test_each_test_that_is_named_exists(collected):
+    assert [test for promise in PROMISES for test in promise.tests if test not in collected] == []
+
+
+def test_a_test_that_does_not_exist_would_be_seen(collected):
+    (promise,) = read(
+        "- It holds. `docs/test_promises.py::test_that_is_not_there` `job/test_job.py::test_a_job_never_changes`"
+    )
+    assert [test in collected for test in promise.tests] == [False, True]
+
+
+def test_every_benchmark_has_its_line_with_its_results():
+    table = (BENCHMARKS / "table.py").read_text()
+    names = re.findall(r'^    "(\w+)",$', table, re.MULTILINE)
+    assert names
+    named = [result for promise in PROMISES for result in promise.results]
+    assert sorted(named) == sorted(f"results/{name}.json" for name in names)
+    wrong = []
+    for promise in PROMISES:
+        for result in promise.results:
+            script = json.loads((BENCHMARKS / result).read_text())["command"].split()[1].removeprefix("benchmarks/")
+            if (script,) != promise.benchmarks or not (BENCHMARKS / script).exists():
+                wrong.append(f"{result} was written by {script}, and the line names {promise.benchmarks}")
+    assert wrong == []
+
+
+def test_what_make_test_does_less_often_has_its_full_number_in_make_proof():
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(r"^proof:.*\bchaos\b", makefile, re.MULTILINE), "make proof does what make chaos does"
+    readers = {
+        str(path.relative_to(ROOT)): set(_FULL.findall(path.read_text()))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path != Path(__file__)
+    }
+    asked = {(file, name) for file, names in readers.items() for name in names}
+    assert asked
+    kept = {
+        (test.partition("::")[0], promise.proof.partition("=")[0]) for promise in PROMISES for test in promise.tests
+    }
+    assert sorted(asked - kept) == []
+    for promise in PROMISES:
+        if promise.proof:
+            assert promise.proof in makefile, f"{promise.says}: the Makefile has no {promise.proof}"
+            folders = {test.partition("::")[0] for test in promise.tests}
+            assert any(file in makefile or str(Path(file).parent) in makefile for file in folders), promise.says
