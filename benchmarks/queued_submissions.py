@@ -37,7 +37,7 @@ import sys, paceline as pl
 looks = open(sys.argv[1], "a", buffering=1)
 while True:
     for run in pl.Experiment(pl.Workspace.from_config(), "queued").get_runs():
-        run.get_status()
+        run.status
     print("read", file=looks)
 """
 

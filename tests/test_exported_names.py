@@ -5,7 +5,8 @@ import sys
 import pytest
 
 import paceline
-from paceline import errors
+from paceline import errors, parallel
+from paceline.compat import azureml
 from tests.helpers import run_python
 
 
@@ -15,16 +16,24 @@ def test_all_is_sorted():
 
 def test_all_is_complete():
     homes = {name for names in paceline._HOMES.values() for name in names}
-    assert set(paceline.__all__) == homes | {"__version__"}
+    assert set(paceline.__all__) == homes | {"__version__", "errors"}
 
 
-def test_every_exception_is_public():
-    own = {
-        name
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and value.__module__ == "paceline.errors"
-    }
-    assert own <= set(paceline.__all__)
+def test_exceptions_are_in_one_place():
+    assert paceline.errors is errors
+    assert [name for name in paceline.__all__ if name.endswith("Error")] == []
+
+
+def test_the_strategies_are_beside_what_takes_them():
+    combined = {name for name in parallel.__all__ if hasattr(getattr(parallel, name), "__matmul__")}
+    strategies = combined - {"Strategy"}
+    assert len(strategies) == 4
+    assert strategies <= set(paceline.__all__)
+
+
+@pytest.mark.parametrize("name", azureml.__all__)
+def test_every_name_with_another_library_s_spellings_is_there(name):
+    assert issubclass(getattr(azureml, name), getattr(paceline, name))
 
 
 @pytest.mark.parametrize("name", paceline.__all__)
@@ -54,7 +63,7 @@ def test_importing_paceline_loads_next_to_nothing():
     assert third_party(loaded) == set()
     assert not loaded & {"json", "dataclasses", "inspect", "subprocess", "tempfile", "asyncio", "importlib.metadata"}
     assert {module for module in loaded if module.startswith("paceline")} == {
-        *("paceline", "paceline.system", "paceline.system.lazy")
+        *("paceline", "paceline.errors", "paceline.system", "paceline.system.lazy")
     }
 
 
@@ -64,6 +73,8 @@ def test_importing_paceline_loads_next_to_nothing():
         "import paceline; paceline.Run",
         "import paceline; paceline.PyTorch",
         "import paceline; paceline.Workspace",
+        "import paceline; paceline.DataParallel",
+        "from paceline.compat.azureml import Experiment, Run",
         "import paceline.worker.script, paceline.worker.monitor, paceline.worker.ranks",
         "import paceline.supervisor.supervise",
     ],

@@ -1,10 +1,11 @@
 """Paceline: run training, from one process to hundreds, on machines you already have.
 
-The public names, loaded on first use: importing this package loads nothing but the standard library's least.
+The public names, loaded on first use: importing this package loads nothing but the exceptions (`paceline.errors`).
 """
 
 from __future__ import annotations
 
+from paceline import errors
 from paceline.system.lazy import face
 
 # Not typing's: importing typing would take longer than all the rest. Type checkers go by the name.
@@ -14,31 +15,12 @@ if TYPE_CHECKING:
     from paceline.data.datasets.dataset import Dataset
     from paceline.data.stores.datastore import Datastore
     from paceline.environments.environment import Environment
-    from paceline.errors import (
-        DataError,
-        EngineError,
-        EnvironmentBuildError,
-        EnvironmentSpecError,
-        FileNameError,
-        JobError,
-        LauncherError,
-        MetricError,
-        PacelineError,
-        RunContextError,
-        RunFailedError,
-        RunNotFoundError,
-        RunStateError,
-        SnapshotError,
-        TargetError,
-        TransferError,
-        UserError,
-        WorkspaceError,
-    )
     from paceline.estimator import Estimator, PyTorch, SKLearn, TensorFlow
     from paceline.job.data_reference import DataReference
     from paceline.job.job import Job
     from paceline.job.secret_values import secret
     from paceline.parallel.api import parallelize
+    from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
     from paceline.workspace import Experiment, Run, Workspace
@@ -50,29 +32,10 @@ _HOMES = {
     "paceline.data.stores.datastore": ("Datastore",),
     "paceline.job.data_reference": ("DataReference",),
     "paceline.environments.environment": ("Environment",),
-    "paceline.errors": (
-        "DataError",
-        "EngineError",
-        "EnvironmentBuildError",
-        "EnvironmentSpecError",
-        "FileNameError",
-        "JobError",
-        "LauncherError",
-        "MetricError",
-        "PacelineError",
-        "RunContextError",
-        "RunFailedError",
-        "RunNotFoundError",
-        "RunStateError",
-        "SnapshotError",
-        "TargetError",
-        "TransferError",
-        "UserError",
-        "WorkspaceError",
-    ),
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
     "paceline.job.job": ("Job",),
     "paceline.parallel.api": ("parallelize",),
+    "paceline.parallel.strategy": ("DataParallel", "FullyShard", "PipelineParallel", "TensorParallel"),
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.job.secret_values": ("secret",),
@@ -80,39 +43,26 @@ _HOMES = {
 }
 
 __all__ = [
-    "DataError",
+    "DataParallel",
     "DataReference",
     "Dataset",
     "Datastore",
-    "EngineError",
     "Environment",
-    "EnvironmentBuildError",
-    "EnvironmentSpecError",
     "Estimator",
     "Experiment",
     "FailureReport",
-    "FileNameError",
+    "FullyShard",
     "Job",
-    "JobError",
-    "LauncherError",
-    "MetricError",
-    "PacelineError",
+    "PipelineParallel",
     "PyTorch",
     "Run",
-    "RunContextError",
-    "RunFailedError",
-    "RunNotFoundError",
     "RunRecord",
-    "RunStateError",
     "SKLearn",
-    "SnapshotError",
-    "TargetError",
     "TensorFlow",
-    "TransferError",
-    "UserError",
+    "TensorParallel",
     "Workspace",
-    "WorkspaceError",
     "__version__",
+    "errors",
     "parallelize",
     "secret",
 ]

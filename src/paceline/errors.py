@@ -1,7 +1,8 @@
 """Every exception that Paceline raises, by what failed.
 
-Those of this module are names of `paceline` itself. Behind each other one stands its module, which this one never imports; a test
-compares the drawing with the classes in all source files.
+A program names them `paceline.errors.JobError`. Behind each one of another module stands that module, which this one never
+imports; `paceline.parallel` and `paceline.collectives` have theirs among their names. A test compares the drawing with the
+classes in all source files.
 
     PacelineError
     ├── UserError (also ValueError)       the caller can mend it; refused before anything starts. Exit code 2
@@ -48,7 +49,8 @@ A message names the value seen, the rule, and the next step; that of an `EngineE
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+# Not typing's, as in `paceline`, which loads this module.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from paceline.runs.failure import FailureReport

@@ -7,14 +7,16 @@ import datetime as dt
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.environments.environment import Environment
 from paceline.errors import JobError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, tags_and_properties
+from paceline.runs.folder import RunFolder
 from paceline.runs.ids import check_experiment_name
 from paceline.runs.run import Run
+from paceline.runs.select import matches
 from paceline.system import durations
 from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIABLE, configured
 
@@ -203,6 +205,9 @@ class Experiment:
         WorkspaceError: the name is none of these.
     """
 
+    #: Of the runs that this gives.
+    run_class: ClassVar[type[Run]] = Run
+
     def __init__(self, workspace: Workspace, name: str) -> None:
         if not isinstance(workspace, Workspace):
             raise WorkspaceError(
@@ -277,7 +282,7 @@ class Experiment:
             progress=progress,
             display_name=display_name,
         )
-        return Run(self, folder.run_id)
+        return self.run_class(self, folder.run_id)
 
     def start_logging(
         self,
@@ -304,11 +309,11 @@ class Experiment:
             folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if display_name is not None:
             tags_and_properties.set_name(folder.notes, "display_name", display_name)
-        return Run(self, folder.run_id)
+        return self.run_class(self, folder.run_id)
 
     def get_runs(
         self,
-        type: str | None = None,
+        kind: str | None = None,
         tags: Mapping[str, str] | str | None = None,
         properties: Mapping[str, str] | None = None,
         include_children: bool = False,
@@ -317,10 +322,15 @@ class Experiment:
     ) -> Iterator[Run]:
         """The experiment's runs, newest first.
 
-        type: "script" or "interactive". tags: tag -> value, or one tag's name whatever its value.
+        kind: "script" or "interactive". tags: tag -> value, or one tag's name whatever its value.
         properties: property -> value. status: such as "Completed".
         """
-        return Run.list(self, type, tags, properties, status, include_children)
+        for record in read.all_records(self.runs_dir):
+            folder = RunFolder(self.runs_dir / record.run_id)
+            if record.experiment == self.name and matches(
+                record, folder, kind=kind, tags=tags, properties=properties, status=status, children=include_children
+            ):
+                yield self.run_class(self, record.run_id)
 
 
 def _make_experiment(runs_dir: Path, name: str) -> Experiment:

@@ -156,9 +156,11 @@ def test_an_estimator_names_a_secret_by_its_place(tmp_path: Path, monkeypatch: p
 
     monkeypatch.delenv("MY_TOKEN")
     (tmp_path / "token.json").chmod(0o644)
-    with pytest.raises(pl.JobError, match=r"(?s)the values of secrets are missing.*A: .*'MY_TOKEN'.*B: .*mode 644"):
+    with pytest.raises(
+        pl.errors.JobError, match=r"(?s)the values of secrets are missing.*A: .*'MY_TOKEN'.*B: .*mode 644"
+    ):
         run.experiment.submit(est)
-    with pytest.raises(pl.JobError, match="not shown here"):
+    with pytest.raises(pl.errors.JobError, match="not shown here"):
         pl.secret("hf_abcdefgh01234567")
 
 

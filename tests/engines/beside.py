@@ -33,7 +33,7 @@ WORDS = ["a 'b\" $(touch oops); {x} \\n", "", "é", "-x"]
 def check_exec(run: pl.Run) -> None:
     """Run commands beside both workers of a run of `WAITS` with MINE=abc in its environment, and end it."""
     # An engine takes its time to give nodes.
-    wait_until(lambda: run.get_status() == states.RUNNING, "the run is Running", 120)
+    wait_until(lambda: run.status == states.RUNNING, "the run is Running", 120)
     show = (
         "import json, os, sys; print(json.dumps([os.environ['RANK'], os.environ['MINE'], os.getcwd(), sys.argv[1:]]))"
     )

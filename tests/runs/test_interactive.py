@@ -26,7 +26,7 @@ def experiment():
 
 def test_a_block_that_ends_completes_the_run(experiment):
     with experiment.start_logging() as run:
-        assert (run.status, run.type) == ("Running", "interactive")
+        assert (run.status, run.kind) == ("Running", "interactive")
         run.log("loss", 0.5)
     record = run.record()
     assert (record.status, record.exit_code) == ("Completed", 0)

@@ -41,7 +41,7 @@ def test_tags_and_properties_are_taken():
     run.tag("lr", 0.1)
     run.set_tags({"best": None})
     run.add_properties({"n": 1})
-    assert (run.get_tags(), run.get_properties()) == ({"lr": "0.1", "best": None}, {"n": "1"})
+    assert (run.tags, run.properties) == ({"lr": "0.1", "best": None}, {"n": "1"})
 
 
 def test_uploads_are_said_and_not_made(capsys, tmp_path):
@@ -65,5 +65,4 @@ def test_children_know_their_parent():
 def test_its_end_is_its_own_affair(call, status):
     run = OfflineRun()
     getattr(run, call)()
-    run.flush()
-    assert run.get_status() == status
+    assert run.status == status

@@ -12,6 +12,7 @@ from paceline.cli import files as files_verbs
 from paceline.cli import logs as logs_verb
 from paceline.cli import metrics as metrics_verb
 from paceline.cli import read as read_verbs
+from paceline.compat import azureml
 from paceline.errors import RunStateError, TargetError
 from paceline.runs import read, remote_status, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -207,8 +208,19 @@ READS = {
 #: All else that a handle has: what was settled when the run was submitted, what only writes, what makes other runs, and
 #: `wait_for_completion`, which has a test of its own.
 NO_READS = {
-    *("experiment", "folder", "id", "type", "number", "parent", "get_children", "get_portal_url", "get_snapshot_id"),
-    *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset"),
+    *(
+        "experiment",
+        "folder",
+        "id",
+        "kind",
+        "type",
+        "number",
+        "parent",
+        "get_children",
+        "get_portal_url",
+        "get_snapshot_id",
+    ),
+    *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
     *(
         "log_row",
@@ -256,7 +268,8 @@ def far(monkeypatch, folder, tmp_path):
         {"inputs": [{"name": "train", "node_rank": 0, "sources": []}], "outputs": [{"name": "model", "sources": []}]},
     )
     write_json(there.environment, {"key": "0123"})
-    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    # With the SDK's spellings too: they read what Paceline's own names read.
+    handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     return handle, engine
 
 
@@ -277,7 +290,8 @@ def test_whoever_reads_a_run_that_writes_in_another_folder_has_what_is_new_there
 
 def test_each_member_of_a_run_is_known_to_read_or_not_to():
     """So that who adds one has to say which it is, and a read is tried above."""
-    assert {name for name in dir(pl.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
+    assert {name for name in dir(azureml.Run) if name[0] != "_"} == {name.split()[0] for name in READS} | NO_READS
+    assert issubclass(azureml.Run, pl.Run)
 
 
 @pytest.mark.parametrize("show_output", [False, True])
@@ -328,14 +342,16 @@ def test_an_engine_that_does_not_answer_leaves_what_is_read_as_it_is(engine, fol
     run = folder()
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     engine.says = TargetError("no route")
-    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    # With the SDK's spellings too: they read what Paceline's own names read.
+    handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     assert (handle.get_metrics(), handle.get_file_names()) == ({}, [])
 
 
 def test_of_a_run_whose_folder_this_is_nobody_is_asked(monkeypatch, folder, tmp_path):
     run = folder()
     monkeypatch.setattr(remote_status, "_teller", None)
-    handle = pl.Run(pl.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
+    # With the SDK's spellings too: they read what Paceline's own names read.
+    handle = azureml.Run(azureml.Experiment(pl.Workspace(tmp_path / "ws"), make_record().experiment), run.run_id)
     assert (handle.get_metrics(), handle.get_file_names(), handle.tags) == ({}, [], {})
     write_json(run.engine, {"engine": "slurm", "job_id": "7", "mirrored": True})
     monkeypatch.setenv("PACELINE_RUN_ID", run.run_id)

@@ -11,7 +11,7 @@ from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.metrics import MetricLog
 from paceline.workspace import Experiment, Run, Workspace
-from tests.helpers import RUN_ID, make_job, make_run, write_tree
+from tests.helpers import RUN_ID, make_run, write_tree
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_a_handle_on_no_run_is_refused(experiment, run_id, error):
 
 
 def test_a_handle_follows_the_run(submitted):
-    assert submitted.get_status() == "Running"
+    assert submitted.status == "Running"
     end(submitted, states.FINALIZING)
     assert submitted.status == "Finalizing"
 
@@ -85,8 +85,8 @@ def test_tags_properties_and_names_are_kept(submitted):
     assert submitted.name == submitted.display_name == RUN_ID
     submitted.display_name = "first try"
     submitted.description = "what it is for"
-    assert submitted.get_tags() == submitted.tags == {"lr": "0.1", "best": None}
-    assert submitted.get_properties() == submitted.properties == {"commit": "abc"}
+    assert submitted.tags == {"lr": "0.1", "best": None}
+    assert submitted.properties == {"commit": "abc"}
     assert (submitted.name, submitted.description) == ("first try", "what it is for")
 
 
@@ -96,60 +96,13 @@ def test_one_tag_may_be_removed_by_its_name(submitted):
     assert submitted.tags == {"l": "2", "r": "3"}
 
 
-# --- details
-
-
-def test_the_details_are_the_sdk_s(submitted):
-    submitted.add_properties({"mine": "1"})
-    details = submitted.get_details()
-    assert list(details) == [
-        *("runId", "target", "status", "startTimeUtc", "endTimeUtc", "properties", "inputDatasets", "outputDatasets"),
-        *("runDefinition", "logFiles", "submittedBy"),
-    ]
-    assert (details["runId"], details["target"], details["status"]) == (RUN_ID, "local", "Running")
-    assert details["properties"] == {"mine": "1", "ContentSnapshotId": "5" * 64}
-    assert details["runDefinition"] == make_job().to_json()
-
-
-def test_git_s_state_is_among_the_properties(experiment):
-    folder, fd = make_run(experiment.runs_dir, git={"commit": "abc", "dirty": True})
-    properties = Run(experiment, folder.run_id).get_details()["properties"]
-    assert properties == {"azureml.git.commit": "abc", "azureml.git.dirty": True}
-    os.close(fd)
-
-
-def test_after_a_failure_the_details_say_why(submitted):
-    report = FailureReport(cause="exception", message="bad batch")
-    end(submitted, states.FAILED, failure=report)
-    details = submitted.get_details()
-    assert details["error"] == {"error": {"code": "exception", "message": "bad batch"}}
-    assert details["warnings"] == []
-    assert submitted.failure == report
-    assert submitted.get_detailed_status() == {"status": "Failed", "details": "bad batch"}
-
-
-def test_the_detailed_status_says_what_a_run_waits_for(experiment):
-    folder, fd = make_run(experiment.runs_dir, waiting_for="waits for 1 run (a)")
-    assert Run(experiment, folder.run_id).get_detailed_status()["details"] == "waits for 1 run (a)"
-    os.close(fd)
-
-
-def test_the_details_with_logs_have_their_text(submitted):
-    write_tree(submitted.folder.logs, {"rank_0.log": b"step 1\n\xff\n", "driver.log": "x" * 2_000_000})
-    assert set(submitted.get_details()["logFiles"]) == {"logs/rank_0.log", "logs/driver.log"}
-    logs = submitted.get_details_with_logs()["logFiles"]
-    assert logs["logs/rank_0.log"] == "step 1\n\ufffd\n"
-    assert len(logs["logs/driver.log"]) == 1 << 20
+# --- logs and source
 
 
 def test_all_logs_are_copied_out(submitted):
     write_tree(submitted.folder.logs, {"rank_0.log": "a", "driver.log": "b"})
     assert sorted(map(str, submitted.get_all_logs("to"))) == ["to/logs/driver.log", "to/logs/rank_0.log"]
     assert Path("to/logs/rank_0.log").read_text() == "a"
-
-
-def test_where_to_look_at_it_is_its_folder(submitted):
-    assert submitted.get_portal_url() == submitted.folder.path.as_uri()
 
 
 def test_a_run_without_a_snapshot_has_none_to_restore(submitted):
@@ -162,15 +115,15 @@ def test_a_snapshot_is_not_restored_over_a_folder(experiment, tmp_path):
     with experiment.start_logging(snapshot_directory="code") as run:
         with pytest.raises(UserError, match="'there' exists"):
             run.restore_snapshot("there")
-        assert Path(run.restore_snapshot()).name == run.get_snapshot_id()
+        assert Path(run.restore_snapshot()).name == run.record().snapshot_id
 
 
 # --- waiting for the end
 
 
-def test_waiting_for_a_run_that_has_completed_gives_its_details(submitted):
+def test_waiting_for_a_run_that_has_completed_gives_its_record(submitted):
     end(submitted, states.COMPLETED)
-    assert submitted.wait_for_completion()["status"] == "Completed"
+    assert submitted.wait_for_completion().status == "Completed"
 
 
 def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
@@ -181,18 +134,18 @@ def test_waiting_for_a_run_that_has_failed_raises_its_report(submitted):
     assert raised.value.report == report
     assert str(report) in str(raised.value)
     assert isinstance(raised.value, RuntimeError)
-    assert submitted.wait_for_completion(raise_on_error=False)["status"] == "Failed"
+    assert submitted.wait_for_completion(raise_on_error=False).status == "Failed"
 
 
 def test_a_canceled_run_is_no_error(submitted):
     end(submitted, states.CANCELED)
-    assert submitted.wait_for_completion()["status"] == "Canceled"
+    assert submitted.wait_for_completion().status == "Canceled"
 
 
 def test_waiting_ends_with_the_run(submitted):
     timer = threading.Timer(0.2, lambda: end(submitted, states.COMPLETED))
     timer.start()
-    assert submitted.wait_for_completion()["status"] == "Completed"
+    assert submitted.wait_for_completion().status == "Completed"
     timer.join()
 
 
@@ -219,7 +172,7 @@ def test_ctrl_c_only_stops_the_waiting(submitted, capsys, monkeypatch):
 # --- the end of a submitted run is its script's
 
 
-@pytest.mark.parametrize("call", ["complete", "fail", "start", "flush"])
+@pytest.mark.parametrize("call", ["complete", "fail", "start"])
 def test_what_a_script_says_of_its_own_end_is_harmless(submitted, call):
     getattr(submitted, call)()
     assert submitted.status == "Running"
@@ -268,7 +221,7 @@ def test_children_may_be_made_many_at_once(experiment):
             child.complete()
         assert [child.id for child in parent.get_children(tags={"fold": "b"})] == [tagged[1].id]
         assert len(list(parent.get_children(status="Completed"))) == 5
-        assert list(parent.get_children(type="script")) == []
+        assert list(parent.get_children(kind="script")) == []
 
 
 @pytest.mark.parametrize("arguments", [{}, {"count": 1, "tag_values": ["a"], "tag_key": "k"}, {"tag_values": ["a"]}])
@@ -305,17 +258,13 @@ def several(experiment):
         ({"properties": {"commit": "abc"}}, ["tagged"]),
         ({"status": "Failed"}, ["failed"]),
         ({"status": "Completed"}, ["plain", "tagged"]),
-        ({"type": "interactive"}, ["plain", "tagged", "failed"]),
-        ({"type": "script"}, []),
+        ({"kind": "interactive"}, ["plain", "tagged", "failed"]),
+        ({"kind": "script"}, []),
     ],
     ids=str,
 )
 def test_runs_are_listed_by_what_they_are(experiment, several, filters, names):
     assert {run.id for run in experiment.get_runs(**filters)} == {several[name].id for name in names}
-
-
-def test_a_list_of_runs_may_come_from_the_class(experiment, several):
-    assert {run.id for run in Run.list(experiment, tags="lr")} == {several["tagged"].id}
 
 
 # --- metrics

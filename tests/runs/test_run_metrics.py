@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -113,23 +112,6 @@ def test_an_image_s_name_never_leaves_the_run(run, name):
     (kept,) = run.get_file_names()
     assert kept.startswith("images/")
     assert "/" not in kept.removeprefix("images/")
-
-
-@pytest.mark.parametrize("kind", ["confusion_matrix", "accuracy_table", "residuals", "predictions"])
-def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
-    value = {"schema_type": kind, "data": {"matrix": [[1, 2]]}}
-    getattr(run, f"log_{kind}")("m", value)
-    assert run.get_metrics() == {"m": value}
-    getattr(run, f"log_{kind}")("m", json.dumps(value))
-    assert run.get_metrics() == {"m": [value, value]}
-
-
-@pytest.mark.parametrize(
-    "value", ["{", "[1]", [1], object(), 5], ids=["text", "list in text", "list", "object", "number"]
-)
-def test_what_is_no_dict_of_theirs_is_refused(run, value):
-    with pytest.raises(MetricError, match="'m'"):
-        run.log_confusion_matrix("m", value)
 
 
 @pytest.mark.parametrize("value", [[1], range(3), (number for number in "ab")])

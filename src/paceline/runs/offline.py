@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.runs.metrics import plain_scalar
 from paceline.runs.run_metrics import LogsMetrics
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class OfflineRun(LogsMetrics):
@@ -27,7 +30,7 @@ class OfflineRun(LogsMetrics):
     def __repr__(self) -> str:
         return f"OfflineRun(id={self.id!r})"
 
-    def __enter__(self) -> OfflineRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -43,15 +46,6 @@ class OfflineRun(LogsMetrics):
     def add_properties(self, properties: Mapping[str, object]) -> None:
         self.properties.update({key: str(value) for key, value in properties.items()})
 
-    def get_status(self) -> str:
-        return self.status
-
-    def get_tags(self) -> dict[str, str | None]:
-        return self.tags
-
-    def get_properties(self) -> dict[str, str]:
-        return self.properties
-
     def upload_file(self, name: str, path_or_stream: object) -> str:
         print(f"Attempted to upload file {name}")
         return name
@@ -63,13 +57,10 @@ class OfflineRun(LogsMetrics):
         print(f"Attempted to upload folder {name}")
         return []
 
-    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> OfflineRun:
-        child = OfflineRun(name)
+    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
+        child = type(self)(name)
         child.parent = self
         return child
-
-    def flush(self, timeout_seconds: float = 300) -> None:
-        return None
 
     def start(self) -> None:
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import builtins
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from paceline.errors import RunFailedError, RunStateError, UserError
 from paceline.job.data_reference import PATH_VARIABLES, DataReference
@@ -39,6 +38,8 @@ from paceline.system.files import read_json
 
 if TYPE_CHECKING:
     import subprocess
+
+    from typing_extensions import Self
 
     from paceline.runs.failure import FailureReport
 
@@ -72,6 +73,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     #: Set by `paceline.workspace`: what makes an experiment where a run has to name its own.
     make_experiment: ExperimentMaker
+    #: What `get_context` gives a script that belongs to no run.
+    offline_class: ClassVar[type[OfflineRun]] = OfflineRun
     #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
     open_dataset: Callable[[DataReference, str], object]
 
@@ -99,8 +102,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     # --- finding a run
 
-    @staticmethod
-    def get_context(allow_offline: bool = True) -> Any:
+    @classmethod
+    def get_context(cls, allow_offline: bool = True) -> Any:
         """The run that this process works for; outside a run one that prints what is logged.
 
         Raises:
@@ -114,14 +117,14 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                     "this process belongs to no run: PACELINE_RUN_DIR is not set. Submit the script with `paceline run`, "
                     "or call get_context() without allow_offline=False."
                 )
-            return OfflineRun()
+            return cls.offline_class()
         folder = RunFolder(context.run_dir)
-        run = Run(Run.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
+        run = cls(cls.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
         run._worker = context
         return run
 
     @classmethod
-    def get(cls, workspace: Any, run_id: str) -> Run:
+    def get(cls, workspace: Any, run_id: str) -> Self:
         """A run of the workspace by its id, or by the beginning of it that no other run has.
 
         Raises:
@@ -129,24 +132,6 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """
         folder = store.find(workspace.runs_dir, run_id)
         return cls(cls.make_experiment(workspace.runs_dir, read.record(folder).experiment), folder.run_id)
-
-    @classmethod
-    def list(
-        cls,
-        experiment: ExperimentLike,
-        type: str | None = None,
-        tags: Mapping[str, str] | str | None = None,
-        properties: Mapping[str, str] | None = None,
-        status: str | None = None,
-        include_children: bool = False,
-    ) -> Iterator[Run]:
-        """The experiment's runs, newest first, that are of this type and status and carry these tags and properties."""
-        for record in read.all_records(experiment.runs_dir):
-            folder = RunFolder(experiment.runs_dir / record.run_id)
-            if record.experiment == experiment.name and matches(
-                record, folder, kind=type, tags=tags, properties=properties, status=status, children=include_children
-            ):
-                yield cls(experiment, record.run_id)
 
     # --- what it is
 
@@ -167,7 +152,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return self.display_name
 
     @property
-    def type(self) -> str:
+    def kind(self) -> str:
         """ "script" for a submitted run, "interactive" for one that a program logs by itself."""
         return self.record().kind
 
@@ -179,9 +164,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return len(ids) - ids.index(self.id)
 
     @property
-    def parent(self) -> Run | None:
+    def parent(self) -> Self | None:
         parent = self.record().parent_run_id
-        return Run(self._experiment, parent) if parent else None
+        return type(self)(self._experiment, parent) if parent else None
 
     @property
     def status(self) -> str:
@@ -219,8 +204,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         }
 
     @reads
-    def _data(self, kind: str) -> builtins.list[dict[str, Any]]:
-        found: builtins.list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
+    def _data(self, kind: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = (read_json(self._folder.data) or {}).get(kind, [])
         return found
 
     def get_environment(self) -> dict[str, Any]:
@@ -233,64 +218,11 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """The frozen record of the run as it is now."""
         return read.record(self._folder)
 
-    def get_status(self) -> str:
-        """One of `paceline.runs.states`, such as "Queued", "Running" or "Completed"."""
-        return self.status
-
-    def get_detailed_status(self) -> dict[str, Any]:
-        """status, and in `details` what the run waits for or why it failed."""
-        record = self.record()
-        return {
-            "status": record.status,
-            "details": record.waiting_for or (record.failure.message if record.failure else ""),
-        }
-
-    def get_details(self) -> dict[str, Any]:
-        """The SDK's dict of details: runId, target, status, startTimeUtc, endTimeUtc, properties, inputDatasets,
-        outputDatasets, runDefinition, logFiles (name -> path), submittedBy; after a failure also error; then, or
-        where there are any, warnings."""
-        record = self.record()
-        properties: dict[str, Any] = dict(self.properties)
-        if record.snapshot_id:
-            properties["ContentSnapshotId"] = record.snapshot_id
-        properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
-        details: dict[str, Any] = {
-            "runId": record.run_id,
-            "target": record.target,
-            "status": record.status,
-            "startTimeUtc": record.started_utc,
-            "endTimeUtc": record.ended_utc,
-            "properties": properties,
-            "inputDatasets": self._data("inputs"),
-            "outputDatasets": self._data("outputs"),
-            "runDefinition": record.job.shown() if record.job else {},
-            "logFiles": {f"logs/{path.name}": str(path) for path in sorted(self._folder.logs.glob("*.log"))},
-            "submittedBy": record.submitted_by,
-        }
-        if record.failure is not None:
-            details["error"] = {"error": {"code": record.failure.cause, "message": str(record.failure)}}
-        if record.failure is not None or record.warnings:
-            details["warnings"] = [{"source": "paceline", "message": warning} for warning in record.warnings]
-        return details
-
-    def get_details_with_logs(self) -> dict[str, Any]:
-        """`get_details`, with the logs' text (its last MiB each) in the place of their paths."""
-        details = self.get_details()
-        details["logFiles"] = {name: _tail_text(path) for name, path in details["logFiles"].items()}
-        return details
-
-    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> builtins.list[str]:
+    def get_all_logs(self, destination: str | os.PathLike[str] | None = None) -> list[str]:
         """Copy the logs into a folder (default `./<run id>`); the paths written."""
         top = Path(destination) if destination is not None else Path(self.id)
         names = [name for name in self.get_file_names() if name.startswith("logs/")]
         return [artifacts.get(self._folder, name, top / name) for name in names]
-
-    def get_portal_url(self) -> str:
-        """Where to look at the run: its folder, as a URL."""
-        return self._folder.path.absolute().as_uri()
-
-    def get_snapshot_id(self) -> str | None:
-        return self.record().snapshot_id
 
     def restore_snapshot(self, path: str | os.PathLike[str] | None = None) -> str:
         """Copy the run's source, as it was submitted, into a new folder (default `./<snapshot id>`); its path.
@@ -303,7 +235,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         if not self._folder.snapshot.exists():
             raise RunStateError(f"run {self.id} has no snapshot.")
-        target = Path(path) if path is not None else Path(str(self.get_snapshot_id()))
+        target = Path(path) if path is not None else Path(str(self.record().snapshot_id))
         if target.exists():
             raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
@@ -352,9 +284,6 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         found = series.read(self._folder.metrics, name=name, rank=rank, attempt=attempt)
         return found if name is None else found.get(name, series.MetricSeries(name=name))
 
-    def flush(self, timeout_seconds: float = 300) -> None:
-        """Does nothing: every value was written when its call returned."""
-
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
         self._log().scalar(name, value, step)
 
@@ -379,13 +308,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     # --- waiting for it
 
-    def wait_for_completion(
-        self, show_output: bool = False, wait_post_processing: bool = False, raise_on_error: bool = True
-    ) -> dict[str, Any]:
-        """Block until the run has ended; its details.
+    def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
+        """Block until the run has ended; its record.
 
         show_output: print the workers' output and each change of state as they come. Ctrl-C only stops the waiting.
-        wait_post_processing: accepted; a run here has ended only when its outputs are in place.
 
         Raises:
             RunFailedError: the run failed, unless raise_on_error=False; its text is the failure report.
@@ -397,7 +323,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             raise
         if record.status == states.FAILED and raise_on_error:
             raise RunFailedError(f"Run {self.id} failed. {record.failure or ''}", record.failure)
-        return self.get_details()
+        return record
 
     # --- beside it
 
@@ -465,12 +391,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """
         interactive.end(self._folder, states.FAILED, error_details, error_code)
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: builtins.type[BaseException] | None, error: BaseException | None, traceback: object
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if error is None:
             self.complete()
         else:
@@ -478,13 +402,13 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     # --- children
 
-    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Run:
+    def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
         """A new run below this one, Running, which this process logs and ends."""
         return self._child(name, run_id, begin=True)
 
     def create_children(
-        self, count: int | None = None, tag_key: str | None = None, tag_values: builtins.list[object] | None = None
-    ) -> builtins.list[Run]:
+        self, count: int | None = None, tag_key: str | None = None, tag_values: list[object] | None = None
+    ) -> list[Self]:
         """Several new runs below this one, NotStarted: `count` of them, tagged with their number, or one for each of
         `tag_values`, tagged `tag_key=value`.
 
@@ -507,9 +431,9 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         recursive: bool = False,
         tags: Mapping[str, str] | str | None = None,
         properties: Mapping[str, str] | None = None,
-        type: str | None = None,
+        kind: str | None = None,
         status: str | None = None,
-    ) -> Iterator[Run]:
+    ) -> Iterator[Self]:
         """The runs below this one, newest first; with recursive=True also those below them."""
         runs_dir = self._folder.path.parent
         parents = {self.id}
@@ -521,23 +445,23 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             if record.parent_run_id in parents and matches(
                 record,
                 RunFolder(runs_dir / record.run_id),
-                kind=type,
+                kind=kind,
                 tags=tags,
                 properties=properties,
                 status=status,
                 children=True,
             ):
-                yield Run(self._experiment, record.run_id)
+                yield type(self)(self._experiment, record.run_id)
 
     def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
         """Submit an estimator or a job as a run below this one."""
         return self._experiment.submit(config, tags=tags, parent_run_id=self.id, **overrides)
 
-    def _child(self, name: str | None, run_id: str | None, *, begin: bool) -> Run:
+    def _child(self, name: str | None, run_id: str | None, *, begin: bool) -> Self:
         folder = interactive.create(
             self._folder.path.parent, self._experiment.name, run_id=run_id, parent_run_id=self.id, begin=begin
         )
-        child = Run(self._experiment, folder.run_id)
+        child = type(self)(self._experiment, folder.run_id)
         if name:
             tags_and_properties.set_name(folder.notes, "display_name", name)
         return child
@@ -561,7 +485,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")
 
 
-def _of_all_nodes(found: builtins.list[dict[str, Any]]) -> dict[str, Any]:
+def _of_all_nodes(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Name -> what all nodes have of an input together: those of a partition add up, else each has the same."""
     together: dict[str, Any] = {}
     for one in found:
@@ -569,17 +493,3 @@ def _of_all_nodes(found: builtins.list[dict[str, Any]]) -> dict[str, Any]:
         if one["node_rank"] != known["node_rank"] and one.get("partition"):
             known |= {name: known[name] + one[name] for name in ("files", "bytes", "fetched_bytes")}
     return together
-
-
-def _tail_text(path: str, size: int = 1 << 20) -> str:
-    try:
-        with open(path, "rb") as file:
-            _seek_back(file, size)
-            return file.read().decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _seek_back(file: IO[bytes], size: int) -> None:
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - size))

@@ -14,7 +14,7 @@ from paceline.runs.remote_status import reads
 
 
 class HasFiles(ABC):
-    """The SDK's calls on a run's files. Names are relative, with forward slashes: `outputs/model.pt`."""
+    """The calls on a run's files. Names are relative, with forward slashes: `outputs/model.pt`."""
 
     @property
     @abstractmethod

@@ -1,8 +1,7 @@
-"""The part of a run that logs metrics: the SDK's `log*` calls, on whatever `_write_*` the run has."""
+"""The part of a run that logs metrics, on whatever `_write_*` the run has."""
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +13,7 @@ from paceline.runs.metrics import plain_scalar
 
 
 class LogsMetrics(ABC):
-    """The SDK's logging calls. Each returns once its value would survive a SIGKILL of this process."""
+    """The logging calls. Each returns once its value would survive a SIGKILL of this process."""
 
     def log(self, name: str, value: object, description: str = "", step: int | None = None) -> None:
         """Log a scalar: int, float, str, bool, or a numpy or torch scalar. NaN and the infinities are kept as they are.
@@ -79,22 +78,6 @@ class LogsMetrics(ABC):
         ending = os.path.splitext(path)[1] if path is not None else ".png"
         self._write_image(name, f"images/{plain}_{time.time_ns()}{ending}", path, plot)
 
-    def log_confusion_matrix(self, name: str, value: object, description: str = "") -> None:
-        """Log a confusion matrix: a dict, or its JSON, as the SDK has it."""
-        self._write_other("confusion_matrix", name, _json_value(name, value))
-
-    def log_accuracy_table(self, name: str, value: object, description: str = "") -> None:
-        """Log an accuracy table: a dict, or its JSON, as the SDK has it."""
-        self._write_other("accuracy_table", name, _json_value(name, value))
-
-    def log_residuals(self, name: str, value: object, description: str = "") -> None:
-        """Log residuals: a dict, or its JSON, as the SDK has it."""
-        self._write_other("residuals", name, _json_value(name, value))
-
-    def log_predictions(self, name: str, value: object, description: str = "") -> None:
-        """Log predictions: a dict, or its JSON, as the SDK has it."""
-        self._write_other("predictions", name, _json_value(name, value))
-
     @abstractmethod
     def _write_scalar(self, name: str, value: object, step: int | None) -> None: ...
 
@@ -109,13 +92,3 @@ def _column(name: str, value: object) -> object:
     if isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping)):
         return [plain_scalar(name, item) for item in value]
     return plain_scalar(name, value)
-
-
-def _json_value(name: str, value: object) -> object:
-    try:
-        plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
-    if not isinstance(plain, dict):
-        raise MetricError(f"metric {name!r}: a {type(plain).__name__} where a dict belongs.")
-    return plain

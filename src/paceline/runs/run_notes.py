@@ -11,7 +11,7 @@ from paceline.runs.remote_status import reads
 
 
 class HasNotes(ABC):
-    """The SDK's calls on tags (which may change) and properties (which never do). Any process may make them, any time."""
+    """The calls on tags (which may change) and properties (which never do). Any process may make them, any time."""
 
     @property
     @abstractmethod
@@ -54,9 +54,6 @@ class HasNotes(ABC):
     def set_tags(self, tags: Mapping[str, object]) -> None:
         tags_and_properties.set_tags(self.folder.notes, tags)
 
-    def get_tags(self) -> dict[str, str | None]:
-        return self.tags
-
     def remove_tags(self, tags: list[str] | str) -> None:
         """Remove a tag, or several, by key; keys that are not there are passed over."""
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
@@ -69,6 +66,3 @@ class HasNotes(ABC):
             RunStateError: one of them is there already; none is added then.
         """
         tags_and_properties.add_properties(self.folder.notes, properties)
-
-    def get_properties(self) -> dict[str, str]:
-        return self.properties

@@ -30,7 +30,7 @@ class ReadingChecks:
             assert Path(run.download_file("outputs/early.txt", copy)).read_text() == "early"
 
         run.cancel()
-        assert run.wait_for_completion(raise_on_error=False)["status"] == states.CANCELED
+        assert run.wait_for_completion(raise_on_error=False).status == states.CANCELED
         # By now all is here, wherever it was.
         assert {"kept/early.txt", "outputs/early.txt"} <= {*run.get_file_names()}
         assert run.get_metrics() == {"early": 0.5}

@@ -743,7 +743,7 @@ def test_a_command_beside_a_worker_joins_its_container(own_podman, engine, machi
         distributed_backend=backend,
         environment_variables={"TOKEN": pl.secret(f"file:{kept}"), "PLAIN": "a b\n'c' é"},
     )
-    wait_until(lambda: run.get_status() == states.RUNNING, "the run is Running", 120)
+    wait_until(lambda: run.status == states.RUNNING, "the run is Running", 120)
     script = """
         import json, os, sys
         print(json.dumps([os.environ["RANK"], os.environ["TOKEN"], os.environ["PLAIN"], os.environ["IMAGES_OWN"]]))

@@ -148,9 +148,11 @@ def test_what_this_machine_can_see_to_be_wrong_is_refused_before_anything_is_sen
     (tmp_path / "store" / "m" / "old").touch()
     with place(way, request, tmp_path, monkeypatch) as there:
         own = pl.Datastore.register(pl.Workspace(there.lab.workspace_dir), "own", tmp_path / "store")
-        with pytest.raises(pl.DataError, match=r"'model' is to be stored at 'm'.*there are 1 files already.*overwrite"):
+        with pytest.raises(
+            pl.errors.DataError, match=r"'model' is to be stored at 'm'.*there are 1 files already.*overwrite"
+        ):
             there.lab.submit("", script_params={"--out": own.path("m", "model").as_upload()}, **TWO)
-        with pytest.raises(pl.DataError, match="there is nothing at 'nowhere'"):
+        with pytest.raises(pl.errors.DataError, match="there is nothing at 'nowhere'"):
             there.lab.submit("", inputs=[own.path("nowhere", "data")], **TWO)
 
 

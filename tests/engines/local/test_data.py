@@ -53,7 +53,6 @@ def test_a_script_finds_a_folder_with_the_files(lab: Lab, store: pl.Datastore, w
     told = run.input_datasets[reference.name]
     assert (told["files"], told["bytes"]) == (8, sum(map(len, ALL.values())))
     assert told["sources"] == [{"datastore": "lab", "path": "mnist"}]
-    assert run.get_details()["inputDatasets"][0]["name"] == reference.name
     assert not list(Path(os.environ["PACELINE_DATA_CACHE"]).glob("views/[!.]*")), "nothing of the run is left"
 
 
@@ -187,7 +186,7 @@ def test_data_that_is_not_there_is_named_before_the_workers_start(
 def test_a_store_that_the_workspace_does_not_know_is_refused_at_once(lab: Lab) -> None:
     reference = pl.DataReference(name="x", sources=(source("nowhere"),))
     lab.write("print()\n")
-    with pytest.raises(pl.DataError, match="'nowhere'"):
+    with pytest.raises(pl.errors.DataError, match="'nowhere'"):
         lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="train.py", inputs=[reference]))
 
 
@@ -200,7 +199,7 @@ def source(datastore: str) -> Any:
 def test_a_store_in_this_process_s_memory_is_refused_at_once(lab: Lab) -> None:
     store = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "ram", "memory://test")
     lab.write("print()\n")
-    with pytest.raises(pl.DataError, match="memory of this process"):
+    with pytest.raises(pl.errors.DataError, match="memory of this process"):
         lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="train.py", inputs=[store.path("x")]))
 
 

@@ -268,6 +268,6 @@ def test_an_environment_in_use_is_not_pruned(lab: Lab, spam: str) -> None:
 def test_packages_for_an_interpreter_that_is_to_be_left_alone_are_refused(lab: Lab) -> None:
     lab.write("print()\n")
     values: dict[str, Any] = {"user_managed": True, "pip_packages": ["spam"]}
-    with pytest.raises(pl.EnvironmentSpecError, match="user_managed"):
+    with pytest.raises(pl.errors.EnvironmentSpecError, match="user_managed"):
         lab.experiment.submit(pl.PyTorch(str(lab.source), entry_script="train.py", **values))
     assert processes.descendants(os.getpid()) == [] or not processes_below(lab.folder)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.compat import azureml
 from paceline.runs import states
 from paceline.runs.failure import FailureReport
 from tests.engines.lab import Lab, exit_codes, log_text
@@ -187,12 +188,12 @@ def test_a_missing_import_is_named(lab: Lab, parent: dict[str, Any]) -> None:
 
 def test_the_report_is_what_waiting_raises(lab: Lab) -> None:
     run = lab.submit("print('before')\nraise ValueError('bad batch')\n")
-    with pytest.raises(pl.RunFailedError, match="ValueError: bad batch") as caught:
+    with pytest.raises(pl.errors.RunFailedError, match="ValueError: bad batch") as caught:
         run.wait_for_completion()
 
     assert caught.value.report == failed(run)
     assert caught.value.report.last_lines[0] == "before"
-    details = run.get_details()
+    details = azureml.Run(run.experiment, run.id).get_details()
     assert details["error"]["error"]["code"] == "exception"
     assert "ValueError: bad batch" in details["error"]["error"]["message"]
 

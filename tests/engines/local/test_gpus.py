@@ -42,7 +42,7 @@ def test_more_workers_than_gpus_are_refused_before_anything_starts(lab: Lab) -> 
         str(lab.source), entry_script="train.py", use_gpu=True, process_count_per_node=5, distributed_backend="nccl"
     )
     with pytest.raises(
-        pl.TargetError, match="use_gpu=True with 5 workers, one GPU each, but target 'local' has 4 GPUs"
+        pl.errors.TargetError, match="use_gpu=True with 5 workers, one GPU each, but target 'local' has 4 GPUs"
     ):
         lab.experiment.submit(estimator)
 

@@ -101,7 +101,7 @@ def test_a_python_that_is_too_old_or_none_is_refused_before_anything_starts(lab:
     old.write_text("#!/bin/sh\necho 3.9\n")
     old.chmod(0o755)
     for python, what in [(str(old), "is Python 3.9; workers need"), (str(lab.folder / "none"), "can't be run")]:
-        with pytest.raises(pl.JobError, match=what):
+        with pytest.raises(pl.errors.JobError, match=what):
             lab.experiment.submit(pl.Estimator(str(lab.source), entry_script="train.py", python=python))
     assert not (lab.workspace_dir / "runs").exists() or not os.listdir(lab.workspace_dir / "runs")
 

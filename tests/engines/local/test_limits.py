@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.compat import azureml
 from paceline.runs import states
 from paceline.system import processes
 from tests.engines.lab import Lab, log_text
@@ -62,7 +63,7 @@ def check_full(run: pl.Run) -> None:
     assert report.rank == 0
     json.loads(run.folder.record.read_text())
     assert run.record().ended_utc
-    run.get_details_with_logs()
+    azureml.Run(run.experiment, run.id).get_details_with_logs()
 
 
 def test_metrics_that_fill_the_disk_fail_the_run_and_are_all_kept(
@@ -143,7 +144,7 @@ def test_nothing_is_started_on_a_disk_that_is_full_already(lab: Lab, small_disk:
     with open(small_disk / "large", "wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 4096)
-    with pytest.raises(pl.UserError, match="No space left on device"):
+    with pytest.raises(pl.errors.UserError, match="No space left on device"):
         lab.submit("print('does not fit')\n")
 
     runs = list(lab.experiment.get_runs())

@@ -123,7 +123,7 @@ def test_a_workspace_of_any_name_holds_runs(lab: Lab) -> None:
 
 
 def test_a_workspace_that_no_python_path_could_name_is_refused(lab: Lab) -> None:
-    with pytest.raises(pl.WorkspaceError, match="has a ':' in its path"):
+    with pytest.raises(pl.errors.WorkspaceError, match="has a ':' in its path"):
         pl.Workspace(lab.folder / "a:b" / "ws")
     assert not (lab.folder / "a:b").exists()
 
@@ -138,7 +138,7 @@ def test_a_workspace_under_every_launcher_may_have_any_name(lab: Lab, parent: di
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "../x", "a/b", ".hidden", "x" * 201, "ünï", "a\n"])
 def test_an_experiment_whose_name_could_leave_its_folder_is_refused(lab: Lab, name: str) -> None:
-    with pytest.raises(pl.WorkspaceError, match="experiment name"):
+    with pytest.raises(pl.errors.WorkspaceError, match="experiment name"):
         pl.Experiment(pl.Workspace(lab.workspace_dir), name)
 
 
@@ -152,7 +152,7 @@ def test_a_run_id_that_leaves_the_folder_of_runs_is_refused(lab: Lab, run_id: st
         lambda: parent.child_run(run_id=run_id or ".."),
     ]
     for call in calls:
-        with pytest.raises(pl.FileNameError, match="run id"):
+        with pytest.raises(pl.errors.FileNameError, match="run id"):
             call()
     parent.complete()
     assert os.listdir(lab.workspace_dir / "runs") == [parent.id]
@@ -168,7 +168,7 @@ def test_a_file_name_that_leaves_the_runs_folder_is_refused(lab: Lab, name: str)
         lambda: run.download_file(name),
     ]
     for call in calls:
-        with pytest.raises(pl.FileNameError, match="file name"):
+        with pytest.raises(pl.errors.FileNameError, match="file name"):
             call()
     run.complete()
     assert run.get_file_names() == []

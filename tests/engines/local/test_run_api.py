@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import paceline as pl
+from paceline.compat import azureml
 from paceline.runs import states
 from tests.engines.lab import KEEP, Lab, log_text, seen
 
@@ -17,7 +18,8 @@ from tests.engines.lab import KEEP, Lab, log_text, seen
 def test_what_every_rank_logs_is_kept_apart_and_merged(lab: Lab, parent: dict[str, Any]) -> None:
     script = """
         import os, paceline
-        run, rank = paceline.Run.get_context(), int(os.environ["RANK"])
+        from paceline.compat.azureml import Run
+        run, rank = Run.get_context(), int(os.environ["RANK"])
         for epoch in range(3):
             run.log("loss", 10 * rank + epoch, step=epoch)
         if rank == 0:
@@ -79,7 +81,7 @@ def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
         run.log_image("image", path="plot.png")
         try:
             run.upload_file("notes/a.txt", "made/deep/b.txt")
-        except paceline.RunStateError as error:
+        except paceline.errors.RunStateError as error:
             print("refused")
     """
     run = lab.complete(script, tags={"from": "submit"})
@@ -100,7 +102,7 @@ def test_a_worker_tags_uploads_and_shows_images(lab: Lab) -> None:
     assert Path(run.download_file(image, "copy.png")).read_bytes() == b"PNG"
     assert run.download_files("folder/", "here", append_prefix=False) == ["here/a.txt", "here/deep/b.txt"]
     assert Path("here/deep/b.txt").read_text() == "b"
-    with pytest.raises(pl.RunNotFoundError, match=r"has no file 'none'. Its files: folder/a.txt"):
+    with pytest.raises(pl.errors.RunNotFoundError, match=r"has no file 'none'. Its files: folder/a.txt"):
         run.download_file("none")
 
 
@@ -110,7 +112,7 @@ def test_two_ranks_that_upload_one_name_are_told(lab: Lab) -> None:
         "open(f'mine_{os.environ[\"RANK\"]}', 'w').write(os.environ['RANK'])\n"
         "try:\n"
         "    keep(paceline.Run.get_context().upload_file('shared', f'mine_{os.environ[\"RANK\"]}'))\n"
-        "except paceline.RunStateError as error:\n"
+        "except paceline.errors.RunStateError as error:\n"
         "    keep(str(error))\n"
     )
     run = lab.complete(script, process_count_per_node=2, distributed_backend="gloo")
@@ -208,7 +210,8 @@ def test_a_disturbed_environment_is_an_error_not_a_world_of_one(lab: Lab) -> Non
 
 
 def test_details_have_the_sdks_keys(lab: Lab) -> None:
-    run = lab.complete("print('hello')\n")
+    ended = lab.complete("print('hello')\n")
+    run = azureml.Run(ended.experiment, ended.id)
     details = run.get_details()
 
     assert sorted(details) == [
@@ -231,7 +234,7 @@ def test_details_have_the_sdks_keys(lab: Lab) -> None:
     assert run.get_details_with_logs()["logFiles"]["logs/rank_0.log"] == "hello\n"
     assert run.wait_for_completion() == details
     failed = lab.finish("raise ValueError\n")
-    assert sorted(set(failed.get_details()) - set(details)) == ["error", "warnings"]
+    assert sorted(set(azureml.Run(failed.experiment, failed.id).get_details()) - set(details)) == ["error", "warnings"]
 
 
 def test_the_source_comes_back_as_it_was(lab: Lab) -> None:
@@ -239,7 +242,7 @@ def test_the_source_comes_back_as_it_was(lab: Lab) -> None:
     lab.write("print('new')\n", {"sub/data.txt": "new"})
     again = lab.complete("print('new')\n")
 
-    assert run.get_snapshot_id() != again.get_snapshot_id()
+    assert run.record().snapshot_id != again.record().snapshot_id
     restored = Path(run.restore_snapshot("restored"))
     assert (restored / "train.py").read_text() == "print('old')\n"
     assert (restored / "sub" / "data.txt").read_text() == "old"

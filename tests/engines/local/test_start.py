@@ -187,7 +187,7 @@ def test_workers_see_the_gpus_of_their_node_and_no_two_runs_the_same(
 
     assert [seen(run)["CUDA_VISIBLE_DEVICES"] for run in (alone, other)] == ["3", "5"]
     assert [seen(both, rank)["CUDA_VISIBLE_DEVICES"] for rank in range(2)] == ["3", "5"]
-    with pytest.raises(pl.TargetError, match="Ask for at most 2 workers"):
+    with pytest.raises(pl.errors.TargetError, match="Ask for at most 2 workers"):
         lab.submit("", use_gpu=True, process_count_per_node=3, distributed_backend=backend)
 
 

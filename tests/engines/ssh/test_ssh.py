@@ -259,7 +259,7 @@ def test_runs_on_one_host_at_the_same_time_have_gpus_of_their_own(
         assert wait_for_end(run) == states.COMPLETED
     assert sorted(seen(run) for run in runs if run is not waits) == ["3", "5"]
     assert seen(waits) in ("3", "5")
-    with pytest.raises(pl.TargetError, match=r"pa0: it has 2 GPUs, and the job asks for 3"):
+    with pytest.raises(pl.errors.TargetError, match=r"pa0: it has 2 GPUs, and the job asks for 3"):
         lab.submit("", process_count_per_node=3, distributed_backend="nccl", **one)
 
 
@@ -310,7 +310,7 @@ def test_names_with_shell_characters_in_every_field_stay_names(
 
 
 def message(call: Callable[[], object]) -> str:
-    with pytest.raises((pl.TargetError, pl.EngineError)) as caught:
+    with pytest.raises((pl.errors.TargetError, pl.errors.EngineError)) as caught:
         call()
     text = str(caught.value)
     assert "Traceback" not in text

@@ -1,0 +1,145 @@
+"""Runs with the SDK's spellings."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from paceline.compat.azureml.experiment import Experiment, Run
+from paceline.compat.azureml.run import OfflineRun
+from paceline.errors import MetricError
+from paceline.runs import states, store
+from paceline.runs.failure import FailureReport
+from paceline.workspace import Workspace
+from tests.helpers import RUN_ID, make_job, make_run, write_tree
+
+
+@pytest.fixture
+def experiment():
+    return Experiment(Workspace("ws"), "digits")
+
+
+@pytest.fixture
+def submitted(experiment):
+    """A run with a supervisor, as far as anybody can see: this process."""
+    folder, fd = make_run(
+        experiment.runs_dir, status=states.RUNNING, target="local", submitted_by="me", snapshot_id="5" * 64
+    )
+    yield Run(experiment, folder.run_id)
+    os.close(fd)
+
+
+@pytest.fixture
+def run(experiment):
+    with experiment.start_logging() as run:
+        yield run
+
+
+def end(run: Run, status: str, **changes: object) -> None:
+    store.change(run.folder, store.stored(run.folder), status, **changes)
+
+
+def test_the_details_are_the_sdk_s(submitted):
+    submitted.add_properties({"mine": "1"})
+    details = submitted.get_details()
+    assert list(details) == [
+        *("runId", "target", "status", "startTimeUtc", "endTimeUtc", "properties", "inputDatasets", "outputDatasets"),
+        *("runDefinition", "logFiles", "submittedBy"),
+    ]
+    assert (details["runId"], details["target"], details["status"]) == (RUN_ID, "local", "Running")
+    assert details["properties"] == {"mine": "1", "ContentSnapshotId": "5" * 64}
+    assert details["runDefinition"] == make_job().to_json()
+
+
+def test_git_s_state_is_among_the_properties(experiment):
+    folder, fd = make_run(experiment.runs_dir, git={"commit": "abc", "dirty": True})
+    properties = Run(experiment, folder.run_id).get_details()["properties"]
+    assert properties == {"azureml.git.commit": "abc", "azureml.git.dirty": True}
+    os.close(fd)
+
+
+def test_after_a_failure_the_details_say_why(submitted):
+    report = FailureReport(cause="exception", message="bad batch")
+    end(submitted, states.FAILED, failure=report)
+    details = submitted.get_details()
+    assert details["error"] == {"error": {"code": "exception", "message": "bad batch"}}
+    assert details["warnings"] == []
+    assert submitted.failure == report
+    assert submitted.get_detailed_status() == {"status": "Failed", "details": "bad batch"}
+
+
+def test_the_detailed_status_says_what_a_run_waits_for(experiment):
+    folder, fd = make_run(experiment.runs_dir, waiting_for="waits for 1 run (a)")
+    assert Run(experiment, folder.run_id).get_detailed_status()["details"] == "waits for 1 run (a)"
+    os.close(fd)
+
+
+def test_the_details_with_logs_have_their_text(submitted):
+    write_tree(submitted.folder.logs, {"rank_0.log": b"step 1\n\xff\n", "driver.log": "x" * 2_000_000})
+    assert set(submitted.get_details()["logFiles"]) == {"logs/rank_0.log", "logs/driver.log"}
+    logs = submitted.get_details_with_logs()["logFiles"]
+    assert logs["logs/rank_0.log"] == "step 1\n\ufffd\n"
+    assert len(logs["logs/driver.log"]) == 1 << 20
+
+
+def test_where_to_look_at_it_is_its_folder(submitted):
+    assert submitted.get_portal_url() == submitted.folder.path.as_uri()
+
+
+@pytest.mark.parametrize("kind", ["confusion_matrix", "accuracy_table", "residuals", "predictions"])
+def test_the_sdk_s_other_kinds_are_a_dict_or_its_json(run, kind):
+    value = {"schema_type": kind, "data": {"matrix": [[1, 2]]}}
+    getattr(run, f"log_{kind}")("m", value)
+    assert run.get_metrics() == {"m": value}
+    getattr(run, f"log_{kind}")("m", json.dumps(value))
+    assert run.get_metrics() == {"m": [value, value]}
+
+
+@pytest.mark.parametrize(
+    "value", ["{", "[1]", [1], object(), 5], ids=["text", "list in text", "list", "object", "number"]
+)
+def test_what_is_no_dict_of_theirs_is_refused(run, value):
+    with pytest.raises(MetricError, match="'m'"):
+        run.log_confusion_matrix("m", value)
+
+
+def test_other_names_say_the_same(submitted):
+    submitted.tag("lr", 0.1)
+    submitted.add_properties({"commit": "abc"})
+    submitted.flush()
+    assert (submitted.get_status(), submitted.type) == (submitted.status, "script")
+    assert submitted.get_tags() == submitted.tags == {"lr": "0.1"}
+    assert submitted.get_properties() == submitted.properties == {"commit": "abc"}
+    assert submitted.get_snapshot_id() == "5" * 64
+
+
+def test_waiting_gives_the_details(submitted):
+    end(submitted, states.COMPLETED)
+    assert submitted.wait_for_completion(wait_post_processing=True) == submitted.get_details()
+    assert submitted.wait_for_completion(False, False, True)["status"] == "Completed"
+
+
+def test_what_a_run_or_an_experiment_gives_has_the_spellings_too(experiment):
+    with experiment.start_logging() as parent, parent.child_run() as child:
+        assert [type(one) for one in (parent, child, child.parent, *parent.get_children(type="interactive"))] == [
+            Run
+        ] * 4
+        assert [type(one) for one in experiment.get_runs(type="interactive")] == [Run]
+        assert list(Run.list(experiment, include_children=True)) == [child, parent]
+        assert list(Run.list(experiment, type="script")) == []
+        found = Run.get(experiment.workspace, parent.id)
+        assert (found, type(found), type(found.experiment)) == (parent, Run, Experiment)
+
+
+def test_a_script_outside_a_run_has_them_as_well(monkeypatch, capsys):
+    monkeypatch.delenv("PACELINE_RUN_DIR", raising=False)
+    run = Run.get_context()
+    assert type(run) is OfflineRun
+    with run.child_run("child") as child:
+        child.tag("lr", 1)
+        child.log_residuals("r", {"data": 1})
+        child.flush()
+    assert (child.get_tags(), child.get_properties(), child.get_status()) == ({"lr": "1"}, {}, "Running")
+    assert "Attempted to log residuals metric r" in capsys.readouterr().out
