@@ -26,6 +26,8 @@ TOKEN = "paceline-test-" + "7" * 40
 #: Where a test's environment has the token.
 TOKEN_VARIABLE = "RAY_LAB_TOKEN"
 _CPUS = 2
+#: Ray takes a node for dead after three questions in vain, so many milliseconds apart; by default it takes half a minute.
+_HEALTH = {"initial_delay": "1000", "period": "500", "timeout": "2000"}
 
 
 def missing() -> str | None:
@@ -134,6 +136,8 @@ class RayLab:
     def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
         environment = {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_LAB_HOST": name}
+        environment |= {f"RAY_health_check_{key}_ms": value for key, value in _HEALTH.items()}
+        environment |= {"RAY_health_check_failure_threshold": "3"}
         common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]
         return self.hosts.popen(
             name,

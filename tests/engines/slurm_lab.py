@@ -25,6 +25,8 @@ from tests.engines.hosts import Hosts
 _NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 _NEEDED_FOR_ACCOUNTING = ("slurmdbd", "sacctmgr", "mariadbd", "mariadb", "mariadb-install-db")
 _WAIT_S = 30.0
+#: How long a node may be silent until Slurm takes it for lost: seconds, 300 by default.
+_SLURMD_S = 6
 
 
 def missing(*, accounting: bool = False) -> str | None:
@@ -51,7 +53,10 @@ class SlurmLab:
         for name in ("log", "state", "munge", "spool"):
             (self.folder / name).mkdir(parents=True)
         (self.folder / "munge").chmod(0o711)
-        (self.folder / "slurm.conf").write_text(self._conf(cores) + settings)
+        conf = self._conf(cores) + settings
+        (self.folder / "slurm.conf").write_text(conf)
+        # Its programs try a controller that is away for as long as this.
+        (self.folder / "impatient.conf").write_text(conf.replace("MessageTimeout=10", "MessageTimeout=2"))
         # Any two device files will do for GPUs: Slurm counts them, hands them out and tells jobs their numbers.
         names = ",".join(hosts.names)
         (self.folder / "gres.conf").write_text(
@@ -114,6 +119,11 @@ class SlurmLab:
             ),
             f"all nodes are {state}",
         )
+
+    @property
+    def impatient(self) -> dict[str, str]:
+        """What Slurm's programs need that are to notice at once that there is no controller."""
+        return {"SLURM_CONF": str(self.folder / "impatient.conf")}
 
     # What happens to it
 
@@ -258,7 +268,7 @@ class SlurmLab:
             f"SlurmctldLogFile={folder}/log/slurmctld.log\nSlurmdLogFile={folder}/log/slurmd-%n.log\n"
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\n"
             "SelectType=select/cons_tres\nSelectTypeParameters=CR_CPU_Memory\nDefMemPerCPU=500\nMpiDefault=none\nGresTypes=gpu\n"
-            "SwitchType=switch/none\nReturnToService=2\nSlurmdTimeout=15\nSlurmctldTimeout=30\nKillWait=5\n"
+            f"SwitchType=switch/none\nReturnToService=2\nSlurmdTimeout={_SLURMD_S}\nSlurmctldTimeout=30\nKillWait=5\n"
             "InactiveLimit=0\nJobRequeue=1\nSchedulerType=sched/backfill\n"
             "SchedulerParameters=bf_interval=2,sched_interval=2,batch_sched_delay=0,sched_min_interval=0\n"
             "SlurmdParameters=config_overrides\nMessageTimeout=10\nOverTimeLimit=0\n"

@@ -15,7 +15,7 @@ from paceline.runs.run import Run
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.workspace import Workspace
-from tests.engines.conformance import GRACE_S, SameAsLocal
+from tests.engines.conformance import GRACE_S, SILENCE_S, SameAsLocal
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
 
 
@@ -24,14 +24,12 @@ class Ray(TargetUnderTest):
 
     kind = "ray"
     has_spare_node = True
-    # What Ray itself needs to notice, and ours after that.
-    node_lost_s = 40.0
     slack_s = 30.0
 
     def __init__(self, folder: Path, cluster: RayLab) -> None:
         super().__init__(folder)
         self.cluster = cluster
-        self.settings = {"address": cluster.address, "token_env": TOKEN_VARIABLE}
+        self.settings = {"address": cluster.address, "token_env": TOKEN_VARIABLE, "silence_s": SILENCE_S}
 
     @property
     def whole(self) -> Mapping[str, Any]:

@@ -13,11 +13,12 @@ import pytest
 import paceline as pl
 from paceline.data.stores.datastore import Datastore
 from paceline.errors import TargetError
-from paceline.runs import states
+from paceline.runs import remote_status, states
 from paceline.runs.record import user_name
 from paceline.system import processes
 from paceline.targets import configured
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
+from tests.engines.conformance import GRACE_S
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
@@ -49,6 +50,7 @@ def cluster(ray_cluster: RayLab) -> RayLab:
 @pytest.fixture(autouse=True)
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from paceline.runs import remote_status
 from paceline.runs.run import Run
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
-from tests.engines.conformance import GRACE_S, SameAsLocal
+from tests.engines.conformance import GRACE_S, SILENCE_S, SameAsLocal
 from tests.engines.places import logged_in
 from tests.engines.slurm_lab import SlurmLab
 
@@ -22,9 +22,7 @@ class Slurm(TargetUnderTest):
     """Two nodes, and a controller on this machine, whose files they see."""
 
     kind = "slurm"
-    settings: Mapping[str, Any] = {"time": "10"}
-    # What slurmd's silence may last, and ours after Slurm's notice.
-    node_lost_s = 40.0
+    settings: Mapping[str, Any] = {"time": "10", "silence_s": SILENCE_S}
     slack_s = 30.0
 
     def __init__(self, folder: Path, cluster: SlurmLab) -> None:

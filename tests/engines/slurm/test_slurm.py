@@ -15,7 +15,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import TargetError
-from paceline.runs import states
+from paceline.runs import remote_status, states
 from paceline.runs.remote_status import engine
 from paceline.system.files import read_json
 from paceline.targets import configured
@@ -23,6 +23,7 @@ from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
+from tests.engines.conformance import GRACE_S
 from tests.engines.conftest import require_engine
 from tests.engines.lab import (
     KEEP,
@@ -71,6 +72,7 @@ def slurm(cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Itera
     """The cluster, with no job, as compute target `cluster` of the lab's workspace. In the end no job may be left."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     add(lab, time="10")
     yield cluster
     try:
@@ -429,6 +431,8 @@ def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, 
     slurm.stop_controller()
     try:
         monkeypatch.setattr(query, "FRESH_S", 0.0)
+        for name, value in slurm.impatient.items():
+            monkeypatch.setenv(name, value)
         wait_until(lambda: run.record().status == "NotResponding", "that is seen", 60)
         assert "controller" in str(run.record().waiting_for)
     finally:
@@ -441,8 +445,10 @@ def test_a_controller_that_is_away_makes_no_run_fail(slurm: SlurmLab, lab: Lab, 
     assert wait_for_end(run) == "Canceled"
 
 
-def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: Lab):
+def test_a_submission_waits_for_a_controller_that_is_away(slurm: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch):
     slurm.stop_controller()
+    for name, value in slurm.impatient.items():
+        monkeypatch.setenv(name, value)
     runs: list[pl.Run] = []
     submitter = threading.Thread(target=lambda: runs.append(submit(lab, "print('here')")))
     try:
@@ -529,6 +535,7 @@ def test_accounting_tells_who_has_canceled_a_job_that_squeue_has_forgotten(
 ):
     for name, value in accounts.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
     add(lab, "later", options=["--begin=now+1hour"])
     run = submit(lab, "pass", "later")
     assert run.record().status == "Queued"

@@ -29,7 +29,7 @@ from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json
 from paceline.targets.ray.object_sync import crossed, exists, get, put, remove, run_prefix
 
-#: How often the cluster's side looks whether somebody has knocked: each look is a request that a bucket charges for.
+#: How often the cluster's side looks whether somebody has knocked, at a bucket, which charges for each look.
 _KNOCK_S = 2.0
 #: How often either side looks while a command runs.
 _LOOK_S = 0.15
@@ -207,9 +207,10 @@ class StoreListener:
         with Store(self._record) as store:
             running: dict[str, _Handed] = {}
             looked_at = 0.0
+            knock_s = _LOOK_S if store.kind == "local" else _KNOCK_S
             while not self._ended.wait(_LOOK_S):
                 now = time.monotonic()
-                if now - looked_at > _KNOCK_S:
+                if now - looked_at > knock_s:
                     looked_at = now
                     with contextlib.suppress(Exception):  # a store that is away for a while
                         for name in self._asked(store):
