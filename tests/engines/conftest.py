@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.engines import hosts, ray_lab, slurm_lab
-from tests.engines.conformance import Local
+from tests.engines.conformance import Local, is_of_agents_alone
 from tests.engines.hosts import Hosts
 from tests.engines.lab import SYSTEM, WHEEL, Lab, find_mpirun, processes_below
 from tests.engines.ray_lab import RayLab
@@ -79,6 +79,12 @@ def _arguments(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     is_wheel = name == "mpi-wheel" or (name == "mpi" and find_mpirun(WHEEL))
     use_mpirun(WHEEL if is_wheel else SYSTEM, monkeypatch)
     return {"process_count_per_node": 2, "distributed_backend": "mpi"}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    repeated = {item for item in items if is_of_agents_alone(item.nodeid)}
+    config.hook.pytest_deselected(items=[item for item in items if item in repeated])
+    items[:] = [item for item in items if item not in repeated]
 
 
 @pytest.fixture(scope="session")

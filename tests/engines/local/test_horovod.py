@@ -72,8 +72,11 @@ def test_torch_has_the_backend_mpi(lab: Lab) -> None:
     assert [seen(run, rank) for rank in range(2)] == [["mpi", 2, [[1.0, 1.0, 1.0]]]] * 2
 
 
-@pytest.mark.parametrize("script", [HOROVOD, TORCH], ids=["horovod", "torch"])
-@pytest.mark.parametrize(("end", "code"), [("raise ValueError('mine')", 1), ("sys.exit(7)", 7)])
+@pytest.mark.parametrize(
+    ("script", "end", "code"),
+    [(HOROVOD, "sys.exit(7)", 7), (TORCH, "raise ValueError('mine')", 1)],
+    ids=["horovod", "torch"],
+)
 def test_a_rank_that_fails_is_named_and_the_other_ends(lab: Lab, script: str, end: str, code: int) -> None:
     wait = "hvd.allreduce(torch.ones(1))" if "hvd" in script else "dist.barrier()"
     body = script.replace("dist.destroy_process_group()\n", "")

@@ -481,6 +481,11 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     }
     add(lab, "far", **settings)
     script = KEEP + "keep(os.environ['PACELINE_RUN_DIR'])\nprint('there', flush=True)"
+    # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
+    own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
+    leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"
+    failing = submit(lab, leave, "far", script_params={"--out": own.path("m", "model").as_upload()})
+    loud = submit(lab, LOUD, "far", **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     run = complete(lab, script, "far", **TWO)
     assert seen(run, 1).startswith(settings["folder"])
     assert log_text(run, 1) == "there\n"
@@ -489,14 +494,9 @@ def test_a_run_through_a_login_host_is_as_one_from_the_cluster(
     other.cancel()
     assert wait_for_end(other) == "Canceled"
 
-    loud = submit(lab, LOUD, "far", **TWO, log_limit=LIMIT, environment_variables={"MINE": "abc"})
     check_exec(loud)
     check_short(loud)
 
-    # One that fails, and leaves an output for a folder of this machine, at which nobody looks until it is long over.
-    own = pl.Datastore.register(pl.Workspace(lab.workspace_dir), "own", lab.folder / "store")
-    leave = "import sys\nfor name in 'ab':\n    open(f'{sys.argv[2]}/{name}', 'w').write(name)\nsys.exit(3)"
-    failing = submit(lab, leave, "far", script_params={"--out": own.path("m", "model").as_upload()})
     there = Path(str(engine(failing.folder)["run_dir"]))
     wait_until(lambda: (read_json(there / "run.json") or {}).get("status") == "Failed", "it has failed there", 60)
     assert read_json(failing.folder.record)["status"] not in states.TERMINAL
