@@ -129,7 +129,9 @@ def run_python(code: str, *arguments: object, environment: Mapping[str, str] | N
 
 def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
     """Return once `condition` holds. timeout_s: what a quiet machine may need; a busy one gets three times as much."""
-    deadline = time.monotonic() + 3 * timeout_s
+    began = time.monotonic()
     while not condition():
-        assert time.monotonic() < deadline, f"waited {3 * timeout_s:g} s in vain: {what}"
-        time.sleep(0.005)
+        waited = time.monotonic() - began
+        assert waited < 3 * timeout_s, f"waited {3 * timeout_s:g} s in vain: {what}"
+        # What has not come soon is looked for less often: a look may cost more than the pause.
+        time.sleep(min(0.02, max(0.005, waited / 50)))

@@ -48,9 +48,9 @@ class EndingChecks:
     def test_a_run_is_canceled_while_it_waits(self, bench: Bench) -> None:
         if not bench.target.has_queue:
             pytest.skip(f"target {bench.target.kind!r} has no queue")
-        holder = bench.submit(scripts.HOLD, **bench.target.whole)
+        holder = bench.submit(scripts.WAIT, **bench.target.whole)
         bench.wait_for_line(holder, HOLDS)
-        waiter = bench.submit(scripts.HOLD, **bench.target.whole)
+        waiter = bench.submit(scripts.WAIT, **bench.target.whole)
         bench.wait_for_status(waiter, states.QUEUED)
         bench.wait_until(lambda: waiter.record().waiting_for, "a queued run says what it waits for")
         waiter.cancel()
