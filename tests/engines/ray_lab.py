@@ -136,6 +136,8 @@ class RayLab:
     def _ray(self, name: str, words: list[str]) -> subprocess.Popen[str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "PACELINE_", "PYTEST"))}
         environment = {**kept, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "RAY_LAB_HOST": name}
+        # Each host has a /tmp of its own; what TMPDIR names, all of them may see.
+        environment["TMPDIR"] = "/tmp"
         environment |= {f"RAY_health_check_{key}_ms": value for key, value in _HEALTH.items()}
         environment |= {"RAY_health_check_failure_threshold": "3"}
         common = ["--num-cpus", str(_CPUS), "--object-store-memory", "80000000", "--disable-usage-stats"]

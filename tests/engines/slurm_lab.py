@@ -173,9 +173,12 @@ class SlurmLab:
         for path in (data, run):
             path.mkdir()
             shutil.chown(path, "mysql")
+        # A TMPDIR of whoever runs the tests may be nobody else's.
+        environment = {**os.environ, "TMPDIR": str(run)}
         with (self.folder / "log" / "install-db").open("wb") as log:
             subprocess.run(
                 ["mariadb-install-db", "--no-defaults", "--user=mysql", f"--datadir={data}", "--skip-test-db"],
+                env=environment,
                 stdout=log,
                 stderr=log,
                 check=True,
@@ -186,7 +189,7 @@ class SlurmLab:
             [
                 *(_find("mariadbd") or "", "--no-defaults", "--user=mysql", f"--datadir={data}", f"--socket={run}/s"),
                 *(f"--pid-file={run}/pid", "--bind-address=127.0.0.1", f"--port={port}"),
-                *("--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"),
+                *(f"--tmpdir={run}", "--innodb-buffer-pool-size=64M", "--innodb-lock-wait-timeout=900"),
             ],
         )
         client = ["mariadb", "--no-defaults", "-S", f"{run}/s", "-e"]

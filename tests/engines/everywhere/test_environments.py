@@ -240,6 +240,8 @@ def test_each_node_has_containers_of_its_own_engine_with_packages_and_data(
             assert sum(wheel in text for text in told) == 1
         else:
             assert all("/carried/" in text for text in told)
+        if way == "ray":
+            return  # mpirun goes through the agents, as it does on hosts over SSH
         run = there.lab.submit(REDUCE, **MPI, custom_docker_image=WITH_MPI, pip_packages=[wheel], shm_size="64m")
         run.wait_for_completion()
         check_mpi([seen(run, rank) for rank in range(4)])
