@@ -94,11 +94,12 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Local:
 
 
 @pytest.fixture(scope="session")
-def ssh_network() -> Iterator[Hosts]:
+def ssh_network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Three hosts with sshd, and two GPUs each that are none."""
     why = hosts.missing()
     require_engine(f"hosts in namespaces: {why}", why is None)
-    with Hosts("pa", environment={"PACELINE_GPUS": "3,5"}).up(3) as found:
+    private = hosts.apart(tmp_path_factory.getbasetemp())
+    with Hosts("pa", private=private, environment={"PACELINE_GPUS": "3,5"}).up(3) as found:
         yield found
 
 
@@ -112,11 +113,11 @@ def slurm_cluster() -> Iterator[SlurmLab]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[RayLab]:
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayLab]:
     """A Ray cluster of a head and two nodes."""
     why = ray_lab.missing()
     require_engine(f"a Ray cluster, and for that {why}", why is None)
-    with ray_lab.cluster() as found:
+    with ray_lab.cluster(hosts.apart(tmp_path_factory.getbasetemp())) as found:
         yield found
 
 

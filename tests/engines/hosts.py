@@ -45,6 +45,12 @@ def missing() -> str | None:
     return None if done.returncode == 0 else f"the right to make namespaces ({done.stderr.strip()})"
 
 
+def apart(tests: Path) -> tuple[str, ...]:
+    """Folders for `private` with which hosts see nothing that tests make: /tmp, and the tests' own folder where TMPDIR has led
+    that elsewhere."""
+    return ("/tmp",) if tests.is_relative_to("/tmp") else ("/tmp", str(tests))
+
+
 class Hosts:
     """A handful of hosts, and this machine in the same network.
 

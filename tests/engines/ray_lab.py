@@ -1,7 +1,7 @@
 """A Ray cluster of a head and two nodes, each a host of its own, with token authentication.
 
-The hosts see this machine's files except /tmp, of which each has its own. So a workspace below `RayLab.folder` is shared
-with the cluster, and one below a test's `tmp_path` is not.
+The hosts see this machine's files except /tmp and a test's `tmp_path`, of which each has its own. So a workspace below
+`RayLab.folder` is shared with the cluster, and one below a `tmp_path` is not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,9 @@ def missing() -> str | None:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[RayLab]:
-    """A cluster that is up, and gone afterwards."""
-    lab = RayLab().up()
+def cluster(private: Sequence[str] = ("/tmp",)) -> Iterator[RayLab]:
+    """A cluster that is up, and gone afterwards. private: folders of which each node has its own."""
+    lab = RayLab(private).up()
     try:
         yield lab
     finally:
@@ -50,8 +50,8 @@ def cluster() -> Iterator[RayLab]:
 class RayLab:
     """The cluster. head: the name of its head's host; nodes: those of the others."""
 
-    def __init__(self) -> None:
-        self.hosts = Hosts("pc", private=("/tmp",))
+    def __init__(self, private: Sequence[str] = ("/tmp",)) -> None:
+        self.hosts = Hosts("pc", private=private)
         self.head = ""
         self.nodes: tuple[str, ...] = ()
 

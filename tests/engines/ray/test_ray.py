@@ -173,6 +173,7 @@ def test_a_job_that_somebody_stops_is_canceled(cluster: RayLab, lab: Lab) -> Non
 def test_a_lost_node_ends_the_attempt_and_the_next_has_others(cluster: RayLab, lab: Lab) -> None:
     run = lab.submit(WAITING, max_restarts=1, **TWO)
     wait_until_running(run)
+    wait_until(lambda: len(list(run.folder.checkpoints.glob("rank*"))) == 2, "both ranks wait")
     killed = next(name for name in hosts_of(run) if name != cluster.head)
     cluster.hosts.kill(killed)
     try:
