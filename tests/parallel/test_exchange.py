@@ -20,9 +20,9 @@ torch = late("torch")
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Parts, Whole, _filled, _leaves, packed, unpacked
+    global Parts, Whole, filled, told, packed, unpacked
     from paceline.parallel.batches.batch import Parts, Whole
-    from paceline.parallel.batches.gathered import _filled, _leaves
+    from paceline.parallel.batches.gathered import filled, told
     from paceline.parallel.exchange import packed, unpacked
 
 
@@ -156,8 +156,8 @@ def test_another_replica_s_rows_are_put_into_this_one_s_structure() -> None:
         encoding = Encoding(ids=torch.full((rows, 2), rows), text=[text] * rows, mask=Whole(torch.ones(2)))
         return Parts((encoding, Pair(torch.ones(rows), own)), {"k": rows}, [torch.zeros(rows), None])
 
-    theirs = unpacked(packed(list(_leaves(piece(3, "c")))))
-    found = _filled(piece(2, "b"), theirs)
+    theirs = unpacked(packed(told(piece(3, "c"))))
+    found = filled(piece(2, "b"), theirs)
     encoding, pair = found.args
     assert type(encoding) is Encoding
     assert encoding["text"] == ["c"] * 3

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Parts, count_rows, move, take_rows, unwrap
+from paceline.parallel.batches.batch import Parts
 from paceline.parallel.batches.microbatches import split
+from paceline.parallel.batches.rows import Rows, move, unwrap
 from paceline.parallel.check import unchanged
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import from_first, gather
@@ -161,9 +162,9 @@ def _meminfo() -> int:
 
 def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
     """Bytes that are saved for the backward pass, without the weights, and seconds, of the whole batch."""
-    rows = count_rows(parts)
-    few = min(rows, max(rows // task.microbatches, 1))
-    piece = Parts(*(unwrap(move(take_rows(part, 0, few, rows), device)) for part in parts))
+    rows = Rows(parts)
+    few = max(rows.count // task.microbatches, 1)
+    piece: Parts = unwrap(move(rows.take(0, few), device))
     own = {param.untyped_storage().data_ptr() for param in task.model.parameters()}
     saved: dict[int, int] = {}
 
@@ -185,7 +186,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
         seconds = time.perf_counter() - started
     for param, grad in before:
         param.grad = grad
-    return int(sum(saved.values()) * rows / few), seconds * rows / few
+    return int(sum(saved.values()) * rows.count / few), seconds * rows.count / few
 
 
 def _states(optimizer: torch.optim.Optimizer | None) -> int:

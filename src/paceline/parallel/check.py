@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, Parts, count_rows, move, piece_sizes, take_rows, unwrap
+from paceline.parallel.batches.batch import Microbatch, Parts, piece_sizes
 from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
 from paceline.parallel.reduce import anywhere, local, sum_number
 from paceline.parallel.steady import Steady, states
 from paceline.parallel.tracing.fake_model import attributes_kept
-from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.reads import plain_attributes
 
 if TYPE_CHECKING:
@@ -268,11 +268,11 @@ class _Plain:
 
     def _cut(self, replicas: int) -> tuple[list[Parts], list[float]]:
         """The pieces, and what each counts for."""
-        rows, start = count_rows(self._parts), 0
+        rows, start = Rows(self._parts), 0
         pieces, weights = [], []
-        for of_micro in piece_sizes(rows, self._task.microbatches, replicas):
+        for of_micro in piece_sizes(rows.count, self._task.microbatches, replicas):
             for size in filter(None, of_micro):
-                piece = Parts(*(take_rows(part, start, start + size, rows) for part in self._parts))
+                piece = rows.take(start, start + size)
                 weight = size if self._task.loss_weight is None else self._task.loss_weight(unwrap(piece.target))
                 pieces.append(piece)
                 weights.append(float(weight))
@@ -302,7 +302,7 @@ class _Plain:
         return found
 
     def _run(self, piece: Parts, part: float) -> float:
-        there = Parts(*(unwrap(move(part, self._device)) for part in piece))
+        there = unwrap(move(piece, self._device))
         with self._task.autocast(self._device):
             output = self._model(*there.args, **there.kwargs)
             loss = self._task.loss(output, there.target)
@@ -363,17 +363,17 @@ def global_parts(batch: Any, par: ParallelHandle) -> Parts:
     group = world.replica_group
     if group is None:
         return own
-    everyone = [piece for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
+    everyone = [Rows(piece) for pieces in gather_parts([own], own, group) for piece in pieces if piece is not None]
     starts = [0] * world.replicas
     pieces = []
     for of_micro in piece_sizes(batch.global_rows, task.microbatches, world.replicas):
         for replica, size in enumerate(of_micro):
             if size:
-                parts, first = everyone[replica], starts[replica]
-                rows = count_rows(parts)
-                pieces.append(Parts(*(take_rows(part, first, first + size, rows) for part in parts)))
+                first = starts[replica]
+                pieces.append(everyone[replica].take(first, first + size))
                 starts[replica] += size
-    return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))
+    parts: Parts = join_rows(pieces)
+    return parts
 
 
 def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
@@ -386,7 +386,7 @@ def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
 @contextlib.contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Parameters without gradients, buffers and plain attributes of the module's parts are put back when the block ends."""
-    tensors = [tensor for part in module.modules() for _, tensor in tensors_at(plain_attributes(part))]
+    tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
     # What a forward pass writes to by itself, such as a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]

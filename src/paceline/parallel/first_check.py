@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.parallel.auto import available_bytes
-from paceline.parallel.batches.batch import Microbatch, Parts, count_rows, move, own_rows, take_rows, unwrap
+from paceline.parallel.batches.batch import Microbatch, Parts, own_rows
 from paceline.parallel.batches.gathered import gather_parts
-from paceline.parallel.batches.join import join_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, cut, split
+from paceline.parallel.batches.rows import Rows, join_rows, move, unwrap
 from paceline.parallel.check import CannotCompareError, compare
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import NotPlainError
@@ -90,19 +90,18 @@ def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count:
     """The first rows of the first microbatches, of all replicas, on every rank."""
     world, is_own = par.world, isinstance(batch, OwnBatch)
     parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, par.task)
-    rows = count_rows(parts)
+    rows = Rows(parts)
     if is_own:
         starts = [sum(micro.rows for micro in micros[:number]) for number in range(len(micros))]
         ranges = [range(start, start + micro.rows) for start, micro in zip(starts, micros, strict=True)]
     else:
-        ranges = own_rows(rows, len(micros), world.replicas, world.replica)
+        ranges = own_rows(rows.count, len(micros), world.replicas, world.replica)
     most = ROWS_NORMALISED if any(isinstance(part, BatchNorm) for part in par.module.modules()) else ROWS
-    own = []
+    own: list[Parts | None] = []
     for span in ranges[:count]:
         few = len(span) if world.layout.pipe > 1 else min(len(span), most)
-        piece = Parts(*(take_rows(part, span.start, span.start + few, rows) for part in parts))
-        own.append(move(piece, torch.device("cpu")) if few else None)
-    everyone = [own]
+        own.append(move(rows.take(span.start, span.start + few), torch.device("cpu")) if few else None)
+    everyone: list[list[Parts | None]] = [own]
     if world.replica_group is not None:
         try:
             everyone = gather_parts(own, parts, world.replica_group)
@@ -111,4 +110,5 @@ def _short(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch], count:
                 f"the batch holds a {error.kind} for each row, which other ranks can't be told"
             ) from error
     pieces = [piece for of_all in zip(*everyone, strict=True) for piece in of_all if piece is not None]
-    return Parts(*(join_rows([piece[index] for piece in pieces]) for index in range(3)))
+    short: Parts = join_rows(pieces)
+    return short

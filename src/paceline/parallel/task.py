@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, Parts, tensors_in
+from paceline.parallel.batches.batch import Microbatch, Parts
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.pytree import tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,27 +10,14 @@ from hypothesis import strategies as st
 from paceline.parallel.errors import ParallelError
 from tests.late import late
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 torch = late("torch")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Parts, Whole, count_rows, default_split, own_rows, piece_sizes, take_rows, unwrap, join_rows
-    from paceline.parallel.batches.batch import (
-        Parts,
-        Whole,
-        count_rows,
-        default_split,
-        own_rows,
-        piece_sizes,
-        take_rows,
-        unwrap,
-    )
-    from paceline.parallel.batches.join import join_rows
+    global Parts, default_split, own_rows, piece_sizes
+    from paceline.parallel.batches.batch import Parts, default_split, own_rows, piece_sizes
 
 
 COUNTS = st.integers(1, 8)
@@ -88,45 +73,3 @@ def test_a_batch_of_another_form_asks_for_split(batch: Callable[[], Any], words:
     with pytest.raises(ParallelError, match=words) as refused:
         default_split(batch())
     assert "split=" in str(refused.value)
-
-
-def test_rows_that_disagree_are_named() -> None:
-    with pytest.raises(ParallelError, match=r"args\[0\] of the batch has 4 rows, but target has shape \[3\]"):
-        count_rows(Parts((torch.zeros(4, 2),), {}, torch.zeros(3)))
-    with pytest.raises(ParallelError, match=r"kwargs\['mask'\] has shape \[7, 7\].*Whole"):
-        count_rows(Parts((torch.zeros(4, 2),), {"mask": torch.zeros(7, 7)}, torch.zeros(4)))
-    with pytest.raises(ParallelError, match="no tensor"):
-        count_rows(Parts((3,), {}, torch.tensor(1.0)))
-    with pytest.raises(ParallelError, match="no rows"):
-        count_rows(Parts((torch.zeros(0, 2),), {}, torch.zeros(0)))
-
-
-Pair = namedtuple("Pair", "left right")
-
-
-@dataclass
-class Inputs:
-    ids: Tensor
-    names: list[str]
-    scale: float
-
-
-def test_rows_are_taken_from_every_container_and_joined_again() -> None:
-    value = {
-        "pair": Pair(torch.arange(4), [torch.arange(8).view(4, 2)]),
-        "inputs": Inputs(torch.arange(4), list("abcd"), 0.5),
-        "whole": Whole(torch.zeros(4, 4)),
-        "number": torch.tensor(3.0),
-        "none": None,
-    }
-    taken = take_rows(value, 1, 3, 4)
-    assert taken["pair"].left.tolist() == [1, 2]
-    assert taken["pair"].right[0].tolist() == [[2, 3], [4, 5]]
-    assert taken["inputs"].names == ["b", "c"]
-    assert taken["inputs"].scale == 0.5
-    assert taken["number"] is value["number"]
-    assert taken["none"] is None
-    assert unwrap(taken)["whole"].shape == (4, 4)
-    joined = join_rows([take_rows(value, 0, 1, 4), take_rows(value, 1, 4, 4)])
-    assert joined["pair"].right[0].tolist() == value["pair"].right[0].tolist()  # type: ignore[attr-defined]
-    assert joined["inputs"].names == list("abcd")

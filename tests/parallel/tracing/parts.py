@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.parallel.pytree import map_tensors, tensors_at, tensors_in
 from paceline.parallel.tracing.blocks import opened_modules
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.pytree import map_tensors, tensors_at
 from paceline.parallel.tracing.segments import Segment, split, stage_module
 from paceline.parallel.tracing.trace import Traced, Tracer
 
@@ -31,7 +31,7 @@ def run(model: nn.Module, segments: tuple[Segment, ...], args: Any, kwargs: Any)
 
     The gradients go back the same way when `backward` of the result's tensors is called: as if by messages.
     """
-    batch = [tensor for _, tensor in tensors_at((args, kwargs))]
+    batch = tensors_in((args, kwargs))
     values: Any = ()
     for segment in segments:
         stage = stage_module(model, segment.uses, nn.Module)
@@ -105,5 +105,5 @@ def mark(name: str, nth: int = 0) -> Mark:
 
 
 def _backward(value: Any) -> None:
-    tensors = [tensor for _, tensor in tensors_at(value) if tensor.requires_grad]
+    tensors = [tensor for tensor in tensors_in(value) if tensor.requires_grad]
     torch.autograd.backward([tensor.square().sum() for tensor in tensors])

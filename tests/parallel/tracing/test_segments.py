@@ -20,9 +20,8 @@ torch, models, parts = late("torch"), late("tests.parallel.models"), late("tests
 @pytest.fixture(scope="module", autouse=True)
 def with_torch() -> None:
     """What loads torch is imported before the first test: collecting the tests loads none."""
-    global Boundaries, Mark, map_tensors, signature, tensors_at, split, stage_module
+    global Boundaries, Mark, split, stage_module
     from paceline.parallel.tracing.boundaries import Boundaries, Mark
-    from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
     from paceline.parallel.tracing.segments import split, stage_module
 
 
@@ -138,15 +137,3 @@ def test_places_that_can_not_be_cut_are_refused_with_the_reason() -> None:
     with pytest.raises(ParallelError, match=r"cut='a'.*a buffer or an input that the forward pass changes.*in norm"):
         boundaries.find(Mark(name="a"))
     assert boundaries.find(Mark(name="b")) > 0
-
-
-def test_containers_are_walked_and_rebuilt() -> None:
-    value = {"a": [torch.ones(1), 2], "b": (torch.zeros(2), None)}
-    assert [path for path, _ in tensors_at(value)] == [(("item", "a"), ("item", 0)), (("item", "b"), ("item", 0))]
-    doubled = map_tensors(value, lambda tensor: tensor + 1)
-    assert float(doubled["a"][0]) == 2
-    assert doubled["b"][1] is None
-    assert signature(value) == signature(map_tensors(value, torch.clone))
-    assert signature(value) != signature({"a": [torch.ones(1), 3], "b": (torch.zeros(2), None)})
-    assert signature(()) != signature([])
-    assert signature(None) != signature("None")

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.parallel.batches.batch import tensors_in
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
+from paceline.parallel.pytree import tensors_in
 
 #: So many numbers of each tensor are looked at, spread over all of it.
 SAMPLED = 2048
@@ -105,6 +105,6 @@ def fingerprint(batch: Any) -> int:
 
 
 def _shown(batch: Any) -> str:
-    tensors = list(tensors_in(batch))
+    tensors = tensors_in(batch)
     shown = ", ".join(str(list(tensor.shape)) for tensor in tensors[:4])
     return f"tensors of {shown or 'no shape'} ({fingerprint(batch):08x})"

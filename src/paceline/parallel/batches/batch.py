@@ -10,12 +10,10 @@ replicas, and what depends on its rows together, such as batch normalisation, is
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from paceline.parallel.errors import ParallelError
@@ -24,7 +22,7 @@ TARGETS = ("labels", "label", "target", "targets", "y")
 
 
 class Parts(NamedTuple):
-    """What a model and its loss are given: model(*args, **kwargs), loss(output, target)."""
+    """The arguments of a model and its loss: model(*args, **kwargs), loss(output, target)."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -96,103 +94,6 @@ def own_rows(rows: int, microbatches: int, replicas: int, replica: int) -> list[
         ranges.append(range(first, first + sizes[replica]))
         start += sum(sizes)
     return ranges
-
-
-def count_rows(parts: Parts) -> int:
-    """The number of rows: the first dimension of the first tensor, which all others have to share."""
-    rows: int | None = None
-    first = ""
-    for where, tensor in _walk(parts):
-        if tensor.dim() == 0:
-            continue
-        if rows is None:
-            rows, first = tensor.shape[0], where
-        elif tensor.shape[0] != rows:
-            raise ParallelError(
-                f"{first} of the batch has {rows} rows, but {where} has shape {list(tensor.shape)}. Tensors are cut along "
-                "their first dimension; put what belongs to all rows into paceline.parallel.Whole(...) (see split=)."
-            )
-    if rows is None:
-        raise ParallelError("no tensor in the batch has a first dimension to cut along; give split=.")
-    if rows == 0:
-        raise ParallelError("the batch has no rows.")
-    return rows
-
-
-def take_rows(value: Any, start: int, stop: int, rows: int) -> Any:
-    """The same structure with these rows of each tensor; lists of `rows` plain values are cut too."""
-    if isinstance(value, Whole):
-        return value
-    if isinstance(value, Tensor):
-        return value if value.dim() == 0 else value[start:stop]
-    if _is_row_list(value, rows):
-        return value[start:stop]
-    return rebuild(value, lambda item: take_rows(item, start, stop, rows))
-
-
-def unwrap(value: Any) -> Any:
-    """The same structure with the values of `Whole` in their places."""
-    if isinstance(value, Whole):
-        return value.value
-    return rebuild(value, unwrap)
-
-
-def move(value: Any, device: torch.device) -> Any:
-    """The same structure on `device`."""
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, Whole):
-        return Whole(move(value.value, device))
-    return rebuild(value, lambda item: move(item, device))
-
-
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in tuples, lists, dicts and dataclasses, in order."""
-    for _, tensor in _walk(value):
-        yield tensor
-
-
-def _walk(value: Any, where: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield where or "the tensor", value
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _walk(item, f"{where}[{name!r}]")
-    elif isinstance(value, tuple) and hasattr(value, "_fields"):
-        for name, item in zip(value._fields, value, strict=True):
-            yield from _walk(item, f"{where}.{name}" if where else name)
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _walk(item, f"{where}[{index}]")
-    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Whole)):
-        for item in dataclasses.fields(value):
-            yield from _walk(getattr(value, item.name), f"{where}.{item.name}")
-
-
-def rebuild(value: Any, change: Any) -> Any:
-    """The same container with `change` applied to what it holds; anything else as it is."""
-    if isinstance(value, Mapping):
-        changed = {name: change(item) for name, item in value.items()}
-        if type(value) is dict:
-            return changed
-        try:
-            return type(value)(changed)  # type: ignore[call-arg]
-        except TypeError:
-            return changed
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(change, value))
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(change, value))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: change(getattr(value, item.name)) for item in dataclasses.fields(value) if item.init}
-        return dataclasses.replace(value, **fields)
-    return value
-
-
-def _is_row_list(value: Any, rows: int) -> bool:
-    if not isinstance(value, list) or len(value) != rows or not value:
-        return False
-    return not any(isinstance(item, (Tensor, Mapping, tuple, list, Whole)) for item in value)
 
 
 def _kind(value: Any) -> str:

@@ -5,14 +5,15 @@ Each replica's piece has the structure of this rank's, whatever classes that is 
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from paceline.parallel.batches.batch import Parts, Whole, rebuild
+from paceline.parallel.batches.batch import Parts
+from paceline.parallel.batches.rows import is_plain_list
 from paceline.parallel.exchange import gather
+from paceline.parallel.pytree import flatten
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), Tensor)
 
@@ -25,38 +26,18 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[l
     Raises:
         NotPlainError: on every rank: a list of the batch holds one object for each row that is none of these.
     """
-    told = gather([None if piece is None else list(_leaves(piece)) for piece in own], group)
-    return [[None if leaves is None else _filled(like, leaves) for leaves in of_replica] for of_replica in told]
+    everyone = gather([None if piece is None else told(piece) for piece in own], group)
+    return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
 
 
-def _leaves(value: Any) -> Iterator[list[Any]]:
-    """What stands in the containers: [it], or [] for what other ranks can't be told."""
-    found: list[list[Any]] = []
-    _walked(value, lambda leaf: found.append([leaf] if isinstance(leaf, (list, *_PLAIN)) else []))
-    return iter(found)
+def told(piece: Parts) -> list[list[Any]]:
+    """The leaves: [it], or [] for one that other ranks can't be told."""
+    # Of a list of plain values, one for each row, each replica has another length: it is one leaf.
+    return [[leaf] if isinstance(leaf, (list, *_PLAIN)) else [] for leaf in flatten(piece, is_plain_list)[0]]
 
 
-def _filled(like: Parts, leaves: list[list[Any]]) -> Parts:
-    left = iter(leaves)
-
-    def put(leaf: Any) -> Any:
-        found = next(left)
-        return found[0] if found else leaf
-
-    parts: Parts = _walked(like, put)
+def filled(like: Parts, found: list[list[Any]]) -> Parts:
+    """The piece of which another rank has `told`, in containers like these."""
+    leaves, structure = flatten(like, is_plain_list)
+    parts: Parts = structure.rebuild(one[0] if one else leaf for one, leaf in zip(found, leaves, strict=True))
     return parts
-
-
-def _walked(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, list) and not any(map(_is_container, value)):
-        # Rows of plain values, of which each replica has other numbers.
-        return change(value)
-    if not _is_container(value) or isinstance(value, Tensor):
-        return change(value)
-    return rebuild(value, lambda item: _walked(item, change))
-
-
-def _is_container(value: Any) -> bool:
-    if isinstance(value, (Tensor, Mapping, tuple, list, Whole)):
-        return True
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)

@@ -23,9 +23,10 @@ from torch.utils.data import (
 )
 
 from paceline.parallel.batches.agree import agree_on_batch
-from paceline.parallel.batches.batch import count_rows, own_rows
+from paceline.parallel.batches.batch import own_rows
 from paceline.parallel.batches.microbatches import GlobalBatch, OwnBatch, split
 from paceline.parallel.batches.order import Order
+from paceline.parallel.batches.rows import Rows
 from paceline.parallel.batches.same_data import agree_on_data
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
@@ -156,7 +157,7 @@ class _WholeFeed(Feed):
             if data is None:
                 break
             number += 1
-            consumed += count_rows(split(data, self._task))
+            consumed += Rows(split(data, self._task)).count
             if consumed > start:
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):

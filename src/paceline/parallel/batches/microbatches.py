@@ -9,16 +9,8 @@ from typing import Any
 import torch
 
 from paceline.parallel.batches.agree import agree_on_batch
-from paceline.parallel.batches.batch import (
-    Microbatch,
-    Parts,
-    count_rows,
-    move,
-    own_rows,
-    piece_sizes,
-    take_rows,
-    unwrap,
-)
+from paceline.parallel.batches.batch import Microbatch, Parts, own_rows, piece_sizes
+from paceline.parallel.batches.rows import Rows, move, unwrap
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.mesh import World
 from paceline.parallel.reduce import sum_number
@@ -80,9 +72,8 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     own = batch if isinstance(batch, OwnBatch) else None
     if not isinstance(batch, (OwnBatch, GlobalBatch)):
         agree_on_batch(batch, world)
-    parts = split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, task)
-    rows = count_rows(parts)
-    global_rows = rows if own is None else own.global_rows
+    parts = Rows(split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, task))
+    global_rows = parts.count if own is None else own.global_rows
     sizes = piece_sizes(global_rows, task.microbatches, world.replicas)
     if own is None:
         ranges = own_rows(global_rows, task.microbatches, world.replicas, world.replica)
@@ -92,12 +83,12 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             size = of_micro[world.replica]
             ranges.append(range(start, start + size))
             start += size
-        if rows != max(start, 1):
+        if parts.count != max(start, 1):
             raise ParallelError(
-                f"this rank's part of the batch has {rows} rows, but {start} samples were asked of the loader. "
+                f"this rank's part of the batch has {parts.count} rows, but {start} samples were asked of the loader. "
                 "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
             )
-    pieces = [_take(parts, span if span else range(1), rows) for span in ranges]
+    pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
     weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
     total = float(global_rows)
     if task.loss_weight is not None:
@@ -109,12 +100,12 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             )
     micros = []
     for index, (piece, span, weight) in enumerate(zip(pieces, ranges, weights, strict=True)):
-        there = move(piece, world.device)
+        args, kwargs, target = unwrap(move(piece, world.device))
         micros.append(
             Microbatch(
-                args=unwrap(there.args),
-                kwargs=unwrap(there.kwargs),
-                target=unwrap(there.target),
+                args=args,
+                kwargs=kwargs,
+                target=target,
                 rows=len(span),
                 weight=torch.tensor(weight / total, dtype=torch.float64),
                 index=index,
@@ -140,10 +131,6 @@ def split(batch: Any, task: Task) -> Parts:
             "the loss is given."
         )
     return Parts(tuple(parts[0]), dict(parts[1]), parts[2])
-
-
-def _take(parts: Parts, span: range, rows: int) -> Parts:
-    return Parts(*(take_rows(part, span.start, span.stop, rows) for part in parts))
 
 
 def _weight(piece: Parts, rows: int, task: Task) -> float:

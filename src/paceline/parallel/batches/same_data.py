@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from paceline.parallel.batches.batch import tensors_in
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.mesh import World
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import generators
 
 #: So many numbers of each tensor are compared, spread over all of it.

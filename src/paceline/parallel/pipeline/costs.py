@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.pipeline.cut import Block
+from paceline.parallel.pytree import map_tensors, tensors_in
 from paceline.parallel.ties import first_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
 from paceline.parallel.tracing.fake_model import attributes_kept, untouched
-from paceline.parallel.tracing.pytree import map_tensors, tensors_at
 from paceline.parallel.tracing.segments import Segment, split
 from paceline.parallel.tracing.trace import Traced
 
@@ -127,7 +127,7 @@ class _Run:
             return result if self._finish is None else (self._finish(result),)
 
     def _backward(self, result: Any) -> None:
-        outputs = [tensor for _, tensor in tensors_at(result) if tensor.requires_grad]
+        outputs = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
         wanted = [tensor for tensor in (*self._received, *self._params) if tensor.requires_grad]
         if outputs and wanted:
             gradients = [torch.ones_like(tensor) for tensor in outputs]

@@ -16,11 +16,11 @@ from paceline.parallel.pipeline.costs import measure
 from paceline.parallel.pipeline.cut import Block, Plan, find_cuts, plan_by_hand
 from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.ties import held_tensors
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.rank0 import decide
 from paceline.parallel.task import Task
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.boundaries import Boundaries, Mark
-from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.segments import split
 from paceline.parallel.tracing.trace import Traced
 
@@ -85,7 +85,7 @@ def _decide(
         seen.append(result.dtype)
         return result
 
-    batch = [tensor for _, tensor in tensors_at((sample.args, sample.kwargs))]
+    batch = tensors_in((sample.args, sample.kwargs))
     blocks = measure(traced, task.model, batch, marks, loss=loss, context=_context(task, world), boundaries=boundaries)
     options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.microbatches}
     if layout.cut is not None:

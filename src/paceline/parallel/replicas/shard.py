@@ -9,12 +9,12 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from paceline.parallel.batches.batch import rebuild
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.gradient_hooks import Hooks
 from paceline.parallel.mesh import World
+from paceline.parallel.pytree import map_tensors
 from paceline.torch_private import reduce_unused_too
 
 
@@ -65,9 +65,7 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
 
 def _own_outputs(module: nn.Module, args: Any, output: Any) -> Any:
     """The same output, its views copied: an in-place change to a view would take FSDP2's hook off it, in silence."""
-    if isinstance(output, Tensor):
-        return output.clone() if output.requires_grad and output._is_view() else output
-    return rebuild(output, lambda item: _own_outputs(module, args, item))
+    return map_tensors(output, lambda tensor: tensor.clone() if tensor.requires_grad and tensor._is_view() else tensor)
 
 
 def left_whole(module: nn.Module) -> list[nn.Parameter]:

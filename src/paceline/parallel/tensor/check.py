@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import Microbatch, tensors_in
+from paceline.parallel.batches.batch import Microbatch
 from paceline.parallel.errors import ParallelError
 from paceline.parallel.exchange import gather
 from paceline.parallel.full_tensor import whole
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import undisturbed
 

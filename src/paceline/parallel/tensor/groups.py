@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import tensors_in
+from paceline.parallel.pytree import tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +164,7 @@ def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
     return found
 
 
-def _edges_to_parameters(outputs: Iterator[Tensor]) -> dict[int, int]:
+def _edges_to_parameters(outputs: list[Tensor]) -> dict[int, int]:
     """id of a parameter -> how often the graph below `outputs` uses it."""
     waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
     seen = set(waiting)

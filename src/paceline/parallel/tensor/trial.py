@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from paceline.parallel.batches.batch import tensors_in
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.randomness import derive
 from paceline.parallel.tensor.groups import Group, undisturbed
 

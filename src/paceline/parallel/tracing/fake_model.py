@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.ties import all_names
 from paceline.parallel.tracing.fingerprint import Fingerprint, Same
-from paceline.parallel.tracing.pytree import tensors_at
 from paceline.parallel.tracing.reads import plain_attributes
 
 #: Where nn.Module keeps what is registered.
@@ -34,7 +34,7 @@ def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tenso
         memo.setdefault(id(tensor), mode.from_tensor(tensor))
     for module in model.modules():
         # Plain attributes, such as a mask or a table of angles.
-        for _, tensor in tensors_at({name: value for name, value in vars(module).items() if name not in _TABLES}):
+        for tensor in tensors_in({name: value for name, value in vars(module).items() if name not in _TABLES}):
             if id(tensor) not in memo:
                 memo[id(tensor)] = mode.from_tensor(tensor)
                 plain[id(memo[id(tensor)])] = tensor
@@ -110,7 +110,7 @@ class AttributeMirror:
                 for name, tensor in getattr(module, table).items():
                     if tensor is not None and getattr(other, table).get(name) is not None:
                         memo[id(tensor)] = getattr(other, table)[name]
-        for _, tensor in tensors_at(value):
+        for tensor in tensors_in(value):
             if id(tensor) not in memo:
                 memo[id(tensor)] = change(tensor)
         return copy.deepcopy(value, memo)

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.overrides import TorchFunctionMode
 
+from paceline.parallel.pytree import Container, flatten, map_tensors, open_container, signature, tensors_at, tensors_in
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import generators_kept
-from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.source import Line, users_line
 
 #: Functions of a tensor that answer with a value's content. A fake tensor refuses them by itself, a real one would not.
@@ -172,7 +172,7 @@ class GraphRecorder(TorchFunctionMode):
         self, original: Callable[..., Any], module: nn.Module, name: str, own: list[Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, set[int]]:
         """What the block gives, and the storages that it changes."""
-        given = [tensor for _, tensor in tensors_at((args, kwargs))]
+        given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
             modes = tuple(part.training for part in module.modules())
@@ -193,7 +193,7 @@ class GraphRecorder(TorchFunctionMode):
         writes = _changed(own, before)
         into_given = _changed(given, versions)
         if self._ran is not None and key is not None and not into_given and _is_data(result):
-            storages = [_storage(tensor) for _, tensor in tensors_at(result)]
+            storages = [_storage(tensor) for tensor in tensors_in(result)]
             is_new = len(set(storages)) == len(storages)
             if is_new and not {*storages} & {_storage(tensor) for tensor in (*given, *own, *module.parameters())}:
                 places = tuple(index for index, tensor in enumerate(own) if _storage(tensor) in writes)
@@ -201,11 +201,11 @@ class GraphRecorder(TorchFunctionMode):
         return result, writes | into_given
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        given = [tensor for _, tensor in tensors_at((args, kwargs))]
+        given = tensors_in((args, kwargs))
         versions = [tensor._version for tensor in given]
         result = func(*args, **kwargs)
         written = frozenset(_changed(given, versions))
-        if not written and next(tensors_at(result), None) is None:
+        if not written and not tensors_in(result):
             return result  # a size, a type: known now
         if name == "__get__":
             node = self._node("call_function", getattr, (args[0], func.__self__.__name__), {})
@@ -226,7 +226,7 @@ class GraphRecorder(TorchFunctionMode):
         given = self._argument(tuple(args)), self._argument(dict(kwargs))
         node = self.graph.create_node(kind, target, *given)
         self._append(node)
-        node.meta["touches"] = {_storage(tensor) for _, tensor in tensors_at((args, kwargs))}
+        node.meta["touches"] = set(map(_storage, tensors_in((args, kwargs))))
         return node
 
     def _append(self, node: fx.Node) -> None:
@@ -273,21 +273,12 @@ class GraphRecorder(TorchFunctionMode):
             return slice(*map(self._argument, (value.start, value.stop, value.step)))
         if isinstance(value, _PLAIN) or value is Ellipsis:
             return value
-        if next(tensors_at(value), None) is not None:
-            return self._build(value)
-        return self._constant(value)
-
-    def _build(self, value: Any) -> fx.Node:
-        """A named tuple, a dataclass or a special dict that holds tensors: made again by calling its class."""
-        kind: Any = type(value)
-        if isinstance(value, Mapping):
-            keys, items = self._constant(list(value)), [self._argument(item) for item in value.values()]
-            node = self.graph.call_function(_make_mapping, (self._constant(kind), keys, items))
-        elif isinstance(value, tuple):
-            node = self.graph.call_function(kind, tuple(map(self._argument, value)))
-        else:
-            fields = {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
-            node = self.graph.call_function(kind, (), {name: self._argument(item) for name, item in fields.items()})
+        opened = open_container(value)
+        if opened is None or not tensors_in(value):
+            return self._constant(value)
+        # A named tuple, a dataclass or a special dict that holds tensors: made again.
+        container, items = opened
+        node = self.graph.call_function(_make, (self._constant(container), list(map(self._argument, items))))
         self._append(node)
         return node
 
@@ -348,12 +339,9 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is tensors and numbers in plain containers, and nothing else."""
-    if isinstance(value, (tuple, list)):
-        return all(map(_is_data, value))
-    if type(value) is dict:
-        return all(map(_is_data, value.values()))
-    return isinstance(value, (Tensor, *_PLAIN))
+    """Say if it is tensors and numbers in plain containers, and nothing else."""
+    leaves, _ = flatten(value, lambda item: not isinstance(item, (tuple, list)) and type(item) is not dict)
+    return all(isinstance(leaf, (Tensor, *_PLAIN)) for leaf in leaves)
 
 
 def _alike(tensor: Tensor) -> Tensor:
@@ -379,12 +367,8 @@ def _take_item(container: Any, key: Any) -> Any:
     return container[key]
 
 
-def _make_mapping(kind: Any, keys: list[Any], items: list[Any]) -> Any:
-    values = dict(zip(keys, items, strict=True))
-    try:
-        return kind(values)
-    except TypeError:
-        return kind(**values)
+def _make(container: Container, items: list[Any]) -> Any:
+    return container.make(items)
 
 
 def _storage(tensor: Tensor) -> int:

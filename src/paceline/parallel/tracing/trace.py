@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.parallel.errors import ParallelError
+from paceline.parallel.pytree import map_tensors, signature, tensors_in
 from paceline.parallel.tracing.fake_model import (
     AttributeMirror,
     attributes_kept,
@@ -32,7 +33,6 @@ from paceline.parallel.tracing.fake_model import (
 )
 from paceline.parallel.tracing.fingerprint import Fingerprint
 from paceline.parallel.tracing.others import GENERATORS, generators_kept
-from paceline.parallel.tracing.pytree import map_tensors, signature, tensors_at
 from paceline.parallel.tracing.reads import Reads, noting
 from paceline.parallel.tracing.recorder import CannotRecordError, GraphRecorder, Ran, recording
 from paceline.parallel.tracing.source import Line, find_line, shown
@@ -288,7 +288,7 @@ class Tracer:
         )
         begin(recorder)
         inputs = tuple(
-            recorder.add_input(f"input_{index}", tensor) for index, (_, tensor) in enumerate(tensors_at((args, kwargs)))
+            recorder.add_input(f"input_{index}", tensor) for index, tensor in enumerate(tensors_in((args, kwargs)))
         )
         reads = Reads()
         try:

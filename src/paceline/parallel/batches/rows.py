@@ -1,0 +1,104 @@
+"""Rows taken from a batch, and put together again. Loaded on use: it imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.parallel.batches.batch import Whole
+from paceline.parallel.errors import ParallelError
+from paceline.parallel.pytree import flatten, map_leaves, map_tensors, shown, tensors_in
+
+
+class Rows:
+    """A batch, taken apart once, of which rows are taken as often as need be.
+
+    count: the number of rows: the first dimension of the first tensor, which all others have to share.
+
+    Raises:
+        ParallelError: tensors of the batch have other numbers of rows, or none has any.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self._leaves, self._structure = flatten(batch, _is_taken_whole)
+        self.count = self._counted()
+
+    def take(self, start: int, stop: int) -> Any:
+        """The same structure with these rows of each tensor; lists of one plain value for each row are cut too."""
+        return self._structure.rebuild(self._taken(leaf, start, stop) for leaf in self._leaves)
+
+    def _taken(self, leaf: Any, start: int, stop: int) -> Any:
+        if isinstance(leaf, Tensor):
+            return leaf[start:stop] if leaf.dim() else leaf
+        if isinstance(leaf, list):
+            return leaf[start:stop] if len(leaf) == self.count else list(leaf)
+        return leaf
+
+    def _counted(self) -> int:
+        rows: int | None = None
+        first = ""
+        for path, leaf in zip(self._structure.paths(), self._leaves, strict=True):
+            if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+                continue
+            where = shown(path) or "the tensor"
+            if rows is None:
+                rows, first = leaf.shape[0], where
+            elif leaf.shape[0] != rows:
+                raise ParallelError(
+                    f"{first} of the batch has {rows} rows, but {where} has shape {list(leaf.shape)}. Tensors are cut along "
+                    "their first dimension; put what belongs to all rows into paceline.parallel.Whole(...) (see split=)."
+                )
+        if rows is None:
+            raise ParallelError("no tensor in the batch has a first dimension to cut along; give split=.")
+        if rows == 0:
+            raise ParallelError("the batch has no rows.")
+        return rows
+
+
+def join_rows(pieces: Sequence[Any]) -> Any:
+    """One structure with the rows of all pieces, in their order; what has no rows is the first piece's."""
+    taken_apart = [flatten(piece, _is_taken_whole) for piece in pieces]
+    counts = [next((len(tensor) for tensor in tensors_in(piece) if tensor.dim()), None) for piece in pieces]
+
+    def joined(leaves: tuple[Any, ...]) -> Any:
+        first = leaves[0]
+        if isinstance(first, Tensor) and first.dim():
+            return torch.cat(leaves)
+        # A list of another length says something of the whole batch, such as the names of its columns.
+        if isinstance(first, list) and all(
+            count in (None, len(own)) for count, own in zip(counts, leaves, strict=True)
+        ):
+            return [item for own in leaves for item in own]
+        return first
+
+    return taken_apart[0][1].rebuild(map(joined, zip(*(leaves for leaves, _ in taken_apart), strict=True)))
+
+
+def move(value: Any, device: torch.device) -> Any:
+    """The same structure on `device`, the values of `Whole` too."""
+    return map_tensors(value, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def unwrap(value: Any) -> Any:
+    """The same structure with the values of `Whole` in their places."""
+    return map_leaves(value, lambda leaf: leaf.value if isinstance(leaf, Whole) else leaf, _is_whole)
+
+
+def is_plain_list(value: Any) -> bool:
+    """Say if it is a list without tensors and containers, which may have one value for each row."""
+    return isinstance(value, list) and not any(
+        isinstance(item, (Tensor, Mapping, tuple, list, Whole)) or (is_dataclass(item) and tensors_in(item))
+        for item in value
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Whole)
+
+
+def _is_taken_whole(value: Any) -> bool:
+    return _is_whole(value) or is_plain_list(value)
