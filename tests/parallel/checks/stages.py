@@ -41,14 +41,14 @@ def check_thawing_after_the_cut_is_refused(ranks: Ranks, sizes: tuple[int, ...] 
 
 def check_evaluation_is_without_dropout_and_keeps_buffers(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
     case = Case(name="dropout", make=lambda: Transformer(tied=True, dropout=0.5), batch=plain_tokens, loss=token_loss)
-    one, many = made(case, torch.float64), made(case, torch.float64)
-    given = batches(case, torch.float64, (8, 7))
-    par = parallel(many, PipelineParallel(ranks.size), case, given)
-    one.eval()
+    one = made(case, torch.float64).eval()
+    given = batches(case, torch.float64, (8, 7, 1))
     rows = sum(len(y) for _, y in given)
     expected = sum(float(token_loss(one(x), y).detach()) * len(y) for x, y in given) / rows
-    assert abs(par.evaluate(given, token_loss) - expected) < 1e-11
-    assert par.module.training
+    for schedule in ("1f1b", "interleaved"):
+        par = parallel(made(case, torch.float64), PipelineParallel(ranks.size, schedule=schedule), case, given)
+        assert abs(par.evaluate(given, token_loss) - expected) < 1e-11
+        assert par.module.training
 
     norm = CASES["cnn_batch"]
     par = parallel(made(norm, torch.float64), PipelineParallel(ranks.size), norm)
@@ -150,7 +150,10 @@ def check_what_runs_is_what_is_drawn(ranks: Ranks) -> None:
         forwards = replaced(Stage, "forward", noting("F", Stage.forward))
         with forwards, replaced(Stage, "backward", noting("B", Stage.backward)):
             par.step(batches(case, torch.float64, (8,))[0])
-        assert seen == [tuple(call) for call in order(schedule, ranks.rank, ranks.size, 8, chunks)]
+            assert seen == [tuple(call) for call in order(schedule, ranks.rank, ranks.size, 8, chunks)]
+            seen.clear()
+            par.evaluate(batches(case, torch.float64, (8,)), token_loss)
+        assert seen == [tuple(call) for call in order("forward", ranks.rank, ranks.size, 8, chunks)]
 
 
 class _Kept:

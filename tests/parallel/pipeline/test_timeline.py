@@ -65,11 +65,12 @@ def test_every_microbatch_goes_through_every_stage_once(schedule: str, chunks: i
 
 
 @pytest.mark.parametrize(
-    ("schedule", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 2)]
+    ("schedule", "chunks"),
+    [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3), ("gpipe", 2), ("forward", 1), ("forward", 3)],
 )
 def test_programs_end_though_every_message_waits_for_both_of_its_ends(schedule: str, chunks: int) -> None:
     for workers, microbatches in product((2, 3, 4, 8), (1, 2, 4, 7, 8, 12)):
-        if schedule != "gpipe" and microbatches % workers:
+        if schedule not in ("gpipe", "forward") and microbatches % workers:
             continue
         todo = [list(program(schedule, worker, workers, microbatches, chunks)) for worker in range(workers)]
         assert [[step for step in own if isinstance(step, StageCall)] for own in todo] == [
@@ -100,6 +101,13 @@ def test_a_worker_with_two_stages_goes_back_in_the_order_of_the_microbatches() -
     assert [f"{call.kind}{call.stage}:{call.micro}" for call in order("gpipe", 1, 2, 2, 2)] == [
         *("F1:0", "F1:1", "F3:0", "F3:1"),
         *("B3:0", "B3:1", "B1:0", "B1:1"),
+    ]
+
+
+def test_a_prediction_goes_round_in_groups_and_nobody_waits_once_all_have_begun() -> None:
+    assert drawn("forward", 2, 3, 2) == [
+        "0:F0 0:F1 2:F0 2:F1 0:F2 ..   2:F2 ..",
+        "..   1:F0 1:F1 3:F0 3:F1 1:F2 ..   3:F2",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What each block of a model costs on this machine, measured on one microbatch. Loaded on use: it imports torch.
+"""The cost of each block of a model on this machine, measured on one microbatch. Loaded on use: it imports torch.
 
 Every block runs alone on what the block before gave: once to count what it saves for the backward pass, then a few times by
 the clock, of which the shortest counts. Gradients, buffers and random streams of the model are left as they are.
@@ -90,7 +90,7 @@ class _Run:
         self._params = [param for name in segment.uses for param in _of(model, name) if param.requires_grad]
 
     def count_saved(self) -> tuple[Any, int]:
-        """What comes out, cut off from its history, and the bytes that were saved; those of parameters don't count."""
+        """The result, cut off from its history, and the bytes that were saved; those of parameters don't count."""
         kept = {tensor.untyped_storage()._cdata for tensor in (*self._model.parameters(), *self._model.buffers())}
         sizes: dict[int, int] = {}
 
@@ -102,7 +102,8 @@ class _Run:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             result = self._forward()
-            # Counted while the graph lives: afterwards the same place may be another tensor's.
+            # Counted while the graph lives. Once a tensor is freed, another one may get its memory, and with it its key
+            # in `sizes`.
             saved = sum(sizes.values())
         return map_tensors(result, Tensor.detach), saved
 

@@ -1,4 +1,4 @@
-"""Where to cut a row of blocks, so that the slowest stage is as fast as can be. Standard library only.
+"""The cuts of a row of blocks by which the slowest stage is as fast as it can be. Standard library only.
 
 Min-max partition of a sequence by dynamic programming, O(stages * blocks^2): the least possible maximum for the first j blocks
 in k stages is the minimum over i of max(that for the first i blocks in k - 1 stages, cost of blocks i..j as one stage).
@@ -25,7 +25,7 @@ TIE_SLACK = 1.05
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """What a block costs for one microbatch.
+    """The cost of a block for one microbatch.
 
     live_bytes: what has to be carried into it, if a stage begins with it. parameters: (first name, bytes) of each.
     activation_bytes: what its forward pass saves for the backward pass.
@@ -92,7 +92,7 @@ def find_cuts(
             "Use more stages, more and smaller microbatches, or FullyShard() @ PipelineParallel()."
         )
     for tie in sorted(tied, key=len):
-        # No stage may begin between the first and the last block that hold it.
+        # A tensor that has to stay in one stage: none may begin between the first and the last block that hold it.
         inside = range(min(tie) + 1, max(tie) + 1)
         kept = table.solve(limit, lambda place, inside=inside: place not in inside)  # type: ignore[misc]
         if kept is not None and kept.slowest_s <= TIE_SLACK * best.slowest_s:
@@ -108,7 +108,7 @@ class _Table:
         self._schedule, self._stages, self._workers, self._microbatches = schedule, stages, workers, microbatches
         self._cost_sums = [0.0, *accumulate(block.cost_s for block in blocks)]
         self._activation_sums = [0, *accumulate(block.activation_bytes for block in blocks)]
-        # Both ways: the activations forward, their gradients backward.
+        # The line carries both: the activations on the way forward, and their gradients on the way back.
         self._link_s = [2 * block.live_bytes / bandwidth for block in blocks] + [0.0]
         self._parameter_bytes: dict[tuple[int, int], int] = {}
 
@@ -178,7 +178,7 @@ def plan_by_hand(
     microbatches: int,
     bandwidth_bytes_s: float = BANDWIDTH_BYTES_S,
 ) -> Plan:
-    """What the stages cost that begin with these blocks."""
+    """The costs of the stages that begin with these blocks."""
     stages = len(starts) + 1
     table = _Table(blocks, schedule, stages, workers, microbatches, bandwidth_bytes_s)
     return table.plan([0, *starts, len(blocks)])

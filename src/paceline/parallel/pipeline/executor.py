@@ -26,6 +26,7 @@ from paceline.parallel.pipeline.programs import Programs
 from paceline.parallel.pipeline.schedules import check_microbatches, run
 from paceline.parallel.pipeline.stages import Stage, StageModule, Turn
 from paceline.parallel.pipeline.ties import StageTies
+from paceline.parallel.pytree import tensors_in
 from paceline.parallel.reduce import sum_gradients
 from paceline.parallel.replicas import normalization, shard
 from paceline.parallel.replicas.shard_used import Used
@@ -87,9 +88,9 @@ class Pipelined:
         self._trained = {name: param.requires_grad for name, param in self.named_parameters().items()}
         self._messages = StageMessages(self._group, world.device)
         self._stages = [
-            Stage(module, index, plan.stages, self._context)
-            for index, module in zip(self._own, self._modules, strict=True)
+            Stage(module, index, plan.stages) for index, module in zip(self._own, self._modules, strict=True)
         ]
+        # The tracer holds the whole model until here. Each rank lets go of the other ranks' stages now.
         programs.forget()
         _let_go(task.model, self._modules)
         used = frozenset[str]().union(*plan.uses)
@@ -115,25 +116,28 @@ class Pipelined:
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()
-        # What no replica has rows of adds nothing; all ranks agree on it.
+        # A microbatch of which no replica has rows adds nothing. All ranks see the same numbers, and leave out the same
+        # ones.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
-        turns = [self._turns(micro, trains=True) for micro in micros]
         graph = self._programs.digest(micros[0], self._module.training)
-        for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
-            stage.begin(own)
-        losses = run(self._world.layout.schedule, self._stages, len(turns), self._messages)
+        self._begin(micros, self._task.weighted_loss)
+        steps = run(self._world.layout.schedule, self._stages, len(micros), self._messages)
+        losses = [loss for _, loss in steps]
         tag = graph % TAGS
-        # In one message: the loss, which the last stage alone has, and whether all stages are parts of one graph.
+        # One message tells two things: the loss, which the last stage alone has, and if all stages are parts of one
+        # graph. The sum of n numbers and the sum of their squares tell that: n * (sum of squares) is the square of the
+        # sum only if all are equal.
         told = torch.tensor([0.0, tag, tag * tag], dtype=torch.float64, device=self._world.device)
         if losses:
             told[0] = torch.stack([loss.detach() for loss in losses]).sum()
         dist.all_reduce(told, group=self._group)
         self.program = graph
-        # A GPU would have to be waited for.
+        # On a GPU this is left out: the host would have to wait for the device here.
         if self._world.replicas > 1 and told.device.type == "cpu":
             is_one = int(told[2]) * self._workers == int(told[1]) ** 2
-            # Replicas may have other numbers of rows, which stand in their graphs; what those read is the same. Where it isn't
-            # within this pipeline, each of its ranks says so to the other replicas' by a number of its own.
+            # Two replicas may have other numbers of rows, which stand in their graphs, so between replicas only what the
+            # graphs read is compared. Where the ranks of this pipeline differ among themselves already, each sends a
+            # number of its own, which equals no other replica's.
             reads = self._programs.digest_of_reads(micros[0], self._module.training)
             self.program = reads if is_one else -1 - self._world.rank
         return told[0].to(self.plan.loss_dtype)
@@ -142,13 +146,15 @@ class Pipelined:
         group = self._world.replica_group
         params = self.named_parameters()
         if self._world.layout.shard > 1:
-            # FSDP has summed its own.
+            # FSDP2 has summed the gradients of what it cuts in the last backward pass; only what it leaves whole is
+            # summed here.
             for used in self._used:
                 used.finish()
             left = [param for module in self._modules for param in shard.left_whole(module)]
             sum_gradients(left, group)
         else:
             sum_gradients([param for param in params.values() if param.requires_grad], group)
+        # After the sums over the replicas, so that all copies of a tied parameter get the same bits.
         self.ties.sum_gradients(params)
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
@@ -156,14 +162,12 @@ class Pipelined:
         total: Tensor | None = None
         self._programs.refresh()
         with torch.no_grad():
-            # A round goes through all stages before the next one begins. With several stages on a worker it is one microbatch:
-            # where a message waits for its receiver, as with NCCL, two workers that both send first would wait for ever.
-            count = self._workers if len(self._own) == 1 else 1
-            for start in range(0, len(micros), count):
-                turns = [self._turns(micro, trains=False) for micro in micros[start : start + count]]
-                for found in self._forward_round(turns, consume):
-                    part = found.to(self._world.device, torch.float64).reshape(-1)
-                    total = part if total is None else total + part
+            self._begin(micros)
+            for index, output in run("forward", self._stages, len(micros), self._messages):
+                with at_microbatch(micros[index].index):
+                    part = consume(output, micros[index]).to(self._world.device, torch.float64).reshape(-1)
+                total = part if total is None else total + part
+        # The number of values is known only where the metric was called, so the last stage's worker sends it first.
         size = torch.tensor(-1 if total is None else total.numel(), device=self._world.device)
         size = self._from_last(size)
         if total is None:
@@ -188,19 +192,26 @@ class Pipelined:
 
     def _sharded(self, module: nn.Module) -> Used:
         shard.shard_stage(module, self._world)
-        # A sum of flags in each step, so that a parameter may be left out in any, as without FullyShard.
+        # With find_unused the ranks sum their flags in each step, so that any step may leave out a parameter, as it may
+        # without FullyShard.
         used = Used(module, self._world, find_unused=True)
-        # Ahead of FSDP's own.
+        # This hook has to run before FSDP2's own, which puts the parameters together.
         module.register_forward_pre_hook(lambda *_: used.settle(), prepend=True)
         module.register_forward_hook(lambda *_: used.watch())
         return used
 
-    def _turns(self, micro: Microbatch, *, trains: bool) -> list[Turn]:
+    def _begin(self, micros: Sequence[Microbatch], finish: Callable[[Any, Microbatch], Tensor] | None = None) -> None:
+        """Give each of this rank's stages the microbatches of a step. finish: computes the loss, in the last one."""
+        turns = [self._turns(micro, finish) for micro in micros]
+        for stage, own in zip(self._stages, zip(*turns, strict=True), strict=True):
+            stage.begin(own, trains=finish is not None)
+
+    def _turns(self, micro: Microbatch, finish: Callable[[Any, Microbatch], Tensor] | None) -> list[Turn]:
         """The microbatch's way through each of this rank's stages."""
-        # Asked of the module each time: who restores modes after an evaluation sets them there.
+        # The mode is asked of the module each time, because a script may set it there (`par.module.eval()`), past
+        # `Parallel.eval`.
         training = self._module.training
         segments = self._programs.segments(micro, training, self.plan.marks)
-        finish = self._task.weighted_loss if trains else None
         for index in self._own:
             missing = set(segments[index].uses) - self.plan.uses[index]
             if missing:
@@ -211,43 +222,23 @@ class Pipelined:
                     "Put that choice into one block, or cut elsewhere (PipelineParallel(cut=[...]))."
                 )
         last = self.plan.stages - 1
+        batch = tensors_in((micro.args, micro.kwargs))
         return [
-            Turn(segment=segments[index], micro=micro, finish=finish if index == last else None) for index in self._own
+            Turn(
+                segment=segments[index],
+                micro=micro,
+                batch=batch,
+                context=self._context,
+                finish=finish if index == last else None,
+            )
+            for index in self._own
         ]
 
     def _context(self) -> Any:
         return self._task.autocast(self._world.device)
 
-    def _forward_round(
-        self, turns: Sequence[Sequence[Turn]], consume: Callable[[Any, Microbatch], Tensor]
-    ) -> list[Tensor]:
-        """Send the microbatches through all stages; what `consume` makes of the outputs, where the last stage is."""
-        found, sending = [], []
-        for place, index in enumerate(self._own):
-            module = self._modules[place]
-            for turn in (of_micro[place] for of_micro in turns):
-                received = [self._receive(index, value) for value in turn.segment.receives]
-                module.begin(turn, self._context)
-                with at_microbatch(turn.micro.index):
-                    result = module(*received)
-                    if index == self.plan.stages - 1:
-                        found.append(consume(result, turn.micro))
-                        continue
-                    result = module.sent(result, index)
-                peer = (index + 1) % self._workers
-                sending += [(tensor, dist.isend(tensor, group=self._group, group_dst=peer)) for tensor in result]
-        for _, work in sending:
-            assert work is not None
-            work.wait()
-        return found
-
-    def _receive(self, index: int, value: Any) -> Tensor:
-        buffer = torch.empty(value.shape, dtype=value.dtype, device=self._world.device)
-        dist.recv(buffer, group=self._group, group_src=(index - 1) % self._workers)
-        return buffer
-
     def _from_last(self, value: Tensor) -> Tensor:
-        """What the rank with the last stage has, on all."""
+        """The value that the rank with the last stage has, on all ranks."""
         dist.broadcast(value, group=self._group, group_src=(self.plan.stages - 1) % self._workers)
         return value
 
@@ -304,7 +295,7 @@ def _merged(modules: Sequence[nn.Module]) -> nn.Module:
             if name not in target._modules:
                 target.add_module(name, child)
             elif target._modules[name] is not child and child is not None:
-                # Containers alone are in two stages as two objects; they are joined in a third.
+                # Only containers, such as a ModuleList, are two objects in two stages. A third one has the parts of both.
                 joined = nn.Module()
                 for part in (target._modules[name], child):
                     assert part is not None

@@ -22,7 +22,7 @@ UNDER_WAY = 2
 
 
 class StageMessages:
-    """What one worker sends and receives in a step.
+    """The messages of one worker in a step.
 
     group: the workers of the pipeline, by their ranks in it. device: where tensors are received.
     """
@@ -43,18 +43,24 @@ class StageMessages:
     def expect(self, call: StageCall, values: Sequence[Value], sender: int) -> None:
         """Post the receives of what `call` needs."""
         buffers = [torch.empty(value.shape, dtype=value.dtype, device=self._device) for value in values]
+        # The buffers are made here and not once for all: a microbatch keeps what it has received until its backward pass
+        # is over.
         self._expected[call] = [(buffer, dist.irecv(buffer, group=self._group, group_src=sender)) for buffer in buffers]
 
     def take(self, call: StageCall) -> list[Tensor]:
-        """What `call` needs, waited for; nothing if nothing was expected."""
+        """Wait for the tensors that `call` needs; of the first stage forward, or the last one back, there are none."""
         return _arrived(self._expected.pop(call, []))
 
     def send(self, tensors: Sequence[Tensor], receiver: int) -> None:
+        # To wait here can't end in a circle: the receiver posts its receives in the order of the same sequence
+        # (`timeline.program`), in which those of the oldest messages stand before anything that waits for this worker's
+        # next ones.
         while len(self._sent) >= UNDER_WAY:
             _arrived(self._sent.popleft())
         self._sent.append(
             [
                 (tensor, dist.isend(tensor, group=self._group, group_dst=receiver))
+                # detach: a message that is under way must not keep the microbatch's graph in memory.
                 for tensor in (tensor.detach() for tensor in tensors)
             ]
         )

@@ -1,4 +1,4 @@
-"""Which stage holds what: decided by the first rank, the same on all. Loaded on use: it imports torch."""
+"""The plan of a pipeline's stages: decided by the first rank, the same on all. Loaded on use: it imports torch."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 
 
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
-    """What each stage holds: all that its part calls, in training and in evaluation; what nothing calls, the first one."""
+    """The names that each stage holds: all that its part calls, in training and in evaluation; the first one holds the rest."""
     found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
     for training in (None, False, True):
         try:
@@ -129,7 +129,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
             for own, segment in zip(found, _cut(traced, marks), strict=True):
                 own |= set(segment.uses)
         except ParallelError:
-            # Told when that mode is asked for; training is, now.
+            # The user is told once that mode is asked for. The model's own mode is asked for now.
             if training is None:
                 raise
     held = {name for own in found for name in held_tensors(task.model, frozenset(own))}

@@ -55,7 +55,8 @@ class Programs:
         self._task = task
         self._device = world.device
         self._mode = task.model.training
-        # What was traced first is found again, even if it can be traced only once.
+        # The first trace is kept: of a model that looks at values only the sample can be traced, on real tensors, before
+        # it is cut.
         self._traced: _Latest[Traced] = _Latest()
         self._known: _Latest[tuple[Segment, ...]] = _Latest()
         self._digests: dict[Hashable, int] = {}

@@ -6,7 +6,8 @@ What is drawn is what runs here. A loss is divided by nothing: the weights of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -36,36 +37,43 @@ def check_microbatches(schedule: str, workers: int, microbatches: int) -> None:
         )
 
 
-def run(schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages) -> list[Tensor]:
-    """One step of this worker's stages, forward and backward; the losses of the microbatches where the last stage is.
+def run(
+    schedule: str, stages: Sequence[Stage], microbatches: int, messages: StageMessages
+) -> Iterator[tuple[int, Any]]:
+    """One step of this worker's stages; gives (microbatch, loss or output) as the last stage has it, where that is.
 
-    A last batch may have fewer microbatches than the schedule takes; then all go forward first.
+    It has to be run to its end on every worker. schedule: "forward" under torch.no_grad for a prediction. A last batch may
+    have fewer microbatches than a schedule takes; then all go forward first.
 
     Raises:
         RuntimeError: a message doesn't come, for the other worker is gone or silent.
     """
     workers = messages.workers
-    try:
-        check_microbatches(schedule, workers, microbatches)
-    except ParallelError:
-        schedule = "gpipe"
+    if schedule != "forward":
+        try:
+            check_microbatches(schedule, workers, microbatches)
+        except ParallelError:
+            schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}
-    losses: list[Tensor] = []
+    # A send comes right after the call whose result it takes.
     made: Sequence[Tensor] = ()
     messages.begin()
     for step in program(schedule, messages.worker, workers, microbatches, len(stages)):
         match step:
             case Receive(call, sender):
-                # Where the result is needed: in the next stage forward, in the one before back.
+                # The call that needs the result: that of the next stage on the way forward, of the stage before on the
+                # way back. Its buffers have the shapes of that very microbatch, which the trace has told; nothing is
+                # asked of the sender.
                 needs = call._replace(stage=call.stage + (1 if call.kind == "F" else -1))
                 messages.expect(needs, of_index[needs.stage].comes(needs.kind, needs.micro), sender)
+            # Neither of these waits for the other worker, so a computation goes on while its messages are under way. Only
+            # `take` waits, for what the next call needs.
             case Send(_, receiver):
                 messages.send(made, receiver)
             case StageCall("F", stage, micro):
                 made = of_index[stage].forward(micro, messages.take(step))
                 if of_index[stage].is_last:
-                    losses += made
+                    yield micro, made[0]
             case StageCall(_, stage, micro):
                 made = of_index[stage].backward(micro, messages.take(step))
     messages.finish()
-    return losses

@@ -27,7 +27,8 @@ class StageTies:
         self._world = world
         first = first_names(model)
         params = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        # Dicts and lists alone: the order of a set differs from rank to rank.
+        # Groups are made below in the order in which names come here, and every rank has to make them in one order. So
+        # there is no set among these: the order of a set of texts differs from process to process.
         held: dict[str, set[int]] = {}
         for stage, names in enumerate(uses):
             for name in held_tensors(model, names):

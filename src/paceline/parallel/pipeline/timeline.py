@@ -1,9 +1,10 @@
-"""Who computes what when in a pipeline: the schedules as pure functions. Standard library only.
+"""The schedules of a pipeline, as pure functions: each worker's calls, messages and times. Standard library only.
 
     order      what each worker computes, one after the other
     program    the same, with the messages in between: what each worker does in a step
     simulate   when, given how long a forward and a backward pass of each stage takes
 
+The schedules are "gpipe", "1f1b" and "interleaved", and "forward" for a prediction, which has no backward passes.
 GPipe: Huang et al. 2019. 1F1B: Narayanan et al. 2019 (PipeDream). Interleaved: Narayanan et al. 2021, section 2.2.
 """
 
@@ -54,6 +55,14 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
         stages = range(worker, workers * chunks, workers)
         yield from (StageCall("F", stage, micro) for stage in stages for micro in range(microbatches))
         yield from (StageCall("B", stage, micro) for stage in reversed(stages) for micro in range(microbatches))
+    elif schedule == "forward":
+        # As many as there are workers go round together: a worker with several stages never waits for the others then, nor
+        # keeps what it has received for a later one of its stages.
+        for first in range(0, microbatches, workers):
+            group = range(first, min(first + workers, microbatches))
+            yield from (
+                StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
+            )
     elif schedule == "1f1b":
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
@@ -67,7 +76,7 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
 
 @lru_cache(maxsize=256)
 def program(schedule: str, worker: int, workers: int, microbatches: int, chunks: int = 1) -> tuple[Step, ...]:
-    """What one worker does in a step, in order: its calls of `order`, and the messages.
+    """All that one worker does in a step, in order: its calls of `order`, and the messages.
 
     Messages stand at the time at which a simulated step sends them, with sender and receiver alike. So all workers' programs
     are parts of one sequence in which each thing comes after what it needs. No worker can wait for one that waits for it,
@@ -76,6 +85,8 @@ def program(schedule: str, worker: int, workers: int, microbatches: int, chunks:
     own: list[Step] = []
     last = workers * chunks - 1
     events = simulate(schedule, workers, microbatches, chunks, backward=lambda stage: 2.0)
+    # One order for all messages of all workers: that of the times at which they are sent, and of the senders at one time. Both
+    # ends of a message pass over the same sequence here, and each takes its own part of it.
     for event in sorted(events, key=lambda event: (event.end, event.worker)):
         call = event.call
         if event.worker == worker:
@@ -100,7 +111,7 @@ def simulate(
     forward: Callable[[int], float] = lambda stage: 1.0,
     backward: Callable[[int], float] = lambda stage: 1.0,
 ) -> list[Event]:
-    """When each call runs, by worker and then by time; messages take none. forward, backward: how long, for a stage.
+    """The time of each call, by worker and then by time; messages take none. forward, backward: a stage -> its duration.
 
     Each call waits for its worker, and for the same microbatch in the stage before (forward) or after (backward).
     """
@@ -130,7 +141,7 @@ def bubble(schedule: str, workers: int, microbatches: int, chunks: int = 1) -> f
 
 @lru_cache(maxsize=4096)
 def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches: int) -> int:
-    """Of how many microbatches the stage keeps the activations at once, at most."""
+    """The largest number of microbatches of which the stage keeps the activations at one time."""
     kept = most = 0
     for call in order(schedule, stage % workers, workers, microbatches, stages // workers):
         if call.stage == stage:
@@ -140,7 +151,7 @@ def in_flight(schedule: str, stage: int, stages: int, workers: int, microbatches
 
 
 def _ready(call: StageCall, stages: int, ends: dict[StageCall, float]) -> float | None:
-    """When what the call needs is there; None: not known yet."""
+    """The time at which all that the call needs is there; None if that is not known yet."""
     if call.kind == "F":
         needs = [StageCall("F", call.stage - 1, call.micro)] if call.stage else []
     else:
