@@ -94,7 +94,7 @@ def parallelize(
     from paceline.parallel.training import OriginalParameters, Parallel
 
     place = mesh.start(device)
-    # From here on what goes wrong on one rank ends the others, which would wait for it.
+    # From here on an error on one rank is told to the others, which would wait for it.
     with FailureWatch(mesh.joined(place)).guard("parallelize()"):
         _check_arguments(model, optimizer, loss, microbatches, clip_norm, precision, seed, check)
         model.to(place.device)

@@ -1,4 +1,4 @@
-"""Which layout "auto" takes: a small rule, with its reason in numbers. Loaded on use: it imports torch.
+"""The layout that "auto" takes: a small rule, with its reason in numbers. Loaded on use: it imports torch.
 
     1  one worker                                              DataParallel()
     2  weights, gradients, optimizer and activations fit       DataParallel()         the fastest where it fits
@@ -38,7 +38,7 @@ USABLE = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What one step of the whole model takes, in bytes and seconds; activations and time of the whole batch, or None.
+    """The needs of one step of the whole model, in bytes and seconds; activations and time of the whole batch, or None.
 
     fixed_bytes: weights, gradients and optimizer states. unit_bytes: the largest block's weights.
     """
@@ -94,7 +94,8 @@ def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> 
     activations = needs.activation_bytes or 0
     whole = needs.fixed_bytes + activations // workers
     cut = needs.fixed_bytes // workers + needs.unit_bytes + activations // workers
-    # 1F1B: the first stage holds as many microbatches as there are stages, each 1/stages of the model deep.
+    # With 1F1B the first stage holds the activations of as many microbatches as there are stages, for 1/stages of the
+    # model.
     piped = needs.fixed_bytes // workers + activations // microbatches
     room = f"{_text(usable)} of the {_text(memory_bytes)} that each of the {workers} workers has may be planned with"
     measured = "" if needs.activation_bytes is None else f", {_text(activations)} of activations for the whole batch"
@@ -121,7 +122,7 @@ def decide(needs: Needs, workers: int, memory_bytes: int, microbatches: int) -> 
 def measure(
     task: Task, optimizer: torch.optim.Optimizer | None, sample: Any, place: WorldPlace, memory_bytes: int
 ) -> Needs:
-    """What a step takes, by one forward and backward pass over a few rows of the sample; the model is left as it was."""
+    """The needs of a step, measured by one forward and backward pass over a few rows; the model is left as it was."""
     params = list(task.model.parameters())
     weights = sum(map(_size, params))
     trained = sum(_size(param) for param in params if param.requires_grad)
@@ -135,7 +136,7 @@ def measure(
 
 
 def available_bytes(device: torch.device) -> int:
-    """What this process may still take, if the other processes of this machine take as much."""
+    """The bytes that this process may still take, if the other processes of this machine take as much."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     local = max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
@@ -156,7 +157,7 @@ def _meminfo() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    # Not Linux: half of what is there.
+    # Without /proc (not Linux), half of all memory counts as free.
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
@@ -190,7 +191,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
 
 
 def _states(optimizer: torch.optim.Optimizer | None) -> int:
-    """How many numbers the optimizer keeps for each parameter."""
+    """The count of numbers that the optimizer keeps for each parameter."""
     if optimizer is None:
         return 0
     name = type(optimizer).__name__.lower()

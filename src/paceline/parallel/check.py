@@ -44,7 +44,7 @@ ROUNDINGS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What was compared. difference: the largest, as a part of the largest gradient; name: the parameter that has it."""
+    """A comparison that came out equal. difference: the largest, as a part of the largest gradient; name: its parameter."""
 
     loss: float
     plain_loss: float
@@ -60,7 +60,7 @@ class Checked:
 
 
 def check(par: ParallelHandle, batch: Any, limit: float | None = None) -> Checked:
-    """What was compared, if it is equal within rounding. Called on all ranks, with a batch from `epoch` or a global one.
+    """Compare one step with the plain model, within rounding. Called on all ranks, with a batch from `epoch` or a global one.
 
     limit: the part of the largest gradient by which any may differ; None goes by the type of the parameters, and by how
         much the plain model itself answers to rounding.
@@ -103,7 +103,7 @@ def compare(
     follow_hooks(par, reference)
     modes = {name: part.training for name, part in executor.module.named_modules()}
     for name, part in reference.named_modules():
-        # A stage has some of the modules; the model itself has a mode everywhere.
+        # A stage has only some of the modules. The others take the mode of the model itself, which every stage has.
         part.training = modes.get(name, executor.module.training)
     plain = _Plain(reference, parts, task, world.device, is_cut=world.replicas > 1 or task.microbatches > 1)
     with generators(0, world.device), unchanged(executor.module), Steady():  # type: ignore[no-untyped-call]
@@ -122,14 +122,17 @@ def compare(
         found_all = _Result(loss=loss, gradients=found, buffers=buffers)
         allowed, apart = _allowed(par, first, limit), _distances(par, found_all, first)
         if limit is None and max(apart.values(), default=0.0) > allowed:
-            # Far for a usual model. One that makes much of each rounding error may be that far from itself.
+            # A usual model would be wrong. But some models make much of each rounding error, and are as far from
+            # themselves.
             drawn = states(world.device)
             other = plain.run(shaken=True)
-            # One that draws numbers is far from itself for another reason.
+            # A model that draws numbers of its own differs from itself for another reason.
             if states(world.device) == drawn:
                 noise = max(_distances(par, other, first, is_plain=True).values(), default=0.0)
                 allowed = max(allowed, min(ROUNDINGS * noise, 1.0))
-        # Where the gradients alone differ, it is a hook of the user's that makes another thing of a part of them.
+        # The loss differs too: perhaps the loss, or the forward, compares rows with one another, and a plain model that computes
+        # the replicas' pieces by themselves agrees. Were the gradients alone to differ, it would not be that but a hook of the
+        # user's, which makes something else of a part of a gradient.
         if world.replicas > 1 and apart[""] > allowed:
             by_replica = plain.run(replicas=world.replicas)
             if _farthest(_distances(par, found_all, by_replica)) <= allowed:
@@ -172,7 +175,7 @@ def _allowed(par: ParallelHandle, plain: _Result, limit: float | None) -> float:
 
 
 def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain: bool = False) -> dict[str, float]:
-    """How far each value is from the plain model's: the loss (""), gradients as parts of the largest, buffers of their own."""
+    """Each value's distance from the plain model's: the loss (""), gradients as parts of the largest, buffers of their own."""
     largest = plain.largest()
     own = {name: _apart(grad, plain.gradients.get(name), largest) for name, grad in found.gradients.items()}
     for name, value in found.buffers.items():
@@ -185,7 +188,7 @@ def _distances(par: ParallelHandle, found: _Result, plain: _Result, *, is_plain:
     apart: dict[str, float] = {}
     for of_rank in gather(own):
         for name, value in of_rank.items():
-            # nan is as far as can be.
+            # A nan counts as infinitely far: `max` would pass over it.
             apart[name] = max(apart.get(name, 0.0), float("inf") if math.isnan(value) else value)
     return apart
 
@@ -237,7 +240,7 @@ def _apart(grad: Any, plain: Any, largest: float) -> float:
     if grad.shape != plain.shape:
         return float("inf")
     far = float((grad.double() - plain.double()).abs().max()) if grad.numel() else 0.0
-    # nan on both sides is no agreement.
+    # A nan stays one here, and counts as infinitely far later: two of them are no agreement.
     return far / largest if largest > 0 else far
 
 
@@ -341,7 +344,8 @@ def _check_mean(task: Task, output: Any, target: Any, loss: Any) -> None:
     try:
         with torch.no_grad():
             one = float(loss)
-            # Three times too: that of a contrastive loss of two rows is near log 2, and of four near log 4.
+            # Three times the rows too: a contrastive loss is near log 2 for two rows and near log 4, twice as much, for
+            # four.
             two, three = (
                 float(task.loss(join_rows([output] * times), join_rows([target] * times))) for times in (2, 3)
             )
@@ -387,7 +391,7 @@ def follow_hooks(par: ParallelHandle, reference: nn.Module) -> None:
 def unchanged(module: nn.Module) -> Iterator[None]:
     """Parameters without gradients, buffers and plain attributes of the module's parts are put back when the block ends."""
     tensors = [tensor for part in module.modules() for tensor in tensors_in(plain_attributes(part))]
-    # What a forward pass writes to by itself, such as a momentum encoder.
+    # A forward pass may write to parameters without gradients by itself, such as those of a momentum encoder.
     frozen = [local(param.detach()) for param in module.parameters() if not param.requires_grad]
     plain = [tensor.detach() for tensor in tensors if not isinstance(tensor, nn.Parameter)]
     before = [(tensor, tensor.clone()) for tensor in (*frozen, *plain)]

@@ -44,10 +44,10 @@ class Clipper:
     def clip(self, max_norm: float) -> Tensor:
         """Scale all gradients so that their norm is at most `max_norm`; the norm that they had. Called on all ranks."""
         if self._world.model_group is None:
-            # As in a plain loop, to the last bit.
+            # torch's own function, as in a plain loop: the same sums to the last bit.
             return torch.nn.utils.clip_grad_norm_(self._params.values(), max_norm)
         norm = self.norm()
-        # 1e-6 as in torch's.
+        # The same small number as in torch's `clip_grad_norm_`.
         factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         for param in self._params.values():
             if param.grad is not None:
@@ -67,7 +67,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
 
 
 def _counts_here(grad: Tensor, world: World) -> bool:
-    """Whether this rank adds its part: every shard does; of equal copies along an axis only the first one."""
+    """True if this rank adds its part: every shard does; of equal copies along an axis only the first one."""
     split: set[str] = set()
     placements: Any = getattr(grad, "placements", None)
     if placements is not None:
@@ -75,7 +75,8 @@ def _counts_here(grad: Tensor, world: World) -> bool:
         names = mesh.mesh_dim_names or ()
         for axis, placement in zip(names, placements, strict=True):
             assert not placement.is_partial(), "gradients are summed before they are clipped"
-            # Not `is_shard()`: what is cut along two axes says no to it.
+            # A tensor that is cut along two axes of the mesh has a placement (`_StridedShard`) which says no to
+            # `is_shard()`.
             if not placement.is_replicate():
                 split.add(axis)
     return all(world.coordinate(axis) == 0 for axis in ("shard", "tensor") if axis not in split)

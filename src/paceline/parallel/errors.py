@@ -1,4 +1,4 @@
-"""What goes wrong when a model is spread over workers."""
+"""The errors of a model that is spread over workers."""
 
 from __future__ import annotations
 

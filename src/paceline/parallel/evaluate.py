@@ -39,7 +39,7 @@ def evaluate(
     Raises:
         ParallelError: the metric is no number, or the loader is empty.
     """
-    # Padding has no weight of its own in an evaluation: its rows are 0.
+    # An evaluation counts by rows, of which padding has 0.
     counted = dataclasses.replace(task, loss_weight=None)
     means = _Means(metric, weight, lambda: task.autocast(world.device))
     total: Tensor | None = None
@@ -76,7 +76,7 @@ def evaluating(executor: Executor) -> Iterator[None]:
 
 
 class _Means:
-    """What `predict` is given: (output, micro) -> [weight * metric, ..., weight], float64."""
+    """The function that `predict` is given: (output, micro) -> [weight * metric, ..., weight], float64."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class _Means:
         self._called = False
 
     def __call__(self, output: Any, micro: Microbatch) -> Tensor:
-        # As the loss of a step: outside, that of bf16 outputs would itself be rounded to bf16.
+        # Under autocast, as the loss of a step is: it computes losses in float32, where outside of it a loss of bf16
+        # outputs would be rounded to bf16.
         with self._autocast():
             found = self._metric(output, micro.target)
         self._called = True
@@ -100,7 +101,7 @@ class _Means:
             values = [_number(name, value) for name, value in found.items()]
         else:
             values = [_number("metric", found)]
-        # Of padding too: how many numbers there are is known from the metric alone.
+        # The metric is called with padding too, for only its result says how many numbers there are.
         weight = float(micro.rows)
         if micro.rows and self._weight is not None:
             weight = weigh(self._weight, micro.target)

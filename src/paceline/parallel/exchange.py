@@ -117,7 +117,8 @@ def _packed_or_refused(value: Any, kinds: Sequence[type] = ()) -> Tensor:
     try:
         return packed(value, kinds)
     except TypeError as error:
-        # A rank that raised here would let the others wait.
+        # A rank that raised here would leave the others waiting for its message. So it sends the refusal, which raises on
+        # every rank.
         return packed(_Refused(str(error)))
 
 
@@ -140,7 +141,7 @@ class _Refused:
 
 
 def _told(value: Any, kinds: Mapping[str, type], tensors: list[Tensor]) -> Any:
-    """What stands for the value in JSON."""
+    """The JSON that stands for the value."""
     kind = type(value)
     if value is None or kind in (bool, int, float, str):
         return value
@@ -217,7 +218,7 @@ class _Reader:
         kind = _dtype(dtype)
         size = math.prod(shape) * kind.itemsize
         part, self._rest = self._rest[:size], self._rest[size:]
-        # Cloned: the bytes needn't begin where a number of this type may.
+        # A copy, for a tensor of this type has to begin at a multiple of its size, and these bytes begin anywhere.
         return part.clone().view(kind).reshape(shape)
 
 
@@ -233,7 +234,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _device(group: Any) -> torch.device:
-    """Where a group's messages have to lie: on the CPU where it can carry those."""
+    """The device on which a group's messages have to lie: on the CPU where it can carry those."""
     kinds = [part.partition(":")[0] for part in str(dist.get_backend_config(group)).split(",")]
     if "cpu" in kinds:
         return torch.device("cpu")

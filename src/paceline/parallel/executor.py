@@ -1,4 +1,4 @@
-"""How one replica computes: the line between the training loop and the layouts. Loaded on use: it imports torch.
+"""The computation of one replica: the line between the training loop and the layouts. Loaded on use: it imports torch.
 
     core.Plain          the whole model in one process, replicated or sharded
     pipeline.build()    one stage, or several, of a model that is cut
@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What this rank holds, under original names."""
+        """This rank's part of the model, under original names."""
         ...
 
     def named_parameters(self) -> dict[str, nn.Parameter]:

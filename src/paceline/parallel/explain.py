@@ -1,4 +1,4 @@
-"""How a model is spread, what that costs and why, in words; of a pipeline the stages and the schedule. Imports torch.
+"""The layout of a model, its cost and the reason for it, in words; of a pipeline the stages and the schedule. Imports torch.
 
 Formulas, for p stages, M microbatches, v stages a worker, n replicas or shards, W and G bytes of parameters and gradients:
 
@@ -42,7 +42,7 @@ class Explanation(str):
 
 
 def explain(par: Any) -> Explanation:
-    """What `Parallel.explain` returns. Asks no other rank: every one has the same numbers."""
+    """The text of `Parallel.explain`. It asks no other rank: every one has the same numbers."""
     world, task = par.world, par.task
     layout = world.layout
     lines = [f"{par.skeleton.name} on {world.size} worker{'s' * (world.size > 1)}: {layout}"]

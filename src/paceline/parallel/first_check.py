@@ -38,7 +38,7 @@ SHARE = 0.5
 
 
 def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> str:
-    """What came of it, in words for `explain`. Called on all ranks.
+    """Compare the first rows with the plain model; the result in words for `explain`. Called on all ranks.
 
     batch: what `step` was given; micros: this rank's share of it.
 
@@ -76,7 +76,7 @@ def _refuse_large(par: ParallelHandle) -> None:
     CannotCompareError: there is no room for the plain model, on some rank.
     """
     size, device = par.skeleton.bytes, par.device
-    # On the host the whole state; where it is computed the model and its gradients.
+    # The host holds the whole state, and the device the model and its gradients.
     on_host, on_device = (3 * size, 0) if device.type == "cpu" else (size, 2 * size)
     lacks = on_host > SHARE * available_bytes(torch.device("cpu"))
     lacks = lacks or on_device > SHARE * available_bytes(device)

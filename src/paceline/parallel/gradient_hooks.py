@@ -18,7 +18,7 @@ class Hooks:
     """Those of some tensors that stand for one parameter, now or later; a handle's `remove` is heard."""
 
     def __init__(self, *tensors: Tensor) -> None:
-        # Not the first tensors themselves, which would stay in memory.
+        # The tables of hooks are kept, and not the tensors: these are parts of the whole model, and would stay in memory.
         found = [(name, _table(tensor, name)) for tensor in tensors for name in (_BEFORE, _AFTER)]
         self._tables = [(name, table) for name, table in found if table is not None]
         self._later: list[Tensor] = []
@@ -33,7 +33,7 @@ class Hooks:
 
     @property
     def after(self) -> bool:
-        """Whether one of them is called once the gradient has been added up."""
+        """True if one of them is called once the gradient has been added up."""
         return any(True for _ in self._of(_AFTER))
 
     def change(self, grad: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Hooks:
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:
-            # Not those of ours.
+            # Paceline's own hooks, which note the gradients that come, stand in the same tables.
             yield from (hook for hook in table.values() if not getattr(hook, "__module__", "").startswith("paceline."))
 
 

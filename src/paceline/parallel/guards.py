@@ -68,7 +68,8 @@ class Layers:
             if (layers := own()) is not None and new is not None:
                 layers._see(owner, name, new)
 
-        # torch has them for all modules at once, and calls them before the new one is in its place.
+        # torch has these hooks only for all modules of the process at once, and calls them before the new part is in its
+        # place.
         for handle in (
             register_module_module_registration_hook(see),
             register_module_parameter_registration_hook(see),
@@ -79,7 +80,8 @@ class Layers:
         """Raises:
         ParallelError: one was put into the model and is there still.
         """
-        # FSDP2 puts a parameter's whole and its part in each other's place, in some modules (RNNs) as a user would.
+        # FSDP2 puts the whole parameter and this rank's part in each other's place. Modules with a `__setattr__` of their
+        # own, such as RNNs, make that look like a change by the user.
         of_fsdp = {id(param) for pair in whole_parameters(self._held) for param in pair} if self._new else set()
         for its_owner, name, its_new in self._new:
             owner, new = its_owner(), its_new()
@@ -97,7 +99,7 @@ class Layers:
         if owner not in self._names or (isinstance(new, nn.Module) and new in self._names):
             return
         if self._is_whole:
-            # What has the same parameters as before (a compiled layer, a pruned one), or none, computes as well as ever.
+            # A new part with no parameters but known ones, such as a compiled layer, is trained as before.
             known = {id(param) for module in self._names for param in module.parameters(recurse=False)}
             params = [new] if isinstance(new, nn.Parameter) else list(new.parameters())
             if all(id(param) in known for param in params):

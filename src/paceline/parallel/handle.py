@@ -1,4 +1,4 @@
-"""What checks and checkpoints need of the handle that `parallelize` returns (`training.Parallel`), which stands above them."""
+"""The part that checks and checkpoints need of the handle of `parallelize` (`training.Parallel`), which stands above them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.parallel.task import Task
 
 
 class Progressed(Protocol):
-    """How far the training is."""
+    """The position of the training."""
 
     @property
     def steps(self) -> int: ...

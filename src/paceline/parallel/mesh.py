@@ -62,7 +62,7 @@ class World:
         return int(getattr(self.layout, axis))
 
     def coordinate(self, axis: str) -> int:
-        """Where this rank stands along the axis, from 0."""
+        """This rank's place along the axis, from 0."""
         return coordinates(self.layout, self.rank)[axis]
 
     @property
@@ -72,7 +72,7 @@ class World:
 
     @property
     def replica(self) -> int:
-        """Which of these parts is this rank's."""
+        """The number of this rank's part."""
         return self.coordinate("data") * self.layout.shard + self.coordinate("shard")
 
     @property
@@ -206,7 +206,7 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     given = [name for name in names if environment.get(name)]
     if has_cuda and len(given) == len(names):
-        # Gloo beside it, for objects and tensors on the CPU.
+        # NCCL carries nothing but tensors on GPUs; what the ranks tell each other besides goes over Gloo.
         return "cpu:gloo,cuda:nccl"
     if mpi_size is not None and environment.get("WORLD_SIZE", mpi_size) == mpi_size:
         if mpi_size == "1" and len(given) < len(names):
@@ -220,7 +220,8 @@ def choose_backend(environment: Mapping[str, str], has_cuda: bool) -> str | None
             return "mpi"
     if len(given) == len(names):
         return "gloo"
-    # WORLD_SIZE alone, or MASTER_PORT alone, says nothing in a shell where someone has exported it for one process.
+    # MASTER_ADDR or MASTER_PORT alone, or WORLD_SIZE=1, may have been exported in a shell for another program, and says
+    # nothing. A rank, or a number of processes above 1, says that a launcher has started this process as one of several.
     started = environment.get("WORLD_SIZE") or mpi_size or environment.get("SLURM_STEP_NUM_TASKS")
     if environment.get("RANK") or (started is not None and started != "1"):
         missing = ", ".join(name for name in names if name not in given)
@@ -252,7 +253,7 @@ def _device(device: torch.device | str | None, rank: int) -> torch.device:
     if device is not None and torch.device(device).index is not None:
         return torch.device(device)
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    # A launcher that shows each process its own GPU alone leaves it as number 0.
+    # Some launchers show each process its own GPU alone, which has the number 0 then, whatever LOCAL_RANK is.
     return torch.device("cuda", local_rank % max(torch.cuda.device_count(), 1))
 
 
@@ -264,17 +265,18 @@ def _message_store(place: WorldPlace) -> Any:
 
     One for each process group that was the world's, however many models are spread over it.
     """
-    # Its stubs don't export them.
+    # The type stubs of torch.distributed don't export its stores.
     stores: Any = dist
     for group, found, _ in _stores:
         if group is dist.group.WORLD:
             return found
-    # With MPI there is none.
+    # A world over MPI has no store.
     store = torch_private.default_store() if str(dist.get_backend()) != "mpi" else None
     if store is None:
         there: Any = None
         if place.rank == 0:
-            # It asks nobody who he is: it listens on the run's own network alone, where that is known.
+            # A TCPStore serves whoever connects. So it listens at MASTER_ADDR alone, on the run's own network, or without
+            # that at loopback.
             address = os.environ.get("MASTER_ADDR", "")
             fd = store_address.listener(address, 0)
             given = {} if fd is None else {"master_listen_fd": fd}
@@ -292,7 +294,7 @@ def _message_store(place: WorldPlace) -> Any:
         own = store.clone()
     except (AttributeError, RuntimeError, NotImplementedError):
         pass
-    # The first one too: with MPI it is the server, which would go with it.
+    # The first connection is kept as well: with MPI it is the server itself, which ends when its object is collected.
     _stores[:] = [(dist.group.WORLD, stores.PrefixStore(f"paceline/parallel/{number}", own), store)]
     return _stores[0][1]
 

@@ -85,7 +85,7 @@ def adopt(
                 state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}
         group["params"] = [new[name] for name in held]
         if _is_mixed(group["params"]):
-            # The fused forms take a list of tensors of one kind.
+            # The fused and foreach forms of optimizers take no list in which DTensors and plain tensors are mixed.
             for way in ("foreach", "fused"):
                 if way in group:
                     group[way] = False

@@ -39,7 +39,7 @@ class Streams:
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps: the seed; in a world of one the state of torch's generators too."""
+        """The part of a checkpoint that is kept here: the seed; in a world of one the state of torch's generators too."""
         state: dict[str, Any] = {"seed": self.seed}
         if not self._active:
             state["cpu"] = torch.get_rng_state()

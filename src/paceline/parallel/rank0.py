@@ -1,4 +1,4 @@
-"""What the first rank decides, for all: two machines may measure, or round, a little differently. Imports torch."""
+"""Decisions that the first rank makes for all: two machines may measure, or round, a little differently. Imports torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.parallel.mesh import World
 
 
 def decide(world: World, find: Callable[[], Any], kinds: Sequence[type] = ()) -> Any:
-    """What `find` gives on rank 0. Called on all ranks, of which the others wait.
+    """The result of `find` on rank 0. Called on all ranks, of which the others wait.
 
     kinds: the dataclasses that may be in it (see `exchange`).
 

@@ -30,20 +30,23 @@ def sum_gradients(params: Iterable[nn.Parameter], group: Any, bucket_bytes: int 
     for bucket in _buckets(trained, bucket_bytes):
         flags = [float(param.grad is not None) for param in bucket]
         like = local(bucket[0])
-        # Who has a gradient rides in the same message.
+        # One number for each parameter says if this rank has a gradient for it. It goes in the same message: a second one
+        # would cost as much time as a small bucket.
         parts = [*(_gradient_or_zeros(param).flatten() for param in bucket), like.new_tensor(flags)]
         flat = torch.cat(parts)
         running.append((bucket, flat, dist.all_reduce(flat, group=group, async_op=True)))
     for bucket, flat, work in running:
         assert work is not None
         work.wait()
-        # One question to the device for all flags.
+        # A GPU is waited for once for all flags, and not once for each.
         found = flat[len(flat) - len(bucket) :].tolist()
         start = 0
         for param, flag in zip(bucket, found, strict=True):
             part = local(param)
             summed = flat[start : start + part.numel()].view(part.shape)
             start += part.numel()
+            # No rank has used this parameter. It keeps None in place of zeros, for an optimizer decays, and moves by
+            # momentum, what has a gradient of zeros.
             if flag == 0:
                 continue
             if param.grad is None:
@@ -77,7 +80,7 @@ def sum_number(value: float, group: Any, device: torch.device) -> float:
 
 
 def anywhere(flag: bool, world: World) -> bool:
-    """Whether it is so on any rank of the world."""
+    """True if the flag is set on any rank of the world."""
     if world.size == 1:
         return flag
     told = torch.tensor(float(flag), device=world.device)
@@ -112,6 +115,8 @@ def _buckets(tensors: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
     kinds: dict[tuple[torch.dtype, torch.device], list[Any]] = {}
     for tensor in tensors:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    # Ranks have to send the same buckets in the same order, so a bucket depends on the sizes alone, and not on who has a
+    # gradient.
     for kind in kinds.values():
         bucket: list[Any] = []
         filled = 0

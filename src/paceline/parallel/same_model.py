@@ -80,7 +80,8 @@ def first_difference(everyone: list[list[str]]) -> str:
         lines = [lines[index] if index < len(lines) else "nothing more" for lines in everyone]
         if len(set(lines)) == 1:
             continue
-        # A thing that only some have moves all later lines: name it, not what it moved.
+        # If only some ranks have a parameter, all later lines are moved on those. The message names that parameter, and
+        # no moved line.
         sets = [set(own) for own in everyone]
         alone = next((line for line in lines if sum(line in own for own in sets) < len(sets)), lines[0])
         what = alone.partition(": ")[0]

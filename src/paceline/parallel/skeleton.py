@@ -18,7 +18,7 @@ class Skeleton:
     """The user's model as it was before it was cut, without its values: made before anything is changed."""
 
     def __init__(self, model: nn.Module) -> None:
-        # Of the user's class: FSDP2 gives a model one of its own.
+        # The name of the user's class, taken now: FSDP2 gives a model another class.
         self.name = type(model).__name__
         self.ties = ties.find(model)
         #: Why there is no copy; "" if there is.
@@ -47,7 +47,7 @@ class Skeleton:
             self._model = self._mirror = None
 
     def begin(self) -> None:
-        """What the modules' attributes are now is the layout's doing; only later changes are the user's."""
+        """Take the modules' attributes as the layout has left them; only later changes are the user's."""
         if self._mirror is not None:
             self._mirror.begin()
 
@@ -64,7 +64,7 @@ class Skeleton:
         first = ties.first_names(model)
         for name in list(dict(ties.all_names(model))):
             if name not in values and first[name] not in values:
-                # A buffer that isn't in state dicts: as it was.
+                # A buffer that isn't in state dicts stays as it was when the model was copied.
                 continue
             owner, _, attribute = name.rpartition(".")
             value = values.get(name, values.get(first[name]))

@@ -39,7 +39,7 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
 
 
 def states(device: torch.device) -> tuple[Hashable, ...]:
-    """What the generators of torch, Python and numpy are at; equal if nothing was drawn in between."""
+    """The states of the generators of torch, Python and numpy; equal if nothing was drawn in between."""
     found: list[Hashable] = [hash(torch.get_rng_state().numpy().tobytes())]
     if device.type == "cuda":
         found.append(hash(torch.cuda.get_rng_state(device).cpu().numpy().tobytes()))
@@ -100,7 +100,7 @@ def _integers(args: Any, kwargs: Any) -> Tensor:
 
 
 def _chosen(args: Any, kwargs: Any) -> Tensor:
-    # As many as are asked for, the likeliest first; with replacement there may be more than there are.
+    # The likeliest first. With replacement more may be asked for than there are, and then they come round again.
     weights, count = args[0], int(args[1])
     order = weights.argsort(-1, descending=True, stable=True)
     chosen: Tensor = order[..., torch.arange(count, device=weights.device) % weights.shape[-1]]

@@ -1,4 +1,4 @@
-"""How a model is spread over the workers, as frozen data, and the layout that comes of it in a world of a given size.
+"""Strategies for spreading a model over the workers, as frozen data, and the layout that comes of it in a world of a given size.
 
     DataParallel(2) @ PipelineParallel(2)        two replicas of two stages each: four workers
     FullyShard()                 all workers; parameters, gradients and optimizer states in equal parts
@@ -131,7 +131,7 @@ class Strategy:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """How many workers stand along each axis of the mesh; their product is the world's size."""
+    """The number of workers along each axis of the mesh; their product is the world's size."""
 
     data: int = 1
     shard: int = 1

@@ -1,4 +1,4 @@
-"""What is computed, whatever the layout: the model, its loss, and how a batch is weighed. Loaded on use: imports torch."""
+"""The computation, whatever the layout: a model, its loss, and the weight of each batch. Loaded on use: imports torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Task:
     seed: int
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """What the forward pass and the loss run under."""
+        """The context for the forward pass and the loss."""
         if self.precision is None:
             return contextlib.nullcontext()
         return torch.autocast(device.type, torch.bfloat16)
@@ -61,7 +61,7 @@ class Task:
                 "loss(output, target) returned a number without a gradient, though the output has one: nothing would be "
                 "trained. Leave .item(), .detach() and torch.no_grad() out of the loss."
             )
-        # Not in the loss's own dtype if that is narrow: a share such as 1/3 would lose most of its digits.
+        # In float32 at least: in bf16 a share such as 1/3 would keep three digits.
         weight = micro.weight.to(loss.device, torch.promote_types(loss.dtype, torch.float32))
         return loss * weight
 
@@ -75,12 +75,12 @@ def zero_loss(output: Any) -> Tensor:
     zero: Tensor | None = None
     for tensor in tensors_in(output):
         if tensor.requires_grad or (zero is None and tensor.is_floating_point()):
-            # nan_to_num: a padded row may give an infinity, and 0 times it is nan.
+            # A padding row may give an infinity, and 0 times infinity is nan.
             part = torch.nan_to_num(tensor, 0.0, 0.0, 0.0).sum() * 0.0
             zero = part if zero is None else zero + part
     if zero is None:
         raise ParallelError(
             f"the model returned {type(output).__name__}, which holds no tensor of floating point; the loss needs one."
         )
-    # As `weighted_loss` gives it.
+    # The type that `weighted_loss` gives.
     return zero.to(torch.promote_types(zero.dtype, torch.float32))

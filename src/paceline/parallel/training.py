@@ -31,7 +31,7 @@ from paceline.parallel.task import Task
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is: the optimizer's steps, the epoch, and the samples of it that all replicas have seen."""
+    """The position of the training: the optimizer's steps, the epoch, and the samples of it that all replicas have seen."""
 
     steps: int = 0
     epoch: int = 0
@@ -91,7 +91,7 @@ class Parallel:
         self._hooks = {name: Hooks(param) for name, param in task.model.named_parameters()}
         if optimizer is not None and world.size > 1:
             own = weakref.ref(self)
-            # Without a reference to this object, which outlives neither its script nor the optimizer's next owner.
+            # A weak reference: the optimizer may outlive this object, for a second `parallelize` may take it over.
             optimizers.guard(optimizer, lambda: (par := own()) is None or par._is_stepping)
 
     # Training.
@@ -122,13 +122,15 @@ class Parallel:
             with self._streams.use("step", self._progress.steps), self._kept.explained():
                 loss = executor.train_step(micros)
             work, group = None, self.world.replica_group
-            # Ranks that are one replica together have its loss already; a GPU would have to be waited for.
+            # With one replica the loss is the same on all ranks already, and the message only compares where they are in
+            # the data. On a GPU that is left out, for to read the answer the GPU would have to be waited for.
             if group is not None or (self.world.size > 1 and loss.device.type == "cpu"):
-                # Where this rank is in the data rides in the same message.
-                # In one type: that of padding is the output's, not the loss's.
+                # One message has the loss and this rank's place in the data. All ranks send one type of number: the loss
+                # of padding has the type of the output, which may be another one.
                 wide = loss.double()
                 told = torch.stack([wide, *map(wide.new_tensor, tags((*self._place(batch), executor.program)))])
                 work = dist.all_reduce(told, group=group, async_op=True)
+            # The message is under way while the gradients are summed.
             executor.finish_gradients()
             if work is not None:
                 work.wait()
@@ -174,7 +176,7 @@ class Parallel:
                 break
             yield batch
         if self._progress.epoch == epoch:
-            # So that a checkpoint between two epochs goes on with the next one.
+            # A checkpoint that is saved between two epochs then goes on with the next one.
             self._progress = dataclasses.replace(self._progress, epoch=epoch + 1, consumed=0)
 
     def __len__(self) -> int:
@@ -250,11 +252,11 @@ class Parallel:
 
     @property
     def progress(self) -> Progress:
-        """How far the training is."""
+        """The position of the training."""
         return self._progress
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the model and the optimizer; plain values and tensors."""
+        """The part of a checkpoint beside the model and the optimizer; plain values and tensors."""
         return {"progress": dataclasses.asdict(self._progress), "random": self._streams.state_dict()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -279,7 +281,7 @@ class Parallel:
 
     @property
     def module(self) -> nn.Module:
-        """What this rank holds, under original names. To look at: calling it trains on this rank's rows alone."""
+        """This rank's part of the model, under original names. To look at: calling it trains on this rank's rows alone."""
         return self.executor.module
 
     @property
@@ -293,7 +295,7 @@ class Parallel:
         return self._clipper
 
     def explain(self) -> str:
-        """How the model is spread, what that costs, and why."""
+        """The layout of the model, its cost, and the reason for it, in words."""
         from paceline.parallel.explain import explain
 
         return explain(self)

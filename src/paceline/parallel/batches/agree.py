@@ -1,4 +1,4 @@
-"""Whether all ranks are given the same global batch, which nobody else would notice. Loaded on use: it imports torch.
+"""A check that all ranks are given the same global batch, which nothing else would notice. Loaded on use: it imports torch.
 
 With different ones, a pipeline computes the loss of one batch's outputs and another one's targets; and where one rank's
 loader ends before the others', they would wait for it for ever.
@@ -32,7 +32,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
     if world.size == 1:
         return
     own = -1 if batch is None else fingerprint(batch)
-    # The largest and the smallest at once.
+    # The maximum of the number and of its negative: the largest and the smallest of all ranks in one message.
     both = torch.tensor([own, -own], dtype=torch.int64, device=world.device)
     dist.all_reduce(both, op=dist.ReduceOp.MAX)
     largest, smallest = both.tolist()
@@ -53,7 +53,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
 
 def tags(place: tuple[int, ...]) -> tuple[int, int]:
     """A number for the place and its square, whose sums over the ranks tell whether all are at the same one."""
-    # Small: the sums have to be exact in single precision.
+    # The tag is small, for the sums of tags and of squares have to be exact in single precision.
     tag = zlib.crc32(repr(place).encode()) % 64
     return tag, tag * tag
 
@@ -67,9 +67,9 @@ def agree_on_place(sums: Tensor, place: tuple[int, int, int], program: int, worl
     Raises:
         ParallelError: on every rank, with where each is: one has left out a step, or left a loop.
     """
-    # Without a group it is the world that is meant, here and below.
+    # A group of None stands for the whole world, here and below.
     count = dist.get_world_size(world.replica_group)
-    # A GPU would have to be waited for.
+    # On a GPU this is left out: the host would have to wait for the device.
     if sums.device.type != "cpu" or sums[1].item() * count == sums[0].item() ** 2:
         return
     places = gather((world.rank, *place, program), world.replica_group)
@@ -97,7 +97,7 @@ def fingerprint(batch: Any) -> int:
         flat = flat[:: max(len(flat) // SAMPLED, 1)]
         if flat.is_complex():
             flat = torch.view_as_real(flat).reshape(-1)
-        # Of doubles: the same numbers in the same order have the same sum, to the bit.
+        # A sum of doubles: the same numbers in the same order have the same sum on all ranks, to the bit.
         places = torch.arange(1, len(flat) + 1, dtype=torch.float64, device=flat.device)
         value = float((flat.double().nan_to_num() * places).sum()) if len(flat) else 0.0
         found += struct.pack(f"<{tensor.dim() + 1}qd", tensor.dim(), *tensor.shape, value)

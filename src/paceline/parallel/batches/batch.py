@@ -80,7 +80,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
     for index in range(microbatches):
         own = rows // microbatches + (index < rows % microbatches)
         extra = own % replicas
-        # Who gets one more goes round, or replica 0 would get it in each microbatch.
+        # The replica that gets one row more is another one in each microbatch, or replica 0 would always have most to do.
         sizes.append([own // replicas + ((replica - turn) % replicas < extra) for replica in range(replicas)])
         turn = (turn + extra) % replicas
     return sizes

@@ -35,7 +35,7 @@ from paceline.parallel.task import Task
 
 
 def feed(loader: Any, task: Task, world: World) -> Feed:
-    """What gives this rank its part of the loader's batches.
+    """A source of this rank's part of the loader's batches.
 
     Raises:
         ParallelError: the loader can't be spread as it is.
@@ -72,7 +72,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class _Own:
-    """What is known of a batch while its samples are loaded."""
+    """A batch as it is known while its samples are loaded."""
 
     rows: int
     global_rows: int
@@ -101,14 +101,15 @@ class _MapFeed(Feed):
         self._sampler.begin(epoch, start)
         if self._world.size > 1:
             assert self._generator is not None
-            # The loader's workers take their seeds from it: not those of another replica's.
+            # The loader's worker processes take their seeds from this generator; each replica's have others.
             self._generator.manual_seed(derive("workers", self._seed, epoch, self._world.replica))
         known = self._sampler.known
         with self._streams.use("data", epoch):
             batches = iter(self._loader)
         number = 0
         while True:
-            # Augmentations in this process draw from it; all stages of a replica have to see the same rows.
+            # Augmentations in this process draw from these streams. The stages of a replica each load the same rows, and
+            # have to draw alike.
             with self._streams.use(f"data {epoch}", number):
                 try:
                     data = next(batches)
@@ -150,7 +151,7 @@ class _WholeFeed(Feed):
         with self._streams.use("data", epoch):
             batches = iter(self._loader)
         while True:
-            # The same stream on all ranks: they have to see the same batches.
+            # All ranks draw from the same stream, because they have to see the same batches.
             with self._streams.use(f"data {epoch}", number):
                 data = next(batches, None)
             agree_on_batch(data, self._world)
@@ -188,9 +189,9 @@ class _OwnRows:
         self.known: deque[_Own] = deque()
 
     def begin(self, epoch: int, start: int) -> None:
-        """What the next iteration goes through."""
+        """Set the epoch, and the first of its samples, of the next iteration."""
         self._at = (epoch, start)
-        # A new one: an iteration that was left early has batches in it that nobody will fetch.
+        # A new queue: an iteration that was left early has left batches in the old one.
         self.known = deque()
 
     def __iter__(self) -> Iterator[list[Any]]:

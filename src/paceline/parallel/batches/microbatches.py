@@ -18,7 +18,7 @@ from paceline.parallel.task import Task
 
 
 class _ForStep:
-    """What `epoch` gives and `step` takes; it is no batch itself."""
+    """A batch on its way from `epoch` to `step`; a loop can't look into it."""
 
     data: Any
 
@@ -140,7 +140,7 @@ def _weight(piece: Parts, rows: int, task: Task) -> float:
 
 
 def weigh(weight: Callable[[Any], Any], target: Any) -> float:
-    """What `weight` gives for this target.
+    """The weight of this target, checked.
 
     Raises:
         ParallelError: it is no number of at least 0.

@@ -1,4 +1,4 @@
-"""Which samples are in each global batch of an epoch: the same on every rank, with any number of them. Imports torch."""
+"""The samples in each global batch of an epoch: the same on every rank, with any number of them. Imports torch."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Order:
     def __init__(self, loader: DataLoader[Any], seed: int, world: World) -> None:
         self._loader = loader
         self._world = world
-        # Not loader.sampler: that is another one where the user has given a batch sampler.
+        # `loader.sampler` is a default one that nobody uses where the user has given a batch sampler.
         sampler = getattr(loader.batch_sampler, "sampler", None)
         generator = getattr(sampler, "generator", None) or loader.generator
-        # A generator that the user has seeded says which order he wants; rank 0's counts.
+        # A generator that the user has seeded chooses the order; that of rank 0 counts.
         self._seed = derive("generator", seed, generator.initial_seed()) if generator is not None else seed
         size = getattr(loader.batch_sampler, "batch_size", None)
         self._seed = _agreed(self._seed, f"{_length(loader.dataset)} samples in batches of {size or 'any size'}", world)
@@ -50,7 +50,7 @@ class Order:
             return range(len(sampler))
         seed = derive("order", self._seed, epoch)
         if type(sampler) is RandomSampler and not sampler.replacement and len(sampler) == len(sampler.data_source):
-            # As a tensor: a list of so many numbers would take several times the memory.
+            # A tensor: a list of as many numbers would take several times the memory.
             return torch.randperm(len(sampler), generator=torch.Generator().manual_seed(seed))
         own = getattr(sampler, "generator", None) or getattr(getattr(sampler, "sampler", None), "generator", None)
         drawn = None
@@ -59,7 +59,7 @@ class Order:
                 if own is not None:
                     own.manual_seed(seed)
                 drawn = list(sampler)
-        # Not drawn on each rank: it may use random numbers that are not torch's.
+        # Rank 0 draws for all: a sampler may use random numbers that are not torch's, and differ from rank to rank.
         return _from_first(drawn, self._world)
 
 

@@ -68,7 +68,7 @@ def join_rows(pieces: Sequence[Any]) -> Any:
         first = leaves[0]
         if isinstance(first, Tensor) and first.dim():
             return torch.cat(leaves)
-        # A list of another length says something of the whole batch, such as the names of its columns.
+        # A list of another length than the rows belongs to the whole batch, such as the names of its columns.
         if isinstance(first, list) and all(
             count in (None, len(own)) for count, own in zip(counts, leaves, strict=True)
         ):

@@ -1,4 +1,4 @@
-"""Whether all ranks have the same dataset: each reads its own rows, so nobody else would notice. Imports torch.
+"""A check that all ranks have the same dataset: each reads its own rows, so nobody else would notice. Imports torch.
 
 Drawn without a seed, split at random or by rank, datasets of one length differ: some samples are then seen twice, others
 never, and the loss looks well. The first and the last sample are read on every rank, twice, from equal generators:
@@ -49,7 +49,7 @@ def agree_on_data(loader: DataLoader[Any], world: World) -> None:
     try:
         own = read_twice(loader)
     except Exception:
-        # Training will read it too, and say what is wrong where it can be told to all.
+        # Training will read the dataset too, and raise this error inside of a call in which it can be told to all ranks.
         own = {}
     everyone = gather(own)
     for index in own:
@@ -76,7 +76,8 @@ def read_twice(loader: DataLoader[Any]) -> dict[int, Summary | None]:
     probe = _Probe(dataset, loader.collate_fn)
     if loader.num_workers == 0:
         return {index: probe[index] for index in indices}
-    # Not in this process: a file that is opened here would be shared by all workers that are forked later.
+    # In a worker, because the dataset may open a file when it is read, and workers that are forked later would all share
+    # it, with one position.
     there: DataLoader[Any] = DataLoader(
         probe,
         batch_size=None,
@@ -127,7 +128,7 @@ def summarise(sample: Any) -> Summary:
 
 
 def are_alike(first: Summary, second: Summary) -> bool:
-    """Whether these are one sample, as two machines may read it."""
+    """True if these are one sample, as two machines may read it."""
     if [shape for shape, _, _ in first] != [shape for shape, _, _ in second]:
         return False
     for (_, exact, left), (_, _, right) in zip(first, second, strict=True):
@@ -155,7 +156,7 @@ def _seeded() -> Iterator[None]:
 
 
 def _is_known(dataset: Any) -> bool:
-    """Whether it has been compared before; it is noted down. One that can't be is compared each time."""
+    """True if it has been compared before; from now on it has. One that can't be is compared each time."""
     try:
         known = dataset in _agreed
         _agreed.add(dataset)

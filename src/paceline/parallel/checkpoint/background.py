@@ -52,8 +52,9 @@ class Background:
             self._group = _own_group(world)
             threaded = self._group is not None
         if threaded:
+            # The next step changes the parameters while the thread writes, so it writes a copy.
             self._tensors = {key: _copy(tensor) for key, tensor in tensors.items()}
-            # Not a daemon: a program that ends after save() waits until it is written.
+            # The thread is no daemon: a program that ends right after save() waits until the checkpoint is written.
             self._thread = threading.Thread(target=self._run, name="paceline-checkpoint")
             self._thread.start()
         else:
@@ -62,7 +63,7 @@ class Background:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has to be waited for."""
+        """True while the save has to be waited for."""
         return self._thread is not None
 
     def join(self) -> None:
@@ -75,7 +76,7 @@ class Background:
         try:
             self._write()
             if self._saving is not None:
-                # All ranks have written: torch's save ends on rank 0 after it has heard so from each.
+                # All ranks have written their parts now: on rank 0 torch's save returns after each rank has told it so.
                 self._saving.commit()
         except Exception as error:
             text = str(error) if isinstance(error, CheckpointError) else reason(error)
@@ -93,7 +94,7 @@ class Background:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         with warnings.catch_warnings():
-            # Without a process group it says that it assumes a single process, which is so.
+            # torch warns that it assumes a single process, for there is no process group. There is a single process.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             writer = FileSystemWriter(self._folder)
             try:
@@ -101,7 +102,8 @@ class Background:
             except CheckpointException as error:  # a BaseException
                 raise CheckpointError(reason(error)) from error
         if self._saving is not None:
-            # Afterwards: were rank 0 to fail before it, the others would wait for it in torch's save.
+            # The record is written after torch's save: if it failed before that, the other ranks would wait for rank 0 in
+            # the save.
             path = self._folder / RECORD
             path.write_bytes(self._record)
             sync_file(path)
@@ -122,8 +124,9 @@ def _copy(tensor: Tensor) -> Tensor:
 def _own_group(world: World) -> Any:
     """A group for messages between the ranks' threads, which must not meet those of the training; None with MPI."""
     if world not in _groups:
-        # Gloo's groups need a store, which a world of MPI's has not.
+        # A group over Gloo is made by way of a store, and a world over MPI has none.
         is_mpi = str(dist.get_backend()) == "mpi"
+        # One group for all saves: to make one is a collective of the whole world, and each costs connections.
         _groups[world] = None if is_mpi else dist.new_group(backend="gloo")
         if is_mpi:
             _log.warning("asynchronous=True: with the backend mpi the training waits while a checkpoint is written")

@@ -1,4 +1,4 @@
-"""Where checkpoints lie, and how one comes to be complete or absent. Standard library alone.
+"""The folder of checkpoints, each of which is complete or absent. Standard library alone.
 
     <parent>/<name>                       a complete checkpoint: a folder gets this name only by a rename
     <parent>/.<name>.former               the one that it replaces, until the new one has the name
@@ -102,7 +102,8 @@ class Saving:
             self.path.rmdir()
         os.rename(self.folder, self.path)
         _sync(self.path.parent)
-        # Not before: another save would take the folder for one that was left.
+        # The lock goes only now that the folder has its name: without a lock another save would take it for what a killed
+        # process has left.
         (self.path / _LOCK).unlink()
         shutil.rmtree(former, ignore_errors=True)
         self._close()
@@ -126,7 +127,7 @@ def remove_leftovers(parent: Path) -> None:
         try:
             fd = os.open(parent / name / _LOCK, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
-            # Killed before it had its lock, or just about to have it.
+            # The process that made it was killed before it had the lock, or is just about to take it.
             if _age_s(parent / name) > _LOCKED_WITHIN_S:
                 shutil.rmtree(parent / name, ignore_errors=True)
             continue

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, by original name, and how it is put back. Loaded on use: it imports torch.
+"""The state in a checkpoint, by original name, and the way back into a model. Loaded on use: it imports torch.
 
     model.<name>               every parameter and kept buffer; of a tie the first name alone
     optimizer.<name>.<key>     every tensor of the optimizer's state
@@ -23,7 +23,7 @@ _OWN_OPTIONS = frozenset({"params", "foreach", "fused"})  # what a layout decide
 
 @dataclass(frozen=True, kw_only=True)
 class HeldState:
-    """What this rank has of the model and its optimizer.
+    """This rank's part of the model and its optimizer.
 
     module: under original names. parameters: original name -> parameter, of a tie the first name in the whole model.
     """
@@ -47,7 +47,7 @@ class HeldState:
         return {name: first.setdefault(id(tensor), name) for name, tensor in found.items()}
 
     def model_values(self) -> dict[str, Any]:
-        """What modules keep beside tensors (`get_extra_state`)."""
+        """The state that modules keep beside tensors (`get_extra_state`)."""
         return {name: value for name, value in self._state_dict().items() if not isinstance(value, Tensor)}
 
     def optimizer_states(self) -> dict[str, tuple[nn.Parameter, dict[str, Any]]]:
@@ -124,7 +124,7 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
 def mismatch(
     held: Mapping[str, torch.Size], optimizer: str, record: Mapping[str, Any], saved: Mapping[str, torch.Size]
 ) -> str:
-    """How the checkpoint differs from what the ranks hold together, in words; "" if it does not.
+    """The ways in which the checkpoint differs from what the ranks hold together, in words; "" if it does not.
 
     held: first name -> shape of the whole tensor, of the model as all ranks have it. saved: the same of the checkpoint.
     optimizer: the name of the optimizer's class; "" for none, which takes any checkpoint.
@@ -144,7 +144,7 @@ def mismatch(
 
 
 def groups_mismatch(held: HeldState, record: Mapping[str, Any]) -> str:
-    """How the optimizer's groups on this rank differ from those of the checkpoint, in words; "" if they do not."""
+    """The ways in which the optimizer's groups on this rank differ from those of the checkpoint, in words; "" if they do not."""
     if held.optimizer is None:
         return ""
     own = own_record(held)["groups"]

@@ -105,7 +105,7 @@ def wait(par: ParallelHandle) -> None:
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
-    """Whether there was a checkpoint to go on from: model, optimizer, progress and random streams are then as they were.
+    """True if there was a checkpoint to go on from: model, optimizer, progress and random streams are then as they were.
 
     path: None takes the newest complete one in the folder that PACELINE_CHECKPOINT_DIR names; False if there is none.
     schedulers: the same, in the same order, as were saved.
@@ -143,9 +143,10 @@ def full_state_dict(par: ParallelHandle) -> dict[str, Tensor]:
 
 
 def hold(par: ParallelHandle) -> HeldState:
-    """What this rank has of the model and its optimizer."""
+    """This rank's part of the model and its optimizer."""
     executor = par.executor
-    # Of FSDP: parameters are whole for a while after a forward pass, and asking for the state puts them in parts again.
+    # FSDP2 leaves parameters whole for a while after a forward pass. To ask it for the state puts them in parts again,
+    # and so this comes first.
     executor.module.state_dict(keep_vars=True)
     return HeldState(module=executor.module, parameters=executor.named_parameters(), optimizer=par.optimizer)
 
@@ -242,7 +243,7 @@ def _read_tensors(world: World, folder: Path, buffers: dict[str, Tensor]) -> Non
     from torch.distributed.checkpoint.state_dict_loader import load as read
 
     with warnings.catch_warnings():
-        # Without a process group it says that it assumes a single process, which is so.
+        # torch warns that it assumes a single process, for there is no process group. There is a single process.
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
             read(buffers, storage_reader=FileSystemReader(folder), no_dist=world.size == 1)
@@ -274,7 +275,7 @@ def _from_rank_0(world: World, value: Any) -> Any:
 
 
 def _on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
-    """What the action returns on rank 0, None elsewhere; its error is raised on all."""
+    """Do the action on rank 0 alone: its result there, None elsewhere; its error is raised on all."""
     result = _attempt(action) if world.rank == 0 else None
     error = result if isinstance(result, Exception) else None
     if isinstance(error, OSError):
@@ -284,7 +285,7 @@ def _on_rank_0(world: World, action: Callable[[], _T], what: str) -> _T | None:
 
 
 def _attempt(action: Callable[[], _T]) -> Any:
-    """What the action returns, or the exception that it raised."""
+    """The action's result, or the exception that it raised."""
     try:
         return action()
     except Exception as error:
@@ -297,7 +298,7 @@ def _raise_agreed(world: World, error: Exception | None) -> None:
     found = next((item for item in _gather(described, world) if item is not None), None)
     if found is not None:
         kind = ParallelError if found[0] else CheckpointError
-        # One that says the same already is not worth a second traceback.
+        # An error of this class says it all already, and needs no second traceback around it.
         raise kind(found[1]) from (None if type(error) is kind and str(error) == found[1] else error)
 
 

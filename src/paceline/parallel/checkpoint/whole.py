@@ -26,12 +26,12 @@ def full_state_dict(held: HeldState, world: World) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    # Also in a copy where it is whole already: what is trained must not change under the caller's hands.
+    # A tensor that is whole already is copied too, or the next step would change what the caller holds.
     return whole(tensor).to("cpu", copy=True)  # type: ignore[no-any-return]
 
 
 def _from_stages(own: dict[str, Tensor], group: Any, device: torch.device) -> dict[str, Tensor]:
-    """What all stages have; of copies of one tensor, that of the first stage."""
+    """The tensors of all stages; of copies of one tensor, that of the first stage."""
     about = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
     found: dict[str, Tensor] = {}
     for stage, names in enumerate(gather(about, group)):

@@ -76,7 +76,9 @@ class ErrorLine:
         """Leave this rank's error where the others look. Rank 0, where the messages lie, stays until they have read it."""
         with self._reading:
             self._own_failures.add(self._round)
-            # The watcher may have read another rank's error of this very round just before this rank made its own.
+            # The watcher may have read another rank's error of this very round just before this rank made its own. It has
+            # to go then: the caller may handle the error and enter the next round, where `enter` would raise what is
+            # over.
             if self._root is not None and self._root_round in self._own_failures:
                 self._root = None
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -84,11 +86,13 @@ class ErrorLine:
         message = {"rank": self.rank, "stage": stage, "microbatch": microbatch, "what": what, "text": text}
         key = "lost" if lost else f"failed/{self._round}"
         with contextlib.suppress(Exception):
+            # Of several ranks that fail in one round the first one counts: `compare_set` writes only where nothing is
+            # written. The store itself may be gone already, and then there is nobody left to be told.
             self.store.compare_set(key, "", json.dumps(message))
         self._say_seen()
 
     def wait_for_root(self) -> bool:
-        """Whether another rank has told what was wrong; it may be about to."""
+        """True if another rank has told what was wrong; one that is about to is waited for."""
         deadline = time.monotonic() + GRACE_S
         while self._root is None and time.monotonic() < deadline:
             try:
@@ -118,7 +122,7 @@ class ErrorLine:
         )
 
     def lost(self, error: BaseException) -> WorkerError:
-        """What is to be said where no rank has told why."""
+        """The message where no rank has told why."""
         for rank in range(self.size):
             if rank != self.rank and self._has_ended(rank):
                 return WorkerError(
@@ -139,7 +143,7 @@ class ErrorLine:
         try:
             return bool(self.store.check([f"ended/{rank}" if rank else "end"]))
         except Exception:
-            # Rank 0 may have taken the store along.
+            # The store is served by rank 0, which may have ended.
             return False
 
     def close(self) -> None:
@@ -150,6 +154,7 @@ class ErrorLine:
         if self.rank == 0 and self._thread.is_alive():
             with contextlib.suppress(Exception):
                 self.store.set("end", "1")
+            # The store goes with this process, so the others say first that they look no more.
             self._wait_for_others("ended")
         self._over.set()
         self._thread.join(2 * POLL_S)
@@ -160,7 +165,9 @@ class ErrorLine:
             sys.excepthook = self._before
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        # Between two rounds nothing of ours is running, and the others wait in the next one.
+        # This error was raised by the script, between two of our calls. The other ranks go on into their next call and
+        # would wait there until the time limit of the process group, so they are told before the interpreter prints the
+        # traceback.
         if (
             isinstance(error, Exception)
             and not isinstance(error, WorkerError)
@@ -183,6 +190,7 @@ class ErrorLine:
             while time.monotonic() < deadline and not self.store.check(others):
                 time.sleep(0.02)
 
+    # A thread of its own: the main thread may be inside of a collective, which returns only when all ranks have come.
     def _look(self) -> None:
         """The watcher's thread."""
         ends_at: float | None = None
@@ -194,14 +202,18 @@ class ErrorLine:
                     self.store.set(f"ended/{self.rank}", "1")
                     return
             except Exception:
-                # Rank 0 has gone, and its store with it. Who needs it gets an error from torch.
+                # Rank 0 has gone, and its store with it. If the main thread is in a collective with it, torch raises an
+                # error there.
                 return
             if self._root is None or not self.is_inside:
                 ends_at = None
                 continue
+            # With Gloo the collective often fails by itself within this time, for the failed rank closes its connections;
+            # `guard` then raises a WorkerError, which the script can handle. Only a rank that hears nothing is ended.
             ends_at = ends_at or time.monotonic() + GRACE_S
             if time.monotonic() > ends_at:
-                # The main thread waits in a collective, from which no exception can bring it back.
+                # The main thread waits in a collective, in C++, from which no exception can bring it back. `os._exit`,
+                # for a regular exit would wait for that thread.
                 print(f"paceline: {self.worker_error()}", file=sys.stderr, flush=True)
                 os._exit(1)
 
@@ -214,7 +226,8 @@ class ErrorLine:
         for rank in range(self.size):
             if rank == self.rank or not self.store.check([f"in/{rank}"]):
                 continue
-            # A rank may be slow, and another one a call ahead: what counts is the same call's name.
+            # A rank may be slow and another one a call ahead of it, which is no error. So calls are compared by their
+            # numbers: two ranks that gave different names to one number can never meet.
             for number, call in json.loads(self.store.get(f"in/{rank}")):
                 if own.get(number, call) == call:
                     continue
@@ -224,7 +237,8 @@ class ErrorLine:
                     file=sys.stderr,
                     flush=True,
                 )
-                # The other one has to read this rank's calls before the store goes.
+                # The other rank's watcher has to read this rank's calls, so that it says the same, before this process
+                # ends and, if it is rank 0, takes the store along.
                 time.sleep(4 * POLL_S)
                 os._exit(1)
 
@@ -232,6 +246,8 @@ class ErrorLine:
         """Another rank's error of this round, or of the two before, in which this rank has found nothing wrong."""
         with self._reading:
             now = self._round
+            # Ranks may be a call or two apart: a rank that has sent its part of a collective goes on while others still
+            # receive.
             for number in (now - 2, now - 1, now):
                 if self._root is not None or number in self._own_failures or number < 0:
                     continue

@@ -32,16 +32,16 @@ _microbatch: int | None = None
 
 @contextlib.contextmanager
 def at_microbatch(index: int) -> Iterator[None]:
-    """What fails within the block is reported with this microbatch."""
+    """Name this microbatch in the report of an error that the block raises."""
     global _microbatch
     _microbatch = index
     yield
-    # Not in a `finally`: who reports the error still has to see it.
+    # This line is not in a `finally`: after an error the number stays, for `guard`, further out, still has to report it.
     _microbatch = None
 
 
 def is_communication(error: BaseException) -> bool:
-    """Whether the error says only that another rank is gone or silent."""
+    """True if the error says only that another rank is gone or silent."""
     if isinstance(error, (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)):
         return True
     if type(error).__name__ in ("CollectivesError", "ShutDownError"):
@@ -74,6 +74,8 @@ class FailureWatch:
         try:
             yield
         except Exception as error:
+            # An error of communication is only the echo of another rank's failure. That rank may need a moment to write
+            # its own down.
             if is_communication(error) and line.wait_for_root():
                 raise line.worker_error() from error
             line.tell(error, lost=is_communication(error), stage=self._stage, microbatch=_microbatch)

@@ -81,8 +81,9 @@ class Plain:
         total: Tensor | None = None
         if (watched := self._ddp or self._used) is not None:
             watched.follow()
-        # What no replica has rows of adds nothing, and batch normalisation must not see it. Sharded or not, the ranks
-        # agree on it.
+        # A microbatch of which no replica has rows adds nothing to the sums, and batch normalisation must not see it.
+        # `global_rows` is the same on all ranks, so all of them leave out the same ones; a rank that did not would wait
+        # for the others' messages.
         micros = [micro for micro in micros if micro.global_rows] or list(micros[:1])
         for micro in micros:
             is_last = micro is micros[-1]
@@ -93,6 +94,7 @@ class Plain:
                     loss = self._task.weighted_loss(model(*micro.args, **micro.kwargs), micro)
                 if self._used is not None:
                     self._used.watch()
+                # A loss without a gradient: all is frozen, or this replica has no rows.
                 if loss.requires_grad:
                     loss.backward()  # type: ignore[no-untyped-call]
             total = loss.detach() if total is None else total + loss.detach()
@@ -102,7 +104,8 @@ class Plain:
     def finish_gradients(self) -> None:
         group = self._world.replica_group
         if self._is_sharded:
-            # FSDP has summed its own.
+            # FSDP2 has summed the gradients of what it cuts while the backward pass went on; only what it leaves whole is
+            # summed here.
             self._used.finish()
             sum_gradients(shard.left_whole(self._module), group)
         elif self._ddp is not None:
@@ -160,7 +163,8 @@ class _Replicated:
         self._asked_for_unused = find_unused
         self._all = dict(model.named_parameters())
         self._reduced = 0
-        # Those that got no gradient in the last microbatch of the first step.
+        # The parameters that got no gradient in the last microbatch of the first step: only that microbatch's backward
+        # pass will run with DDP's reduction, and DDP waits in it for every parameter.
         self._idle: set[str] = set()
         self._begin()
 
@@ -196,6 +200,8 @@ class _Replicated:
             return
         self._reduced = 0
         yield self._ddp
+        # DDP counts the gradients that have come, and sends a bucket once all of its own are there. If one never comes,
+        # its bucket stays unsent, the ranks keep different gradients, and DDP complains only in the next forward pass.
         if not self._find_unused and self._reduced != sum(param.numel() for param in self._params.values()):
             raise self._unfinished()
 
@@ -233,7 +239,7 @@ class _Replicated:
         from torch.nn.parallel import DistributedDataParallel
 
         device = self._world.device
-        # Named so since torch 2.13, which warns of the former name.
+        # torch 2.13 has renamed this argument, and warns of the former name.
         parameters = inspect.signature(DistributedDataParallel.__init__).parameters
         name = "forward_sync_buffers" if "forward_sync_buffers" in parameters else "broadcast_buffers"
         no_buffers: dict[str, Any] = {name: False}
@@ -249,10 +255,12 @@ class _Replicated:
         )
         group = self._world.replica_group
 
-        # torch checks the annotations, which are text here: better none.
+        # No annotations: torch compares those of a hook with its own classes, and here they would be texts (`from
+        # __future__`).
         def add(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             self._reduced += flat.numel()
+            # The sum, and not the mean that DDP's own hook takes: the microbatches' weights are in the loss already.
             work = dist.all_reduce(flat, group=group, async_op=True)
             assert work is not None
             return work.get_future().then(lambda future: future.value()[0])

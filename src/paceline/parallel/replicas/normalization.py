@@ -34,8 +34,9 @@ def synchronise(module: nn.Module, group: Any) -> list[str]:
     for name, part in module.named_modules():
         kind = _SYNCHRONISED.get(type(part))
         if kind is not None:
-            # An attribute of the object's, not of nn.Module's tables: state dicts don't see it.
+            # The group is set past nn.Module's own `__setattr__` and tables, so that state dicts don't see it.
             part.__dict__["_paceline_group"] = None if group is None else _Shared(group)
+            # Only the class changes. The module stays the same object, with the user's references, hooks and parameters.
             part.__class__ = kind
         if isinstance(part, (_Synchronised, _FollowsAll)):
             changed.append(name)
@@ -94,7 +95,8 @@ class _Synchronised(BatchNorm):
         group = None if shared is None else shared.group
         uses_batch = self.training or self.running_mean is None
         if uses_batch and shared is not None and group is None and input.numel() == input.shape[1]:
-            # This replica's only row, while nobody is asked: with the others' it will be enough.
+            # This replica has one row alone, and other ranks are not asked just now (a block is being measured). In
+            # training it is normalised together with the others' rows, so it is no error here.
             return _without_statistics(self, input)
         if not uses_batch or (group is None and _counts):
             if uses_batch and input.dim() > 1 and input.numel() == input.shape[1]:
@@ -107,7 +109,7 @@ class _Synchronised(BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         if not _somewhere or (group is None and not _counts):
-            # Nobody has rows: what comes out is thrown away, and there is nothing to normalise by.
+            # No rank has rows. The result is thrown away, but the graph has to be the same on all ranks.
             return _without_statistics(self, input)
         normalise: Any = _Normalise.apply
         output, mean, variance, count = normalise(input, self.weight, self.bias, self.eps, group, _counts)
@@ -165,7 +167,8 @@ class _FollowsAll(InstanceNorm):
             return output
         is_batch = input.dim() > self._get_no_batch_dim()  # type: ignore[no-untyped-call]
         rows = float(input.shape[0] if is_batch else 1) if _counts else 0.0
-        # They are linear in the rows' statistics, so their mean by rows is what all rows together give.
+        # The new running statistics are linear in those of the rows, so their mean, weighted by rows, is what all rows
+        # together give.
         told = torch.cat([mean * rows, variance * rows, mean.new_tensor([rows])]).double()
         dist.all_reduce(told, group=group)
         with torch.no_grad():
@@ -213,10 +216,13 @@ class _Normalise(torch.autograd.Function):
         own_count = x.numel() // channels if counts else 0
         own_sum = wide.sum(axes) if counts else wide.new_zeros(channels)
         first = torch.cat([own_sum.double(), own_sum.new_tensor([own_count]).double()])
+        # Rows without a weight (padding) add 0 to sum and count, and still take part: each rank has to call each
+        # all-reduce.
         dist.all_reduce(first, group=group)
         count = first[-1]
         mean = (first[:-1] / count).to(wide.dtype)
-        # Distances from the mean of all, not sums of squares: those lose what the mean is large beside.
+        # A second message, with the distances from the mean of all rows. One message with sums of squares would do in
+        # exact numbers, but where the mean is large beside the deviation their difference has no digits left.
         centred = wide - _shaped(mean, x)
         second = (centred.square().sum(axes) if counts else wide.new_zeros(channels)).double()
         dist.all_reduce(second, group=group)
@@ -241,8 +247,8 @@ class _Normalise(torch.autograd.Function):
         own_weight = (grad * normal).sum(ctx.axes)
         grad_x = None
         if ctx.needs_input_grad[0]:
-            # The rows of all ranks have moved mean and variance, so the sums are over all of them. A row that stands in
-            # has a gradient of 0 and adds nothing.
+            # A row of any rank has moved mean and variance for all, so the sums of its gradient are over all ranks' rows.
+            # A padding row has a gradient of 0 and adds nothing.
             sums = torch.cat([own_bias, own_weight]).double()
             dist.all_reduce(sums, group=ctx.group)
             of_bias, of_weight = (sums / count).to(normal.dtype).chunk(2)

@@ -44,10 +44,12 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
         for name in names:
             part = module.get_submodule(name)
             part.register_forward_hook(_own_outputs)
-            # Before FSDP's own hook, which lets go of the whole parameters.
+            # Hooks run in the order in which they were registered. This one has to run before FSDP2's own, which lets go
+            # of the whole parameters, and so it is registered before `fully_shard`.
             written = Written(part)
             part.register_forward_hook(written.after)
             fully_shard(part, **options)
+            # And this one after FSDP2's own, which puts the parameters together.
             part.register_forward_pre_hook(written.before)
     except (ValueError, NotImplementedError) as error:
         raise ParallelError(f"this model can't be fully sharded by torch: {error}") from error
@@ -56,9 +58,12 @@ def shard_stage(module: nn.Module, world: World) -> nn.Module:
         held._paceline_hooks = hooks[name].also(param)
     for part in module.modules():
         if isinstance(part, FSDPModule):
+            # Sums in place of means, for the microbatches' weights are in the loss: nothing is divided, and no backend's own
+            # mean is used.
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-            # Ranks whose rows leave out a parameter would else send shorter messages than the others.
+            # A parameter that a rank's rows leave out goes as zeros. Without that the rank would send a shorter message
+            # than the others, which hangs or ends the process.
             reduce_unused_too(part)
     return module
 
@@ -74,14 +79,14 @@ def left_whole(module: nn.Module) -> list[nn.Parameter]:
 
 
 def reduce_over_replicas(module: nn.Module, is_last: bool) -> None:
-    """Whether the next backward pass sums over the axis data too: once, after the last microbatch, is enough."""
+    """Let the next backward pass sum over the axis data too, or not: once, after the last microbatch, is enough."""
     whole: Any = module
     whole.set_requires_all_reduce(is_last)
     whole.set_is_last_backward(is_last)
 
 
 def reduce_after_last(module: nn.Module, is_last: bool) -> None:
-    """Whether the next backward pass of a sharded stage ends the step: it sums the gradients of all, and parts the parameters.
+    """Tell a sharded stage if its next backward pass ends the step: that one sums the gradients and parts the parameters.
 
     Until then what was put together stays so: passes of other microbatches come in between. Does nothing to other modules.
     """
@@ -131,7 +136,7 @@ def _elements(module: nn.Module, prefix: str = "") -> list[str]:
     for name, child in module.named_children():
         path = f"{prefix}{name}"
         if isinstance(module, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-            # A list in a list, such as stages of blocks: the inner elements are the blocks.
+            # Of a list in a list, such as stages of blocks, the inner elements are the blocks.
             inner = isinstance(child, (nn.ModuleList, nn.ModuleDict))
             found += _elements(child, f"{path}.") if inner else [path]
         else:
@@ -149,7 +154,7 @@ def _shared_outside(module: nn.Module, names: list[str]) -> set[str]:
         for param in module.get_submodule(name).parameters():
             if any(not use.startswith(f"{name}.") for use in uses[id(param)]):
                 shared.add(name)
-    # One module object under two names is shared as well.
+    # A module object that has two names shares all of its parameters with itself.
     seen: dict[int, str] = {}
     for name in names:
         first = seen.setdefault(id(module.get_submodule(name)), name)

@@ -1,4 +1,4 @@
-"""Which parameters of a sharded model get a gradient, or are written to. Imports torch.
+"""The parameters of a sharded model that get a gradient, or are written to. Imports torch.
 
 FSDP2 can send zeros for a parameter that was not used, so that all ranks' messages have one length; but then it can't be
 told from one whose gradient is 0, and an optimizer would decay what a plain loop leaves alone.
@@ -32,7 +32,8 @@ class Used:
         self._hooked: set[int] = set()
         self._seen: set[str] = set()
         self._watched = 0
-        # Now, while they are in parts: after a forward pass some are whole, which are others.
+        # Their ids are taken now, while all of them are in parts: after a forward pass FSDP2 leaves some whole, and a
+        # whole parameter is another object under the same name.
         self._all = {id(param): name for name, param in module.named_parameters()}
         self._begin(self._trained())
 
@@ -82,6 +83,7 @@ class Used:
                     "microbatches so far; FullyShard() has those of one at a time. Give microbatches=1, use register_hook, "
                     "or DataParallel()."
                 )
+            # A hook stays on the whole parameter, which FSDP2 makes once and fills again in each pass.
             if id(whole) not in self._hooked:
                 self._hooked.add(id(whole))
                 if hooks is not None:
@@ -118,6 +120,7 @@ class Used:
         found = dict(zip(names, counts.tolist(), strict=True))
         for name, param in self._params(names):
             if found[name] == ranks:
+                # No rank has used it, so its gradient of zeros is only the filling of FSDP2's message.
                 param.grad = None
         if self._is_first:
             self.unused = tuple(name for name in names if found[name])
@@ -130,7 +133,7 @@ class Used:
 
 
 def _is_alone(param: nn.Parameter) -> bool:
-    """Whether it is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
+    """True for a parameter that is no part of a whole: FSDP2 leaves numbers without a dimension as they are."""
     return param.dim() == 0
 
 

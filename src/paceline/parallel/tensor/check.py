@@ -50,7 +50,7 @@ def verify(plain: nn.Module, model: nn.Module, sample: Microbatch, group: Any) -
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # Of torch.compile(module), which is another module around it; and of module.compile().
+    # torch.compile(module) is another module around the first one; module.compile() only sets an attribute.
     return hasattr(module, "_orig_mod") or module._compiled_call_impl is not None
 
 
@@ -106,7 +106,8 @@ def _first_difference(expected: _Pass, found: _Pass) -> str:
     if [name for name, _ in expected.outputs] != [name for name, _ in found.outputs]:
         return "its modules run in another order"
     for (name, x), (_, y) in zip(expected.outputs, found.outputs, strict=True):
-        # Between columns and row each rank has a part; what comes of it is compared behind the row.
+        # Between the layers cut by columns and the one cut by rows each rank has a part of an output; the sum behind them
+        # is compared.
         if (x.shape == y.shape or not name) and (text := _difference(x, y)):
             return f"the output of {name or 'the model'!r} {text}"
     largest = max((float(grad.abs().max()) for grad in expected.gradients.values() if grad is not None), default=0.0)
@@ -121,7 +122,7 @@ def _first_difference(expected: _Pass, found: _Pass) -> str:
 
 
 def _difference(x: Tensor, y: Tensor, least_scale: float = 0.0) -> str:
-    """How far `y` is from `x`, in words; "" if rounding explains it. least_scale: what counts as the largest number at least."""
+    """The distance of `y` from `x`, or "" if rounding explains it. least_scale: at least this is taken for the largest number."""
     if x.shape != y.shape:
         return f"has the shape {list(y.shape)} in place of {list(x.shape)}"
     if not x.is_floating_point() or x.numel() == 0:

@@ -29,14 +29,14 @@ from paceline.torch_private import keep_masks_apart
 
 @dataclass(frozen=True, kw_only=True)
 class Applied:
-    """What has been done to a model. plan: with names, attributes and notes; lines: the same in words."""
+    """The changes that were made to a model. plan: with names, attributes and notes; lines: the same in words."""
 
     plan: TensorPlan
     parts: int
 
     @property
     def lines(self) -> list[str]:
-        """What is cut and how, what was changed, and what stayed whole."""
+        """The parts that are cut, those that were changed, and those that stayed whole, in words."""
         plan = self.plan
         shown = [
             f"{placement}: {name}"
@@ -57,7 +57,7 @@ def apply(
     ties: Sequence[tuple[str, ...]],
     sample: Microbatch | None = None,
 ) -> Applied:
-    """What was cut. The model is cut in place, tied tensors stay tied; called on all ranks, before it is sharded or replicated.
+    """Cut the model in place, and say what was cut. Tied tensors stay tied. Called on all ranks, before any sharding.
 
     plan: pattern of a module's name -> placement; None finds one, for which `sample` is needed.
     ties: as from `ties.find(model)`.
@@ -79,7 +79,8 @@ def apply(
             )
         return find_plan(model, run, parts, ties)
 
-    # Tried with numbers, which may come out equal on one machine and not quite on another.
+    # Trials compare numbers, which may be equal within rounding on one machine and not quite on another. So rank 0 tries
+    # for all.
     found: TensorPlan = decide(world, find, kinds=(TensorPlan, Group))
     if not found.placements:
         raise ParallelError(
@@ -122,10 +123,10 @@ def cut(model: nn.Module, mesh: Any, plan: TensorPlan, *, copies: bool = False) 
     for name, placement in plan.placements.items():
         parallelize_module(modules[name], mesh, _style(modules[name], placement, name in keeps, name in takes))
         if name in plan.changed or (copies and name not in keeps):
-            # What torch's hooks give is a view, and autograd forbids to change it in place.
+            # torch's hooks give a view from a custom function, and autograd forbids to change such a one in place.
             modules[name].register_forward_hook(lambda module, args, output: output.clone())
     for name, param in model.named_parameters(remove_duplicate=False):
-        # torch 2.9 makes every parameter that it cuts one that learns.
+        # torch 2.9 sets requires_grad on every parameter that it cuts, frozen ones too.
         param.requires_grad_(learns[name])
     for name, attribute in plan.divided:
         setattr(modules[name], attribute, getattr(modules[name], attribute) // mesh.size())
@@ -167,7 +168,7 @@ def _check_ties(model: nn.Module, plan: TensorPlan, ties: Sequence[tuple[str, ..
 
 
 def _way(model: nn.Module, plan: TensorPlan, name: str) -> str:
-    """How the plan cuts a tensor, in words."""
+    """The plan's cut of a tensor, in words."""
     owner, _, own = name.rpartition(".")
     placement = plan.placements.get(owner)
     if placement is None:
@@ -186,5 +187,5 @@ def _runner(model: nn.Module, sample: Microbatch | None) -> Callable[[], Any] | 
 
 
 def is_cut(tensor: Any) -> bool:
-    """Whether the tensor is in parts."""
+    """True if the tensor is in parts."""
     return isinstance(tensor, DTensor)

@@ -1,4 +1,4 @@
-"""Which linear layers of a model belong together, seen in what a forward pass does. Loaded on use: it imports torch.
+"""Groups of linear layers that belong together, found in the graph of a forward pass. Loaded on use: it imports torch.
 
     x -> q, k, v -> attention -> o -> y          columns (q, k, v), row o
     x -> gate, up -> silu(gate) * up -> down     columns (gate, up), row down
@@ -30,7 +30,7 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one forward pass shows.
+    """The results of looking at one forward pass.
 
     calls: name of a module -> how often it was called, in the order of the first call.
     groups: in the order in which they run; a layer is in one of them at most.
@@ -45,7 +45,7 @@ class Seen:
 
 
 def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
-    """What a forward pass of the model shows. run: calls the model on a sample; the model is left as it was."""
+    """Look at a forward pass of the model. run: calls the model on a sample; the model is left as it was."""
     record = _Record()
     names = {id(module): name for name, module in model.named_modules()}
     handles = []
@@ -68,7 +68,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether it is a linear layer or an embedding that does what torch's own does, with whole weights."""
+    """True for a linear layer or an embedding that does what torch's own does, with whole weights."""
     kind = nn.Linear if isinstance(module, nn.Linear) else nn.Embedding if isinstance(module, nn.Embedding) else None
     if kind is None or type(module).forward is not kind.forward or "forward" in module.__dict__:
         return False
@@ -99,7 +99,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 @dataclass
 class _Record:
-    """What the hooks have seen.
+    """The calls that the hooks have seen.
 
     calls: as in Seen. made: node of the graph -> the layer whose output it made. rows: (layer, node of its input).
     outputs: (layer, what it gave).
@@ -112,11 +112,12 @@ class _Record:
     outputs: list[tuple[str, Tensor]] = field(default_factory=list)
 
     def add(self, name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        """What the model goes on with."""
+        """The output with which the model goes on."""
         self.calls[name] = self.calls.get(name, 0) + 1
         if not isinstance(output, Tensor) or output.grad_fn is None:
             return output
-        # A copy: were a view changed in place, as by nn.ReLU(inplace=True), its node would be made anew.
+        # A copy: a change in place behind it, as by nn.ReLU(inplace=True), would give this output another node of the
+        # graph.
         output = output.clone()
         self.outputs.append((name, output))
         self.made[output.grad_fn] = name

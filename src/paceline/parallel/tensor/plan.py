@@ -1,4 +1,4 @@
-"""Which layers are cut over the ranks of a tensor group, and how: found, or from a table of names. Loaded on use.
+"""The layers that are cut over the ranks of a tensor group: found, or from a table of names. Loaded on use.
 
     colwise     each rank has some of the outputs      weight in parts of its rows, bias too
     rowwise     each rank has some of the inputs       weight in parts of its columns, bias whole
@@ -27,7 +27,7 @@ from paceline.parallel.tensor.trial import Attribute, Verdict, try_groups
 
 @dataclass(frozen=True, kw_only=True)
 class TensorPlan:
-    """How a model is cut.
+    """The cuts of a model.
 
     placements: name of a module -> "colwise", "rowwise" or "vocab"; what is not in it stays whole on each rank.
     groups: those whose layers hand over parts.
@@ -101,7 +101,7 @@ def plan_from_table(
 
 
 def _notes(verdicts: Sequence[Verdict], what: str) -> tuple[str, ...]:
-    """What can't be cut, and why; equal blocks in one line."""
+    """The layers that can't be cut, and why; equal blocks in one line."""
     groups: dict[str, list[Group]] = {}
     for bad in verdicts:
         if bad.reason:
@@ -129,7 +129,7 @@ def _vocabulary(
     sizes = {size for size in sizes if size >= parts}
     found = {name for name, module in embeddings.items() if module.num_embeddings in sizes}
     found |= {name for name, module in heads.items() if module.out_features in sizes}
-    # A square linear layer is no head because a table has as many rows: one that comes last of its size is.
+    # A linear layer may have as many outputs as a table has rows and be no head. The head is the last layer of that size.
     last = {module.out_features: name for name, module in heads.items()}
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
@@ -149,7 +149,7 @@ def _lone(model: nn.Module, seen: Seen, tied: set[str], parts: int) -> dict[str,
 
 
 def _has_pair(name: str, found: set[str], usable: Mapping[str, Any]) -> bool:
-    """Whether there are both an embedding and a head of this size still."""
+    """True if there are both an embedding and a head of this size still."""
     size = usable[name].weight.shape[0]
     alike = [usable[other] for other in found if usable[other].weight.shape[0] == size]
     return len({isinstance(module, nn.Embedding) for module in alike}) == 2

@@ -1,4 +1,4 @@
-"""Whether groups of linear layers can be cut, tried out in one process, without any message. Loaded on use: it imports torch.
+"""Trials of cutting groups of linear layers, in one process, without any message. Loaded on use: it imports torch.
 
 What lies between the columns and the row has to treat the parts of its input alike, as heads of attention are treated
 alike. That is a claim about the user's code, so it is tried rather than read: the model runs with random numbers for the
@@ -31,7 +31,7 @@ _MOST_VARIANTS = 40
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What came of the trials of one group.
+    """The results of the trials of one group.
 
     divided: the attributes that each rank has to divide by the number of parts.
     reason: why it can't be cut; "" if it can.
@@ -64,7 +64,7 @@ def _try_alike(
     """The verdicts on groups of one kind, such as the attentions of equal blocks: all can be cut the same way, or none."""
     variants = [_variants(modules, group, parts) for group in groups]
     first = ""
-    # One variant per group at a time: blocks of one class have the same attributes.
+    # The groups take their first variants together, then their second ones: blocks of one class have the same attributes.
     for chosen in itertools.islice(zip(*variants, strict=False), _MOST_VARIANTS):
         divided = [attribute for attributes in chosen for attribute in attributes]
         reason = _try(model, modules, run, groups, parts, divided)

@@ -1,4 +1,4 @@
-"""Which modules are blocks, computed as a whole in one stage, and which are opened. Loaded on use: it imports torch."""
+"""The modules that are blocks, computed as a whole in one stage, and those that are opened. Loaded on use: it imports torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def opened_modules(model: nn.Module, *, level: int = 0, cut: Iterable[str] = ())
             own = not type(module).__module__.startswith("torch.nn.") and next(module.children(), None) is not None
             opened = (holds_list or (own and level > 0)) and depths[name] <= level
         if opened:
-            # With what it lies in, or it would never be come to.
+            # The modules around it are opened too, or the trace would never come to it.
             found |= {name, *_parents(name)}
     return frozenset(found)
 

@@ -1,4 +1,4 @@
-"""Where a traced model can be cut, and what has to be carried over each cut. Loaded on use: it imports torch.
+"""The places at which a traced model can be cut, and the values that are carried over each cut. Loaded on use: it imports torch.
 
 A cut stands before the call of a module. What a later part needs of an earlier one is carried from stage to stage, save what
 it can make by itself: parameters and buffers, the batch (every rank of a replica has it), and what is computed from the
@@ -103,11 +103,11 @@ class Boundaries:
         return None
 
     def written_after(self, node: fx.Node, index: int) -> bool:
-        """Whether the value is changed in place after the place."""
+        """True if the value is changed in place after the place."""
         return any(node.meta["storage"] in later.meta["writes"] for later in self._traced.order[index:])
 
     def _find_recomputed(self) -> frozenset[fx.Node]:
-        """What depends on the batch alone, draws nothing, trains nothing and is changed nowhere."""
+        """The values that each stage can compute from the batch alone: without random numbers, parameters or changes in place."""
         own: set[fx.Node] = set(self._traced.inputs)
         for node in self._traced.order:
             constant = node.op == "get_attr" and str(node.target) in self._traced.constants

@@ -33,7 +33,7 @@ def make_shadow(model: nn.Module, mode: Any) -> tuple[nn.Module, dict[int, Tenso
     for _, tensor in all_names(model):
         memo.setdefault(id(tensor), mode.from_tensor(tensor))
     for module in model.modules():
-        # Plain attributes, such as a mask or a table of angles.
+        # Tensors in plain attributes, such as a mask or a table of angles.
         for tensor in tensors_in({name: value for name, value in vars(module).items() if name not in _TABLES}):
             if id(tensor) not in memo:
                 memo[id(tensor)] = mode.from_tensor(tensor)
@@ -116,7 +116,8 @@ class AttributeMirror:
         return copy.deepcopy(value, memo)
 
     def _stamp(self, module: nn.Module) -> dict[str, Hashable]:
-        # Each by itself, or one that is large would leave the others unseen.
+        # Each attribute has a fingerprint of its own: one covers only so many values, and a large attribute would hide
+        # the others.
         return {
             name: Fingerprint(by_version=self._by_version).of(value) for name, value in plain_attributes(module).items()
         }

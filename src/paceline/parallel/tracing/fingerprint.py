@@ -1,4 +1,4 @@
-"""What a Python value is, as something that can be compared later. Loaded on use: it imports torch.
+"""A fingerprint of a Python value, which can be compared later. Loaded on use: it imports torch.
 
 A number or a text is itself, a container what it holds, a config object or a dataclass its attributes. A tensor, a module or
 anything else that can't be looked into is that very object; a tensor that is changed in place is still the same one.
@@ -99,7 +99,8 @@ class Fingerprint:
         if isinstance(value, types.MethodType):
             return ("method", self.of(value.__func__), self.of(value.__self__))
         if isinstance(value, type):
-            # A class whose attributes are settings; not each of a table of classes.
+            # A class by itself may hold settings as attributes. In a container, such as a table of classes, it counts by
+            # its name alone.
             own = (
                 ()
                 if len(self._inside) > 1 or is_library(value) or issubclass(value, nn.Module)
@@ -172,6 +173,6 @@ class Fingerprint:
 
 
 def is_library(kind: type) -> bool:
-    """Whether a class belongs to Python or to torch, whose objects are not a user's settings."""
+    """True if a class belongs to Python or to torch, whose objects are not a user's settings."""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names or top in ("torch", "numpy")

@@ -1,4 +1,4 @@
-"""What a model's outer forward reads beside its arguments, so that it is noticed when that changes. Imports torch.
+"""The values that a model's outer forward reads beside its arguments, so that a change of them is noticed. Imports torch.
 
 A graph holds numbers, lists and objects as they were when it was noted. In the plain model, Python would look again at each
 call. So it is written down what was looked at, and before each step it is looked at again:
@@ -109,11 +109,12 @@ def noting(reads: Reads, is_outer: Callable[[], bool], name_of: Callable[[nn.Mod
                 seen.add(key)
                 _note_globals(reads, frame.f_code, frame.f_globals)
                 if frame.f_code.co_freevars:
-                    # Of all functions with this code at once: to find them takes long.
+                    # All functions with this code are found at once, because to find them takes long.
                     _note_cells(reads, frame)
 
     before, collects = sys.getprofile(), gc.isenabled()
-    # Whoever hangs on the garbage collector (`gc.callbacks`, a finalizer) would be taken for a part of the forward.
+    # The collector calls `gc.callbacks` and finalizers in the middle of any line; what those read is no part of the
+    # forward.
     gc.disable()
     nn.Module.__getattribute__ = look_up  # type: ignore[method-assign, assignment]
     sys.setprofile(see)
@@ -133,7 +134,7 @@ def _put_back(profiler: Any) -> None:
     if profiler is None or callable(profiler):
         sys.setprofile(profiler)
     else:
-        # One of cProfile's, before Python 3.12: it is no function, and is set by itself alone.
+        # Before Python 3.12 cProfile's profiler is no function, and only it can set itself again.
         sys.setprofile(None)
         profiler.enable()
 
@@ -146,7 +147,7 @@ def attribute_read(module: nn.Module, name: str, text: str) -> tuple[Hashable, R
 
 
 def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """What an object's own attributes are, beside those that every module has."""
+    """An object's own attributes, without those that every module has."""
     # Some are ours, such as the process group of a normalisation; some are FSDP's, whose state is no setting.
     return {
         name: value
@@ -156,14 +157,14 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def _attribute(module: nn.Module, name: str) -> Any:
-    """What a module's attribute is, without running any code of its class; `_ABSENT` if it has none, or a computed one."""
+    """The value of a module's attribute, without running any code of its class; `_ABSENT` if it has none, or a computed one."""
     own = vars(module)
     if name in own:
         return own[name]
     for kind in type(module).__mro__:
         if name in vars(kind):
             found = vars(kind)[name]
-            # Code of a property that runs is seen as a function's.
+            # A property's code is not run here. Where the forward runs it, its reads are noted as any function's.
             return _ABSENT if hasattr(type(found), "__get__") else found
     return _ABSENT
 
@@ -219,7 +220,7 @@ def _note_cells(reads: Reads, frame: types.FrameType) -> None:
         and not _is_fixed(local[name])
         and not isinstance(local[name], (nn.Module, Tensor))
     ]
-    # A frame doesn't say which function it is of.
+    # A frame has the code and not the function, whose closure and defaults are needed.
     for function in gc.get_referrers(code) if wanted else ():
         if not isinstance(function, types.FunctionType) or not function.__closure__:
             continue
@@ -237,7 +238,7 @@ def _content(cell: types.CellType) -> Any:
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether a name's value is code, which is not changed while a model is trained."""
+    """True if a name's value is code, which is not changed while a model is trained."""
     if isinstance(value, type):
         module = sys.modules.get(value.__module__)
         file = getattr(module, "__file__", None)

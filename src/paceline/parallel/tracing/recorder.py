@@ -54,7 +54,7 @@ class CannotRecordError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Ran:
-    """What a block gave on fake tensors, so that it needn't run again for the same arguments.
+    """The result of a block on fake tensors, so that it needn't run again for the same arguments.
 
     state_writes: which of its buffers, by their numbers, it changes in place.
     """
@@ -107,7 +107,7 @@ class GraphRecorder(TorchFunctionMode):
 
     @property
     def is_outer(self) -> bool:
-        """Whether what runs now is the outer forward, and not a block of it or the recorder."""
+        """True while the outer forward itself runs, and not a block of it or the recorder."""
         return self.inside is None and not self._paused
 
     def add_input(self, name: str, tensor: Tensor) -> fx.Node:
@@ -141,7 +141,7 @@ class GraphRecorder(TorchFunctionMode):
         return self._record(func, name, args, kwargs)
 
     def call_module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """What `module(*args, **kwargs)` returns, noted as one call unless the module is opened."""
+        """The result of `module(*args, **kwargs)`, noted as one call unless the module is opened."""
         name = self._names.get(id(module))
         if self.inside is not None or name is None:
             return original(module, *args, **kwargs)
@@ -155,7 +155,7 @@ class GraphRecorder(TorchFunctionMode):
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
-        # After an error it stays as it is: it says where that was.
+        # Set back only where the call has returned: after an error it says in which block that was.
         self.inside = name
         result, writes = self._run(original, module, name, own, args, kwargs)
         self.inside = None
@@ -171,7 +171,7 @@ class GraphRecorder(TorchFunctionMode):
     def _run(
         self, original: Callable[..., Any], module: nn.Module, name: str, own: list[Tensor], args: Any, kwargs: Any
     ) -> tuple[Any, set[int]]:
-        """What the block gives, and the storages that it changes."""
+        """The block's result, and the storages that it changes."""
         given = tensors_in((args, kwargs))
         key = None
         if self._ran is not None and _is_data((args, kwargs)):
@@ -183,7 +183,7 @@ class GraphRecorder(TorchFunctionMode):
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
-        # What a block draws is its own affair.
+        # Random numbers that a block draws are no concern of the trace: in its stage it will draw them itself.
         with generators_kept():
             result = original(module, *args, **kwargs)
         for value, content in zip((*args, *kwargs.values()), contents, strict=True):

@@ -27,7 +27,7 @@ _LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
-    """What is known of a tensor that is carried over a cut before it comes."""
+    """A tensor that is carried over a cut, as it is known before it comes."""
 
     name: str
     shape: tuple[int, ...]
@@ -70,8 +70,8 @@ def stage_module(model: nn.Module, names: Iterable[str], kind: type[_Module]) ->
     """A module with these modules, parameters and buffers of `model`, the same objects, under their own names."""
     top = kind()
     top.training = model.training
-    # In the model's order, or gradients would be summed over replicas in an order that differs from rank to rank.
-    # Modules first: a parameter that lies in one is there then.
+    # The model's order, on every rank: gradients are summed over the replicas in the order of these parameters, and
+    # messages are matched by it. Modules come first: a parameter that lies in one of them is there then.
     ordered = [name for name, _ in model.named_modules(remove_duplicate=False)]
     wanted = frozenset(names)
     for name in [*ordered, *(name for name, _ in all_names(model))]:
@@ -96,7 +96,7 @@ def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> S
     for node in constants:
         made[node] = graph.placeholder(str(node.target))
     for node in receives:
-        # A received tensor is a leaf, which autograd lets nobody change in place.
+        # A received tensor is a leaf that needs a gradient, and autograd forbids to change such a one in place.
         if node.meta["requires_grad"] and boundaries.written_after(node, first):
             made[node] = graph.call_method("clone", (made[node],))
     uses: list[str] = []
@@ -183,8 +183,8 @@ def _put(top: nn.Module, model: nn.Module, name: str) -> None:
     for part in parents:
         source = source.get_submodule(part)
         if part not in owner._modules:
-            # A list where there was one, or an entry of one: what looks for the blocks that are called, as FullyShard does,
-            # finds them in lists. A ModuleList, for an nn.Sequential is taken for a block, and this one is never called.
+            # A ModuleList stands for each list, for FullyShard finds the blocks in lists. It also stands for an
+            # nn.Sequential, which FullyShard would take for a block that is called; here only its entries are.
             is_list = isinstance(source, _LISTS) or isinstance(owner, nn.ModuleList)
             container: nn.Module = nn.ModuleList() if is_list else nn.Module()
             container.training = source.training

@@ -1,4 +1,4 @@
-"""Which line of the user's is being run, for messages and for the notes of a graph. Loaded on use: it imports torch."""
+"""The line of the user's that is being run, for messages and for the notes of a graph. Loaded on use: it imports torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PASSED_OVER = (str(Path(torch.__file__).parent), _OWN, "<frozen", "<string>", "
 
 @lru_cache(maxsize=4096)
 def is_users(file: str) -> bool:
-    """Whether a source file is neither torch's, nor ours, nor of the standard library."""
+    """True if a source file is neither torch's, nor ours, nor of the standard library."""
     if file.startswith(_PASSED_OVER):
         return False
     return file.startswith(_SITE) or not file.startswith(_STANDARD)

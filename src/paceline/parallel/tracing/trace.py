@@ -44,7 +44,7 @@ _HERE = str(Path(__file__).parents[1])
 
 @dataclass(kw_only=True, eq=False)
 class Traced:
-    """What the outer forward does for one signature; the metadata of the nodes is the recorder's.
+    """The calls that the outer forward makes for one signature; the metadata of the nodes is the recorder's.
 
     order: the calls, without placeholders and output. inputs: one placeholder for each tensor of (args, kwargs).
     entries: (module's name, number of nodes before its call). leaves: the modules that are single nodes.
@@ -148,7 +148,8 @@ class Tracer:
                 except _InBlockError as failed:
                     if self._model is None:
                         raise self._without_values(failed) from failed.__cause__
-                # Not where the error is handled: one of the block's own would be told as a second one.
+                # The second attempt is made outside of the handler, or Python would show its error "during handling of"
+                # the first one.
                 return self._trace_real(args, kwargs, training)
             except _ShutError as shut:
                 self.shut[shut.name] = shut.reason
@@ -208,7 +209,7 @@ class Tracer:
             return self._twice(model, record, put_back)
 
     def _twice(self, model: nn.Module, record: Record, put_back: Callable[[], None]) -> Traced:
-        """What `record` gives, which is the same when it is run once more; a stage would do it again and again.
+        """The trace that `record` gives, after checks that a second run gives the same: a stage runs it again and again.
 
         put_back: sets the model's attributes to what they were.
         """
@@ -224,7 +225,7 @@ class Tracer:
         states = [state() for _, state in GENERATORS]
         traced = record(_nothing)
         for (name, state), earlier in zip(GENERATORS, states, strict=True):
-            # No line: another thread has drawn.
+            # Where no line is found, another thread has drawn.
             if state() != earlier and (line := line_where(state)) is not None:
                 raise ParallelError(
                     f"{cannot}: {shown(line)}: it draws from {name}, and a stage would repeat what was drawn once. Draw "
@@ -259,7 +260,7 @@ class Tracer:
     ) -> tuple[tuple[int, str], str] | None:
         for key in {**before, **after}:
             name = (before.get(key) or after[key])[0]
-            # What blocks change, inside of them, they will change in their stage.
+            # A block that changes attributes of its own modules does the same in its stage.
             if any(name.startswith(f"{leaf}.") for leaf in traced.leaves):
                 continue
             if before.get(key) != after.get(key):
@@ -329,7 +330,7 @@ class Tracer:
         reason = (
             str(error) if isinstance(error, CannotRecordError) else "what it does next depends on a tensor's values"
         )
-        # Not the outermost forward: that module can be one block instead.
+        # An opened module that can't be traced can be one block instead. The outermost forward can't.
         name = {id(item): name for name, item in model.named_modules()}.get(id(module), "")
         if name and (needs_values or isinstance(error, CannotRecordError)):
             raise _ShutError(name, f"{where}: {reason}") from error
@@ -356,7 +357,7 @@ class _InBlockError(Exception):
 
 
 def key_of(args: tuple[Any, ...], kwargs: dict[str, Any], training: bool | None) -> Hashable:
-    """What two calls have in common that one graph is good for."""
+    """A key that two calls share if one graph is good for both."""
     return signature((args, kwargs)), training
 
 
