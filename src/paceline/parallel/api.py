@@ -65,8 +65,8 @@ def parallelize(
     precision: "bf16" computes under autocast; parameters stay as they are.
     seed: of the order of samples and of dropout, the same on all ranks.
     find_unused: whether the model may leave out parameters now and then; None goes by the first step.
-    memory_bytes: what a worker has; Used where the layout or the cuts are chosen; None: the layout goes by
-        what the machine has free, the cuts have no limit.
+    memory_bytes: the memory of one worker, by which "auto" chooses the layout and a pipeline its cuts. None: "auto" goes by
+        what the machine has free, and the cuts have no limit.
     device: None takes this rank's GPU, or else the CPU.
     sample: a small global batch for measuring; None takes one from the loader.
     check: "first" compares loss and gradients of a few rows with the plain model's before the first step, and refuses to

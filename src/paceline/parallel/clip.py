@@ -34,6 +34,7 @@ class Clipper:
         group = self._world.model_group
         if group is None:
             return torch.nn.utils.get_total_norm([p.grad for p in self._params.values() if p.grad is not None])
+        # Squares are summed in float64: in float32 the norm would depend on how the parameters are spread over the ranks.
         squares = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for name, param in self._params.items():
             if param.grad is not None and name in self._owned and _counts_here(param.grad, self._world):
@@ -62,6 +63,7 @@ def _owned(params: Mapping[str, nn.Parameter], world: World) -> set[str]:
     if group is None:
         return set(params)
     held = gather(list(params), group)
+    # All stages make the same list, so a copy of a tied parameter counts in exactly one of them.
     earlier = {name for names in held[: world.coordinate("pipe")] for name in names}
     return set(params) - earlier
 

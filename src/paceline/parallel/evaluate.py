@@ -113,6 +113,7 @@ class _Means:
         group = world.group("pipe")
         if group is None:
             return self._names
+        # Only the last stage's worker has called the metric.
         everyone = gather(self._names if self._called else None, group)
         names = next((found for found in everyone if found is not None), None)
         assert names is None or len(names) == count

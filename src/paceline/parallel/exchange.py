@@ -58,6 +58,8 @@ def gather(value: Any, group: Any = None) -> list[Any]:
     """
     data, device = _packed_or_refused(value), _device(group)
     size = torch.tensor([data.numel()], dtype=torch.int64, device=device)
+    # Two collectives: first the lengths, then the messages, filled up to the longest one, for all ranks have to send as
+    # much.
     sizes = [torch.empty_like(size) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, size, group=group)
     lengths = [int(of_rank) for of_rank in sizes]
@@ -108,6 +110,8 @@ def unpacked(data: Tensor, kinds: Sequence[type] = ()) -> Any:
     length = int.from_bytes(data[:_HEAD_BYTES].numpy().tobytes(), "little")
     text, rest = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
     try:
+        # A forged message may raise any of these. It becomes one kind of error, and the reader makes nothing but plain
+        # values of it.
         return _Reader(rest, kinds).value(json.loads(text.numpy().tobytes()))
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from error

@@ -59,6 +59,7 @@ def first_check(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -
 def _compared(par: ParallelHandle, batch: Any, micros: Sequence[Microbatch]) -> Any:
     if par.world.layout.batch_norm == "local" and par.world.replicas > 1:
         raise CannotCompareError("with batch_norm='local' it is another one")
+    # All ranks leave out the comparison together, or some would wait in it for the others.
     if anywhere(bool(par.skeleton.reason), par.world):
         raise CannotCompareError(par.skeleton.reason or "another rank can't copy it")
     _refuse_large(par)

@@ -108,6 +108,7 @@ def start(device: torch.device | str | None = None) -> WorldPlace:
         _initialise(device)
     if not dist.is_initialized():
         return WorldPlace(rank=0, size=1, device=_device(device, 0))
+    # A process group over Gloo or MPI carries tensors on the CPU alone, so a GPU is not chosen by itself.
     chosen = _device(device, dist.get_rank()) if _backend_has_cuda() else torch.device(device or "cpu")
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
@@ -146,6 +147,7 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
     from torch.distributed.device_mesh import init_device_mesh
 
     shape = tuple(int(getattr(layout, axis)) for axis in AXES)
+    # A script may end its process group and make another one; meshes and groups of the first one are dead then.
     if _made_for is not dist.group.WORLD:
         _made.clear()
         _made_for = dist.group.WORLD
@@ -153,9 +155,13 @@ def _mesh_and_groups(place: WorldPlace, layout: Layout) -> tuple[Any, dict[froze
         mesh = init_device_mesh(place.device.type, shape, mesh_dim_names=AXES)
         active = {axis for axis, extent in zip(AXES, shape, strict=True) if extent > 1}
         groups: dict[frozenset[str], Any] = {frozenset({axis}): mesh.get_group(axis) for axis in active}
+        # Axes that have all ranks are the world's own group; each further group costs connections between all of its
+        # ranks.
         groups.setdefault(frozenset(active), dist.group.WORLD)
         for axes in (("data", "shard"), ("pipe", "shard", "tensor")):
             wanted = frozenset(axes) & active
+            # Every rank comes here with the same layout, so all make the same groups in the same order, which torch
+            # requires.
             if wanted and wanted not in groups:
                 groups[wanted] = _group_over(layout, wanted, place.size)
         _made[shape] = mesh, groups

@@ -34,6 +34,8 @@ class Streams:
         if not self._active:
             yield
             return
+        # A stream begins anew in each step, and does not go on from the last one, so that a run that is resumed at a step
+        # draws what it would have drawn.
         seed = derive(purpose, self.seed, number, self._replica, self._stage)
         with generators(seed, self._device):
             yield
@@ -67,6 +69,7 @@ def generators(seed: int, device: torch.device) -> Iterator[None]:
     """torch's generators for the CPU and for `device`, seeded, and put back afterwards."""
     before = torch.get_rng_state()
     before_cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    # `torch.manual_seed` would also seed GPUs other than this rank's, and put none of them back.
     torch.default_generator.manual_seed(seed)
     if before_cuda is not None:
         torch.cuda.manual_seed(seed)

@@ -24,6 +24,7 @@ def decide(world: World, find: Callable[[], Any], kinds: Sequence[type] = ()) ->
             found = find()
         except ParallelError as error:
             failed = error
+    # No message in a world of one.
     if world.size == 1:
         if failed is not None:
             raise failed

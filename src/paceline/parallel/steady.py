@@ -26,9 +26,12 @@ class Steady(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         packet = func.overloadpacket
+        # At this level operations are torch's own kernels: whatever a layer is made of, its random numbers come from one
+        # of these.
         fixed = _FIXED.get(str(packet))
         if fixed is not None:
             return fixed(args, kwargs)
+        # Fused attention draws inside of one kernel, which takes the probability as an argument.
         if "dropout_p" in (names := _argument_names(func)):
             place = names.index("dropout_p")
             if place < len(args):

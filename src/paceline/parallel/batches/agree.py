@@ -31,6 +31,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
     """
     if world.size == 1:
         return
+    # A rank whose loader has ended takes part with -1, or the others would wait for it here.
     own = -1 if batch is None else fingerprint(batch)
     # The maximum of the number and of its negative: the largest and the smallest of all ranks in one message.
     both = torch.tensor([own, -own], dtype=torch.int64, device=world.device)
@@ -38,6 +39,7 @@ def agree_on_batch(batch: Any, world: World) -> None:
     largest, smallest = both.tolist()
     if largest == -smallest:
         return
+    # Only now, when they differ, is there a second message. All ranks come here, since all know the same two numbers.
     everyone = gather((own, "none any more" if batch is None else _shown(batch)))
     groups: dict[tuple[int, str], list[int]] = {}
     for rank, found in enumerate(everyone):

@@ -26,6 +26,7 @@ def gather_parts(own: Sequence[Parts | None], like: Parts, group: Any) -> list[l
     Raises:
         NotPlainError: on every rank: a list of the batch holds one object for each row that is none of these.
     """
+    # A replica without rows takes part too: each rank of the group has to call each collective.
     everyone = gather([None if piece is None else told(piece) for piece in own], group)
     return [[None if found is None else filled(like, found) for found in of_replica] for of_replica in everyone]
 

@@ -70,6 +70,7 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
         ParallelError: the batch can't be cut, or nothing in it counts.
     """
     own = batch if isinstance(batch, OwnBatch) else None
+    # A batch from `epoch` was loaded by Paceline itself, and is known to be the same, or this rank's part of the same.
     if not isinstance(batch, (OwnBatch, GlobalBatch)):
         agree_on_batch(batch, world)
     parts = Rows(split(batch.data if isinstance(batch, (OwnBatch, GlobalBatch)) else batch, task))
@@ -92,6 +93,8 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
     weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
     total = float(global_rows)
     if task.loss_weight is not None:
+        # The weights of all replicas together: a mean of the replicas' means would count a row of a short replica for
+        # more.
         total = sum_number(sum(weights), world.replica_group, world.device)
         if not total > 0:
             raise ParallelError(

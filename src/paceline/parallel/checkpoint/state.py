@@ -55,6 +55,7 @@ class HeldState:
         if self.optimizer is None:
             return {}
         names = {id(param): name for name, param in self.parameters.items()}
+        # `get`, for `optimizer.state` is a defaultdict: to look a parameter up would give it an empty state.
         state = self.optimizer.state
         return {
             names[id(param)]: (param, state.get(param, {}))
@@ -94,6 +95,7 @@ def merge_records(records: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {"groups": [], "values": {}, "model_values": {}}
     for record in records:
         for key in ("values", "model_values"):
+            # Copies of a tied parameter are in the records of several stages; the first stage's counts.
             merged[key] = {**record[key], **merged[key]}
     for index, group in enumerate(records[0]["groups"]):
         names = dict.fromkeys(name for record in records for name in record["groups"][index]["names"])
@@ -114,6 +116,8 @@ def targets(held: HeldState, saved: Mapping[str, tuple[torch.Size, torch.dtype]]
         if kind != "optimizer" or name not in params:
             continue
         param = params[name]
+        # A state of the parameter's shape is cut as the parameter is. What has another shape, such as the number of
+        # steps, is whole on every rank.
         if shape == param.shape and state != "step":
             found[key] = torch.empty_like(param.detach(), dtype=dtype)
         else:
@@ -184,6 +188,8 @@ def put_back(held: HeldState, found: Mapping[str, Tensor], record: Mapping[str, 
         if state:
             held.optimizer.state[param] = state
         else:
+            # The checkpoint was saved before this parameter's first step. A state that it has now would be of another
+            # training.
             held.optimizer.state.pop(param, None)
     for group, saved in zip(held.optimizer.param_groups, record["groups"], strict=True):
         group.update(saved["options"])

@@ -105,7 +105,7 @@ def wait(par: ParallelHandle) -> None:
 
 
 def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Sequence[Any] = ()) -> bool:
-    """True if there was a checkpoint to go on from: model, optimizer, progress and random streams are then as they were.
+    """Go on from a checkpoint, with model, optimizer, progress and random streams as they were; True if there was one.
 
     path: None takes the newest complete one in the folder that PACELINE_CHECKPOINT_DIR names; False if there is none.
     schedulers: the same, in the same order, as were saved.
@@ -116,6 +116,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     """
     world = par.world
     wait(par)
+    # Rank 0 looks for all: another rank might already see a newer checkpoint. An error is held back until all ranks know
+    # of it; a rank that raised by itself would leave the others in the next collective.
     result = _attempt(lambda: _find(path)) if world.rank == 0 else None
     _raise_agreed(world, result if isinstance(result, Exception) else None)
     found = _from_rank_0(world, result)
@@ -130,6 +132,8 @@ def load(par: ParallelHandle, path: str | Path | None = None, *, schedulers: Seq
     buffers = targets(held, saved)
     result = _attempt(lambda: _read_tensors(world, folder, buffers))
     _raise_agreed(world, result if isinstance(result, Exception) else None)
+    # Until here nothing of the training was changed: all is read into buffers of its own, and all ranks have said that
+    # they could.
     put_back(held, buffers, record)
     par.load_state(record["state"])
     for scheduler, state in zip(schedulers, record["schedulers"], strict=True):
@@ -161,6 +165,7 @@ def _pack(record: dict[str, Any]) -> bytes:
     try:
         torch.save(record, file)
         file.seek(0)
+        # It is read back at once: better that save() refuses an object than that load() does, days later.
         torch.load(file, weights_only=True)
     except Exception as error:
         kind = re.search(r"GLOBAL ([\w.]+)", str(error))

@@ -55,6 +55,8 @@ class ErrorLine:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="paceline-failures", daemon=True)
         self._thread.start()
+        # An error that no call of ours sees, such as one in the script between two steps, is noticed at the end of the
+        # process.
         self._before = sys.excepthook
         sys.excepthook = self._uncaught
         atexit.register(self.close)

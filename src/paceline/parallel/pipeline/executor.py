@@ -113,6 +113,8 @@ class Pipelined:
         return found
 
     def train_step(self, micros: Sequence[Microbatch]) -> Tensor:
+        # The other stages, and the messages between them, rely on what was there when the model was cut. A change on one
+        # rank alone would end in messages that the other end does not expect.
         self._check_trained()
         self._check_buffers()
         self._programs.refresh()

@@ -123,6 +123,7 @@ def _tied(blocks: tuple[Block, ...]) -> list[frozenset[int]]:
 def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark, ...]) -> tuple[frozenset[str], ...]:
     """The names that each stage holds: all that its part calls, in training and in evaluation; the first one holds the rest."""
     found: list[set[str]] = [set() for _ in range(len(marks) + 1)]
+    # In the other mode the forward may call other modules, and those have to be in a stage too.
     for training in (None, False, True):
         try:
             traced = programs.trace(sample, training)

@@ -52,6 +52,7 @@ def run(
     if schedule != "forward":
         try:
             check_microbatches(schedule, workers, microbatches)
+        # A batch in fewer microbatches than the schedule takes, as the last one of an epoch may be.
         except ParallelError:
             schedule = "gpipe"
     of_index = {stage.index: stage for stage in stages}

@@ -64,6 +64,8 @@ def order(schedule: str, worker: int, workers: int, microbatches: int, chunks: i
                 StageCall("F", stage, micro) for stage in range(worker, workers * chunks, workers) for micro in group
             )
     elif schedule == "1f1b":
+        # The last worker goes back right after its first forward pass. Each worker before it has one microbatch more
+        # under way by then.
         ahead = min(microbatches, workers - worker)
         yield from (StageCall("F", worker, micro) for micro in range(ahead))
         for micro in range(microbatches):
@@ -167,6 +169,8 @@ def _interleaved(worker: int, workers: int, microbatches: int, chunks: int) -> I
     """Microbatches go round in groups: one group through all chunks of a worker, then the next group."""
     group = microbatches // max(1, microbatches // workers)
     calls = chunks * microbatches
+    # Narayanan et al. 2021, section 2.2, as in Megatron-LM: the forward passes until the first microbatch has come back
+    # to here.
     warm_up = min(calls, (chunks - 1) * group + 2 * (workers - 1 - worker))
     done: dict[tuple[str, int], int] = {}
 

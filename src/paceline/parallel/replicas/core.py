@@ -115,6 +115,7 @@ class Plain:
 
     def predict(self, micros: Sequence[Microbatch], consume: Callable[[Any, Microbatch], Tensor]) -> Tensor:
         total: Tensor | None = None
+        # Nothing is summed over the replicas here: each gives its own part, and the caller adds them up.
         with torch.no_grad():
             for micro in micros:
                 if not micro.global_rows and total is not None:

@@ -91,9 +91,11 @@ def apply(
         )
     if parts > 1:
         _check_ties(model, found, ties)
+        # The copy is made before the cut: it is what the cut model is compared with.
         plain = copy.deepcopy(model) if sample is not None else None
         hooked = {name for name, param in model.named_parameters(remove_duplicate=False) if Hooks(param)}
         cut(model, world.mesh["tensor"], found, copies=world.layout.shard > 1)
+        # `parallelize_module` gives each module a parameter of its own, and with it breaks ties in silence.
         tie_again(model, ties)
         for name, param in model.named_parameters(remove_duplicate=False):
             if name in hooked and isinstance(param, DTensor):

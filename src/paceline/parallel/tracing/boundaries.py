@@ -89,6 +89,8 @@ class Boundaries:
                 return f"what {node.name} returns is needed after it and is no tensor"
             if node.meta.get("sparse"):
                 return f"{node.name} is not a dense tensor"
+        # A buffer that the forward pass changes would be two buffers, one in each stage, that are changed apart from each
+        # other.
         before = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[:index]))
         after = frozenset[int]().union(*(node.meta["touches"] for node in self._traced.order[index:]))
         shared = before & after & self._written & self._fixed_storages()
@@ -96,6 +98,8 @@ class Boundaries:
             user = next(node for node in self._traced.order[index:] if node.meta["touches"] & shared)
             where = user.meta["module"] or user.name
             return f"a buffer or an input that the forward pass changes is used before it and in {where}"
+        # Two views of one memory would be two memories in the next stage, and a change of one would not be seen in the
+        # other.
         later = frozenset[int]().union(*(node.meta["writes"] for node in self._traced.order[index:]))
         storages = [node.meta["storage"] for node in live if node.meta["storage"] in later]
         if len(storages) != len(set(storages)):
@@ -113,6 +117,7 @@ class Boundaries:
             constant = node.op == "get_attr" and str(node.target) in self._traced.constants
             if not constant and (node.op not in ("call_function", "call_method") or node.meta["random"]):
                 continue
+            # What has a gradient is never computed twice: the gradients of both would reach its parameters.
             if node.meta.get("requires_grad") or node.meta["touches"] & self._written:
                 continue
             if all(given in own for given in node.all_input_nodes):

@@ -134,6 +134,8 @@ class GraphRecorder(TorchFunctionMode):
         if self.inside is not None or self._paused:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        # On fake tensors these raise by themselves. A trace of real tensors, for blocks that look at values, would go on
+        # with the values of this one batch.
         if name in READS_VALUES:
             raise CannotRecordError(f"`{name.strip('_')}` asks for a tensor's values")
         if name == "__set__":
@@ -152,6 +154,7 @@ class GraphRecorder(TorchFunctionMode):
                 return original(module, *args, **kwargs)
             finally:
                 self._stack.pop()
+        # What the recorder itself does with tensors until the call's end is not part of the forward.
         self._paused = True
         own = list(module.buffers())
         node = self._node("call_module", name, args, kwargs)
@@ -180,6 +183,8 @@ class GraphRecorder(TorchFunctionMode):
             known = self._ran.get(key)
             if known is not None:
                 return map_tensors(known.result, _alike), {_storage(own[index]) for index in known.state_writes}
+        # autograd counts the changes in place of each tensor, and views share the count: so a write is seen without
+        # comparing values.
         before = [tensor._version for tensor in own]
         versions = [tensor._version for tensor in given]
         contents = [Fingerprint().of(value) for value in (*args, *kwargs.values())]
@@ -285,6 +290,8 @@ class GraphRecorder(TorchFunctionMode):
     def _find(self, tensor: Tensor) -> fx.Node:
         known = self._nodes.get(id(tensor))
         if known is not None:
+            # The tensor's history is not that of the recorded calls. A graph that is run again would give it another
+            # gradient.
             if known[1].meta["requires_grad"] != tensor.requires_grad:
                 raise CannotRecordError(
                     "it has a gradient that the calls which made it don't explain (a custom autograd.Function or a reentrant "
@@ -330,6 +337,9 @@ def recording(recorder: GraphRecorder) -> Iterator[None]:
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.call_module(original, module, args, kwargs)
 
+    # Hooks and `forward` of every module run inside `__call__`, so this is the one place through which all calls go. It
+    # is a class attribute, and other threads that call modules meanwhile pass through too: their modules have no name
+    # here.
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
         with recorder:
