@@ -69,6 +69,30 @@ def check_batches_of_any_size_go_through(ranks: Ranks) -> None:
     assert_equal(one, many, **EXACT)
 
 
+class Skips(nn.Module):
+    """What is carried over its cuts depends on the number of rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(12, 12), nn.Linear(12, 5)
+        self.blocks = nn.ModuleList([nn.Linear(12, 12) for _ in range(6)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        skip = torch.sigmoid(h) if len(x) > 1 else None
+        for block in self.blocks:
+            h = torch.tanh(block(h))
+        return self.head(h if skip is None else h * skip)
+
+
+def check_microbatches_of_a_step_may_carry_other_values(ranks: Ranks, sizes: tuple[int, ...] = (2,)) -> None:
+    # 7 rows in 4 microbatches: the last one has a single row.
+    case = Case(name="skips", make=Skips, batch=vectors)
+    one = alone(case, microbatches=4, rows=(8, 7))
+    for schedule in ("1f1b", "interleaved"):
+        assert_equal(one, together(case, PipelineParallel(schedule=schedule), microbatches=4, rows=(8, 7)), **EXACT)
+
+
 def check_clipping_is_by_the_norm_of_all_stages(ranks: Ranks) -> None:
     for name in ("mlp", "transformer_tied"):
         one = alone(CASES[name], microbatches=4, clip_norm=0.05)
