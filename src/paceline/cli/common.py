@@ -1,4 +1,4 @@
-"""What several verbs share: the workspace, a run by its id, plain tables, colours, JSON."""
+"""Helpers of several verbs: the workspace, a run by its id, plain tables, colours, JSON."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def print_json(value: Any) -> None:
 
 
 def has_colour(stream: IO[str]) -> bool:
-    """Whether to colour: on a terminal, unless NO_COLOR says no; FORCE_COLOR says yes."""
+    """Return True where output is to be coloured: on a terminal, unless NO_COLOR says no, and wherever FORCE_COLOR says yes."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
@@ -109,7 +109,7 @@ def warn(text: str) -> None:
 
 
 def age(created_utc: str | None) -> str:
-    """How long ago, as people say it: "3 min ago"."""
+    """Return the time since then as people say it: "3 min ago"."""
     if not created_utc:
         return ""
     seconds = (dt.datetime.now(dt.timezone.utc) - parse_utc(created_utc)).total_seconds()

@@ -1,4 +1,4 @@
-"""What a shell is offered for a word that is not whole yet. A key is pressed meanwhile: files' names are read, little else,
+"""Words that a shell offers for one that is not whole yet. Somebody waits for it at a key: names of files are read, little else,
 and no library is loaded for it. Whatever goes wrong, nothing is offered: a traceback in a prompt helps nobody."""
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ def _quietly(offered: Callable[[Workspace], Iterable[str]]) -> Callable[[str], l
     @wraps(offered)
     def complete(incomplete: str) -> list[str]:
         try:
+            # Never made here: a key that is pressed must not leave a folder behind.
             words = offered(Workspace.from_config(create=False))
             # By a dictionary: in order, and each once.
             return list(islice((word for word in dict.fromkeys(words) if word.startswith(incomplete)), _MOST))
@@ -41,7 +42,7 @@ def run_ids(workspace: Workspace) -> Iterable[str]:
 
 @_quietly
 def experiments(workspace: Workspace) -> Iterable[str]:
-    """Those that have a run, the latest used first: an id begins with its experiment's name."""
+    """Offer the experiments that have a run, the latest used first: an id begins with its experiment's name."""
     return (run_id.rsplit("_", 2)[0] for run_id in store.ids(workspace.runs_dir) if run_id.count("_") > 1)
 
 

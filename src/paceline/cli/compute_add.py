@@ -98,7 +98,7 @@ def _one_name(alone: Sequence[str]) -> str:
 
 
 def _tell(found: TargetLook) -> None:
-    """What was seen of the new target; that it can't be reached now is no failure."""
+    """Say how the new target stands. It is no failure that it can't be reached now."""
     if found.error:
         warn(
             f"paceline: warning: {found.name} is kept, but can't be reached: {found.error} "

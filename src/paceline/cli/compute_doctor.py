@@ -125,7 +125,7 @@ def _print_table(findings: Iterator[Finding]) -> list[Finding]:
 
 
 def _visible(finding: Finding) -> Finding:
-    """What machines answer may hold anything."""
+    """Make an answer safe to print: a machine may answer anything."""
     return replace(
         finding,
         node=visible(finding.node) if finding.node else finding.node,

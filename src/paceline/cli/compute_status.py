@@ -1,4 +1,4 @@
-"""How the targets of a workspace stand, all asked at once, so that one that hangs holds up none."""
+"""The status of a workspace's targets. All are asked at once, so that one that hangs holds up no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paceline.targets.timeouts import all_within, said
 
 @dataclass(frozen=True, kw_only=True)
 class TargetLook:
-    """What was found out of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
+    """The answer of one target. error: why there is no status, where that is a fault. is_wrong: it is one of the
     settings, not of the target's being away."""
 
     name: str
@@ -49,7 +49,7 @@ class TargetLook:
 
 
 def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
-    """How one target stands.
+    """Ask one target for its status.
 
     Raises:
         TargetError: there is none of this name, or its description can't be read.
@@ -59,7 +59,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
 
 
 def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> list[TargetLook]:
-    """How the targets stand, in the order of their names; none takes longer than `limit_s`."""
+    """Return the status of the targets in the order of their names; none takes longer than `limit_s`."""
     described: dict[str, Configured | TargetError] = {}
     for name in names:
         try:
@@ -67,6 +67,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
         except TargetError as error:
             described[name] = error
     calls = {name: partial(_status, found) for name, found in described.items() if isinstance(found, Configured)}
+    # A thread for each: the ssh or HTTP call of one that hangs is left behind when the time is over.
     answers = all_within(calls, limit_s)
     looks = []
     for name, found in described.items():
@@ -88,7 +89,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
 
 
 def counts_text(total: int | None, used: int | None) -> str:
-    """What is free of what there is: "6 of 8", "8" where nobody tells what is used, "" where nobody tells anything."""
+    """Return the free part of what there is: "6 of 8", "8" where nobody tells what is used, "" where nobody tells anything."""
     if total is None:
         return ""
     return str(total) if used is None else f"{total - used} of {total}"

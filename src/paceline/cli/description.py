@@ -78,7 +78,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def asked(description: Mapping[str, Any]) -> Asked:
-    """What the description comes to.
+    """Make the job that the description describes.
 
     Raises:
         JobError: something in it is wrong.

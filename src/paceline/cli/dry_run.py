@@ -106,12 +106,12 @@ def _is_here(job: Job, workspace_dir: Path) -> bool:
 
 
 def _script(target: Target, job: Job) -> str | None:
-    """What an engine would be given, such as Slurm's batch script; None where there is no such thing."""
+    """Return the text that an engine would be given, such as Slurm's batch script; None where there is none."""
     return target.script(job) if isinstance(target, Queued) else None
 
 
 def _prepared(job: Job) -> tuple[NodeSetup, ...]:
-    """What each node would have ready."""
+    """Return what a submission would make ready on each node."""
     environment = job.environment
     one = NodeSetup(python=environment.python or ("python3" if environment.docker_image else sys.executable))
     if environment.needs_build:

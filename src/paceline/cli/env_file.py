@@ -35,6 +35,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
     from dotenv.parser import parse_stream
 
     try:
+        # Editors on Windows put a mark in front, which would become a part of the first name.
         with open(path, encoding="utf-8-sig") as file:
             bindings = list(parse_stream(file))
     except OSError as error:

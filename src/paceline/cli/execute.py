@@ -38,11 +38,13 @@ def execute(
     """
     folder = folder_of(run_id)
     terminal = None
+    # As ssh does: with a terminal on both sides the command gets one too, else output stays byte for byte.
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
+    # The handler only notes it: sending from a signal handler could meet a half-sent message of the loop below.
     resized: list[int] = []
     with (
         Beside(folder, command, rank=rank, terminal=terminal, term=os.environ.get("TERM")) as beside,
@@ -51,9 +53,11 @@ def execute(
     ):
         if terminal:
             signal.signal(signal.SIGWINCH, lambda *_: resized.append(1))
+        # There is no input at all (closed, or a test's): a command that reads must see its end at once.
         if fd is None:
             beside.end_input()
         while beside.exit_code is None:
+            # Input is only looked at, never waited for: `heard` below waits for both, the command's output and its end.
             fd = _pass_on(beside, fd)
             if resized:
                 resized.clear()
@@ -67,6 +71,7 @@ def execute(
 
 def _pass_on(beside: Beside, fd: int | None) -> int | None:
     """Pass on what was typed, if anything was; where it comes from, None once that has ended."""
+    # A terminal in raw mode, a pipe and a file alike: what is there now, at most one piece.
     if fd is None or not select.select([fd], [], [], 0)[0]:
         return fd
     try:
@@ -94,11 +99,13 @@ def _raw(fd: int | None) -> Iterator[None]:
     import termios
     import tty
 
+    # Restored however this ends: a shell that is left in raw mode shows nothing of what is typed.
     before = termios.tcgetattr(fd)
     try:
         tty.setraw(fd)
         yield
     finally:
+        # After the output that is still on its way has been written: in cooked mode its line ends would change.
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
@@ -107,6 +114,7 @@ def _ending_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end this as Ctrl-C does, so that the command is told."""
 
     def end(number: int, frame: object) -> None:
+        # An exception, so that the contexts above restore the terminal and tell the run.
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}

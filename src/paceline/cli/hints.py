@@ -91,8 +91,10 @@ _OWN_ARGUMENTS = "The script's own arguments go behind `--`: paceline run train.
 
 
 def option_message(option: str, text: str, argv: Sequence[str]) -> str:
-    """What to say of an option that `run`, `submit` or `logs` does not have. option: as the parser names it, and its text; argv:
-    the whole command line. Of a cluster of short ones (`-np 4`) the parser names a part alone.
+    """Return the message for an option that `run`, `submit` or `logs` does not have.
+
+    option: as the parser names it; of a cluster of short ones (`-np 4`) that is a part alone. text: the parser's own message.
+    argv: the whole command line.
     """
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)

@@ -1,4 +1,4 @@
-"""What a run needed, in words: its environment and its data."""
+"""The environment and the data of a run, in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from paceline.job.job import Job
 
 
 def environment_text(job: Job | None, built: dict[str, Any] | None) -> str:
-    """Where the script ran: "image lab/torch:2", or "1f0c3a (layered): einops==0.8.1"; "" for the submitting interpreter."""
+    """Return the environment that the script ran in, such as "image lab/torch:2" or "1f0c3a (layered): einops==0.8.1"; "" for
+    that of the submitting interpreter."""
     if job is None:
         return ""
     environment = job.environment

@@ -32,6 +32,7 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
     if tail is not None:
         parts = _last(parts, tail)
     for part in parts:
+        # What print has buffered goes out before bytes that go past it.
         sys.stdout.flush()
         try:
             lines, terminal = LineAssembler(), TerminalLines()
@@ -43,13 +44,14 @@ def print_parts(parts: Sequence[LogPart], tail: int | None = None, *, as_is: boo
                     print(terminal.line(None, text))
             for text in lines.end():
                 print(terminal.line(None, text))
+        # A worker that has not started has no log yet, and a log may go with its run.
         except FileNotFoundError:
             continue
     sys.stdout.flush()
 
 
 def driver_offset(path: Path, since_s: float) -> int:
-    """Where the lines of that time (seconds since 1970) begin in the supervisor's log.
+    """Return the offset in the supervisor's log at which the lines of that time (seconds since 1970) begin.
 
     A line without a time, such as mpirun's, is as old as the one before it.
     """

@@ -52,6 +52,7 @@ def _exit_code() -> int:
         result = _call(sys.argv[1:])
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
+    # As a shell counts it for a program that SIGINT has ended.
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except PacelineError as error:
@@ -87,6 +88,7 @@ def _call(words: list[str]) -> Any:
 
 def _usage_error(error: Exception) -> int | None:
     """The exit code of an error of the command line's parser, which is shown; None for any other error."""
+    # By their attributes: newer versions of typer carry click within, so its classes have no one place to import from.
     code = getattr(error, "exit_code", None)
     if not isinstance(code, int):
         return None

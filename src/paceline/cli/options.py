@@ -55,7 +55,7 @@ class VerbOption:
 
     @property
     def default(self) -> bool | None:
-        """What the verb gets where it is left out: False for a word that can only switch on, else None."""
+        """The value where it is left out: False for a word that can only switch on, else None."""
         return False if self.type is bool and "/" not in self.words else None
 
     def parameter(self) -> inspect.Parameter:
@@ -117,8 +117,10 @@ def takes(*options: VerbOption) -> Callable[[Callable[..., int]], Callable[..., 
 
 
 def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] | None:
-    """What a verb with these options is given by these words: name -> value. None where the parser has to look at them: they ask
-    for help, have a mistake, or are written in a way that is not known here, such as `-qd` or a value that begins with a dash.
+    """Read the words as arguments of a verb with these options: name -> value.
+
+    Return None where the parser has to look at them: they ask for help, have a mistake, or are written in a way that is not
+    known here, such as `-qd` or a value that begins with a dash.
     """
     given: dict[str, Any] = {option.name: option.default for option in options}
     known = {word: (option, on) for option in options for word, on in _spelled(option)}
@@ -133,12 +135,14 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
             continue
         name, equals, text = word.partition("=")
         option, on = known.get(name, (None, None))
+        # A flag takes no value, and `-j=2` gives the parser the value "=2".
         if option is None or (equals and (option.type is bool or name[:2] != "--")):
             return None
         if option.type is bool:
             given[option.name] = on
             continue
         text = text if equals else next(rest, "")
+        # The parser may take the next word for a value or refuse it; which of the two is its business.
         if not text or text[0] == "-":
             return None
         try:

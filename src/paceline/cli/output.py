@@ -51,6 +51,7 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except BrokenPipeError:
+            # By the signal itself: a shell with `pipefail` sees 141, as from every other program.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGPIPE)
             raise

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def reading(verb: str, given_words: Sequence[str]) -> Callable[[], int] | None:
-    """How `run` or `submit` goes on with these words; None where the parser has to read them.
+    """Return the rest of `run` or `submit` with these words, to be called; None where the parser has to read them.
 
     Raises:
         JobError: they name nothing that could run.
@@ -56,12 +56,14 @@ def _load_supervisor(description: dict[str, Any]) -> str | None:
     elsewhere, or in a workspace that is not there yet. What is wrong is said when the run is submitted."""
     if description.get("compute_target", "local") != "local":
         return None
+    # The same errors come again, and are said, when the run is submitted.
     with contextlib.suppress(WorkspaceError, OSError):
         experiment = check_experiment_name(
             description.get("experiment") or experiment_name(description["source_directory"])
         )
         workspace_dir = Path(os.path.abspath(configured().expanduser()))
         library = library_dir(workspace_dir, create=False)
+        # In a workspace that is not there yet nothing may be made before the call is known to be right.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
             supervisors.start_ahead(workspace_dir / "runs" / run_id, library, sys.executable)

@@ -201,7 +201,7 @@ def _row(record: RunRecord, folder: RunFolder) -> tuple[str, ...]:
 
 
 def _more(folder: RunFolder) -> tuple[str, str]:
-    """What `--long` adds to a run's row."""
+    """Return the cells that `--long` adds to a run's row."""
     return size_text(tree_size(folder.path)), _tags_text(tags_and_properties.read(folder.notes).tags)
 
 

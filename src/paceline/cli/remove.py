@@ -135,7 +135,7 @@ def prune(
 
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
-    """Whether the run is gone; what stays of it, and why, is said."""
+    """Remove the run; return False and say why where something of it stays."""
     left = tags_and_properties.read(folder.notes).properties.get("not_fetched")
     try:
         removal.remove(folder, force=force)
@@ -163,7 +163,7 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
 
 
 def _confirmed(question: str, *, yes: bool, as_json: bool) -> bool:
-    """Whether to go on.
+    """Ask; return True where the answer is yes.
 
     Raises:
         UserError: there is no terminal to ask on, and no --yes.
@@ -205,7 +205,7 @@ def _print_removed(found: Pruned) -> None:
 
 
 def _summary(found: Pruned) -> str:
-    """What is gone, in words: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
+    """Say in words what is gone: "2 runs (3.1 MB), 1 snapshot (20 kB), 3.2 MB in all"."""
     parts = [
         f"{len(gone)} {noun}{'' if len(gone) == 1 else 's'} ({_total(gone)})"
         for noun, gone in (

@@ -143,6 +143,7 @@ class _HashingProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
+        # \r goes to the line's beginning and \x1b[2K empties it: the next line of ours stands in its place.
         if sys.stderr.isatty() and now - self._start > 0.5 and now - self._shown > 0.1:
             self._shown = now
             print(
@@ -219,10 +220,13 @@ def _follow_with_interrupts(folder: RunFolder, view: RunView) -> RunRecord:
                 return following.to_the_end()
             except KeyboardInterrupt:
                 record = read.record(folder)
+                # The run may have ended in the moment of the key: then there is nothing to ask.
                 if record.is_terminal:
                     return record
+                # A cancel has been asked for, and is waited for: further keys change nothing.
                 if canceled:
                     continue
+                # Without a terminal on both there is nobody to ask: a script's interrupt means cancel.
                 if not asked and sys.stdin.isatty() and sys.stderr.isatty():
                     asked = True
                     answer = _ask(interrupts)
@@ -243,6 +247,7 @@ class _Interrupts:
         self._through = False
 
     def __enter__(self) -> _Interrupts:
+        # Python's own handler would raise wherever the program is, in the middle of a cancel as well.
         self._before = signal.signal(signal.SIGINT, self._handle)
         return self
 

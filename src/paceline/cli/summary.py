@@ -1,4 +1,4 @@
-"""What `--json` says of a run: the same keys from every verb. docs/command-line.md lists them; they only ever grow."""
+"""A run as `--json` prints it, with the same keys from every verb. docs/command-line.md lists them; they only ever grow."""
 
 from __future__ import annotations
 

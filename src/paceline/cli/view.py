@@ -29,11 +29,13 @@ class RunView:
         self._terminal = sys.stdout.isatty()
         self._colour = has_colour(sys.stdout)
         self._open_line = False
+        # A script's output may hold sequences that move the cursor or set the terminal's title; a file takes them as they are.
         self._lines = TerminalLines() if self._terminal and not raw else None
 
     def line(self, line: LogLine) -> None:
         text = line.text if self._lines is None else self._lines.line(line.rank, line.text)
         text = coloured(prefix(line, self._size, self._attempts), rank_colour(line.rank), self._colour) + text
+        # A progress bar's last state stands there without a line end: it is drawn over.
         if self._open_line:
             sys.stdout.write("\r\x1b[2K")
         self._open_line = self._terminal and not line.complete
@@ -60,6 +62,7 @@ class RunView:
     def say(self, text: str) -> None:
         """Our own words, on standard error."""
         if self._open_line:
+            # Ours go to standard error, often the same terminal: first end the script's open line there.
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._open_line = False
@@ -79,7 +82,7 @@ class Following:
 
 
 def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
-    """How the run ended, and what to look at."""
+    """Say how the run ended, and what to look at."""
     colour = has_colour(sys.stderr)
     view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:

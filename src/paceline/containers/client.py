@@ -36,6 +36,7 @@ def call(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
+            # A group of its own: Ctrl-C at the terminal is the run's affair, and the client is ended with all below it.
             start_new_session=True,
             env=environment,
         )
@@ -48,6 +49,7 @@ def call(
         rest = b""
         try:
             while True:
+                # Wakes without output as well, to ask whether to stop: a pull may say nothing for minutes.
                 if selector.select(_POLL_S):
                     data = os.read(output.fileno(), 1 << 16)
                     if not data:
@@ -68,9 +70,10 @@ def call(
 
 
 def reason(lines: Sequence[str]) -> str:
-    """What the engine gave as its reason: its last error, without the words in front that say that it is one."""
+    """Return the engine's own reason: its last error, without the words in front that say that it is one."""
     told = [line.strip() for line in lines if line.strip()]
     errors = [line for line in told if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
+    # Engines print progress and warnings first; the last error is the one that ended the call.
     last = (errors or told or [""])[-1]
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()

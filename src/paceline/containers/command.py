@@ -113,8 +113,10 @@ def wrap(
     )
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
+    # Isolated and without site: packages of the image must not run before the environment is set.
     inner = (prepared.python, "-I", "-S", host.inside, *options, "--home", str(launch.scratch_dir), "--", *command.argv)
     marks = {name: command.environment[name] for name in ("PACELINE_RUN_ID", "PACELINE_RUN_DIR")}
+    # Only podman and docker can enter a container that runs; apptainer's is a process, so another one like it is started.
     if beside is not None and engine.keeps_containers:
         name = container_name(launch, beside)
         words = [engine.path, "exec", "--workdir", str(launch.work_dir)]
@@ -164,6 +166,7 @@ def run_argv(
     mounted = [word for mount in distinct(mounts) for word in ("--mount", _mount_word(mount))]
     program, *arguments = command
     if not engine.keeps_containers:
+        # Apptainer hands the host's whole environment and home in unless it is told not to.
         words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
         words += ["--pwd", work_dir] if work_dir else []
         words += ["--nv"] if gpus else []
@@ -219,6 +222,7 @@ def _ipc(shm_size: str | None, memory: str | None) -> tuple[str, ...]:
 
 def _mount_word(mount: Mount) -> str:
     """One line of comma-separated values, as all engines read it: a path may hold colons, commas and quotes."""
+    # The words are read as one line of CSV, which has no way to write a line break.
     for path in (str(mount.path), str(mount.target)):
         if not path.startswith("/") or "\n" in path or "\r" in path:
             raise LauncherError(
@@ -262,7 +266,9 @@ def _user(engine: ContainerEngine) -> list[str]:
     if engine.kind == "podman":
         return ["--userns=keep-id", f"--user={uid}:{gid}"] if engine.is_rootless and uid else [f"--user={uid}:{gid}"]
     if engine.is_rootless:
+        # Rootless docker has no keep-id: its root is the user outside, so files come out as theirs.
         return ["--user=0:0"]
+    # Docker's daemon starts with the one group that is named; shared folders often need the others.
     groups = sorted({group for group in os.getgroups() if group != gid}) if uid else []
     return [f"--user={uid}:{gid}", *(word for group in groups for word in ("--group-add", str(group)))]
 

@@ -43,7 +43,7 @@ class ContainerEngine:
 
     @property
     def keeps_containers(self) -> bool:
-        """Whether a container is a thing that may outlast its client; with apptainer it is a process like any other."""
+        """True where a container may outlast its client; with apptainer it is a process like any other."""
         return self.kind in ("podman", "docker")
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whether an image is there, and its arrival where it is not."""
+"""Look for an image, and pull it where it is not there."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def check_shm_size(shm_size: str) -> None:
 def check_image(
     engine: ContainerEngine, image: str, say: Callable[[str], None], stop: Callable[[], object] | None = None
 ) -> str | None:
-    """What the engine is to run: the image's id, so that all workers of all attempts have the same one.
+    """Return the image's id for the engine to run, so that all workers of all attempts have the same one.
 
     An image that is not there is pulled; the pull's own lines go to `say`. None where `stop()` said to end. With
     apptainer the name as apptainer takes it: it fetches and converts the image when it first runs it.

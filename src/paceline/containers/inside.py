@@ -28,6 +28,7 @@ def main(argv: "list[str]") -> None:
     if argv == ["--hold"]:
         import signal
 
+        # The process that holds /dev/shm open for others; any signal without a handler ends it.
         while True:
             signal.pause()
     end = argv.index("--")
@@ -41,6 +42,7 @@ def main(argv: "list[str]") -> None:
     if SET + "HOME" not in os.environ and homes:
         environment["HOME"] = home(environment.get("HOME", "/"), homes)
     try:
+        # In its place, not as a child: signals and the exit code are then the command's own.
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
@@ -52,6 +54,7 @@ def given(environment: "dict[str, str]") -> "dict[str, str]":
     for name in list(environment):
         if name.startswith(DEFAULT):
             environment.setdefault(name[len(DEFAULT) :], environment.pop(name))
+    # After the defaults, so that a value that was given wins over one that the image or a default has.
     for name in list(environment):
         if name.startswith(SET):
             environment[name[len(SET) :]] = environment.pop(name)

@@ -29,7 +29,7 @@ def key_of(layer: Layer) -> str:
 
 
 def all_layers(folder: Path) -> list[KeptLayer]:
-    """Those in `<workspace>/environments/images`, the last used first."""
+    """Return the layers in `<workspace>/environments/images`, the last used first."""
     found = []
     for path in folder.glob("*.json"):
         layer = read_layer(folder, path.stem)
@@ -41,6 +41,7 @@ def all_layers(folder: Path) -> list[KeptLayer]:
 @contextlib.contextmanager
 def hold_layer(folder: Path, key: str) -> Iterator[None]:
     """While it lasts, the layer is not pruned; the kernel ends it with the process."""
+    # Shared: any number of runs use a layer at once, and `prune_layers` needs the lock for itself.
     with locks.shared(_lock(folder, key)) as fd:
         os.utime(fd)
         yield
@@ -59,6 +60,7 @@ def prune_layers(
             continue
         if time.time() - kept.used_at < unused_for_s:
             continue
+        # The lock's file stays when the layer goes: a new file of that name would be another lock.
         fd = locks.take(_lock(folder, kept.key))
         if fd is None:
             continue

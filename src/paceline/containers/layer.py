@@ -95,6 +95,7 @@ def ensure_layer(
         with locks.locked(folder / f"{key}.lock", on_wait=lambda: say(waits)):
             if (found := read_layer(folder, key)) is not None:
                 return found
+            # Under the lock, and its record is not there: what lies there is of a try that did not end.
             shutil.rmtree(folder / key, ignore_errors=True)
             prefix, made = folder / key / "layer", folder / key / secrets.token_hex(4)
             made.mkdir(parents=True)
@@ -147,7 +148,7 @@ class _Settings:
 
 
 def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _Settings:
-    """What pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
+    """Return what pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
     with contextlib.suppress(OSError):
@@ -181,7 +182,7 @@ def named_files(text: str) -> Iterator[Mount]:
 
 
 def _is_the_systems(path: Path) -> bool:
-    """Whether the host's would lie over what the image itself runs on."""
+    """Return True where the host's folder would lie over what the image itself runs on."""
     path = Path(os.path.normpath(path))
     if path in _TOPS or any(path.is_relative_to(top) for top in _KERNELS):
         return True
@@ -256,6 +257,7 @@ def _write(path: Path, layer: Layer) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with open(beside, "w", encoding="utf-8") as file:
         json.dump(asdict(layer), file)
+        # The record counts as proof that the layer is whole, so it must not outlive a power cut alone.
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)

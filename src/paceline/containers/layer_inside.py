@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     except ImportError:
         print("paceline: this Python has no module venv (on Debian: apt-get install python3-venv)", file=sys.stderr)
         return 1
+    # Without pip: many images lack ensurepip. Paceline's own pip is run from its folder instead.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(prefix)
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)

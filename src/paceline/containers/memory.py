@@ -77,6 +77,7 @@ def _hold(
         run_id=launch.run_id,
         name=name,
         mounts=[Mount(path=Path(INSIDE).parent.parent, read_only=True), *mounts],
+        # Others join the IPC namespace of this one by its name (--ipc=container:NAME).
         ipc=("--ipc=shareable", f"--shm-size={shm_size}"),
         detach=True,
     )

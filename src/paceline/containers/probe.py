@@ -1,4 +1,4 @@
-"""What an image has that the workers need, seen by running its Python once."""
+"""Runs an image's Python once, to see what the image has that the workers need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def probe(
     say: Callable[[str], None] = lambda line: None,
     stop: Callable[[], object] | None = None,
 ) -> ImagePython | None:
-    """What the image's `python` is, and which Open MPI is there; None where `stop()` said to end.
+    """Return what the image's `python` is, and which Open MPI is there; None where `stop()` said to end.
 
     image: what `check_image` returned; name: what the user called it. python: a name on the image's PATH, or a path.
 
@@ -90,6 +90,7 @@ def probe(
 
 
 def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
+    # Behind a mark: an entry point, a pull or a shell's profile may print lines of its own.
     found = next((line for line in reversed(lines) if line.startswith(_MARK)), "")
     try:
         data: dict[str, Any] = json.loads(found[len(_MARK) :])

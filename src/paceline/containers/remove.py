@@ -26,12 +26,14 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         return 0
     removed: set[str] = set()
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
+    # Again until none is left: an engine may still be making one for a client that was just killed.
     for _ in range(_TRIES):
         while not (found := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not found:
             break
         removed.update(found)
+        # Asked before the removal: afterwards podman no longer knows which runtime it was.
         runtimes = _runtimes(engine, found)
         # With the volumes that the image asks for, and at once: its processes have had their grace period.
         _output([engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *found])
@@ -45,6 +47,7 @@ def _containers(engine: ContainerEngine, run_id: str) -> list[str]:
     """Ids of the run's containers in whatever state; podman's half-made ones, known by their name alone, among them."""
     listed = [engine.path, "ps", "--all", "--no-trunc"]
     found = _output([*listed, "--quiet", "--filter", f"label={RUN_LABEL}={run_id}"]).split()
+    # A client that was killed while it made a container leaves a name and storage, but no labels yet.
     if engine.kind == "podman":
         for line in _output([*listed, "--external", "--format", "{{.ID}} {{.Names}}"]).splitlines():
             container, _, name = line.partition(" ")

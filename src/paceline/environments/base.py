@@ -67,7 +67,7 @@ class Base:
         return tuple(Path(folder) for folder in dict.fromkeys((*user, *self.site_folders)) if os.path.isdir(folder))
 
     def identity(self) -> dict[str, str]:
-        """What an environment that is made from it depends on."""
+        """The facts of an interpreter that an environment made from it depends on."""
         return {
             "python": self.python,
             "version": self.version,

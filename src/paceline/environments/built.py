@@ -57,7 +57,7 @@ class Built:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Built:
-        """What `to_json` wrote."""
+        """Make one of what `to_json` wrote."""
         values = dict(data)
         return cls(
             **values

@@ -16,7 +16,7 @@ class Environment(EnvironmentSpec):
     def from_pip_requirements(
         cls, name: str | None, file_path: str | os.PathLike[str], *, python: str | None = None, layered: bool = False
     ) -> Environment:
-        """What a requirements file names; files that it includes (`-r`, `-c`) are read too, relative to it.
+        """Make one of a requirements file; files that it includes (`-r`, `-c`) are read too, relative to it.
 
         Raises:
             EnvironmentSpecError: a file is missing or not UTF-8, or a line is one that pip could not parse.
@@ -26,7 +26,7 @@ class Environment(EnvironmentSpec):
 
     @classmethod
     def from_conda_specification(cls, name: str | None, file_path: str | os.PathLike[str]) -> Environment:
-        """What a conda environment file (environment.yml) names: channels, dependencies and those under `pip:`.
+        """Make one of a conda environment file (environment.yml): channels, dependencies and those under `pip:`.
 
         Raises:
             EnvironmentSpecError: the file is missing or not YAML, or has something else in it.

@@ -1,4 +1,4 @@
-"""What distributions lie in some folders, and what of a list of requirements they leave open."""
+"""Looks at the distributions in some folders, and at the requirements that they leave open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Visible:
     def missing(
         self, requirements: Iterable[Requirement], constraints: Sequence[Requirement] = (), *, urls_too: bool = True
     ) -> list[Requirement]:
-        """What of these, of their extras and of what they require in turn is not there, or not in the right version.
+        """Return what of these, of their extras and of what they require in turn is missing or has a wrong version.
 
         Of a requirement that is met but needs something that is missing, only what is missing comes back. Markers have
         been decided on and are left out.
@@ -69,7 +69,7 @@ class Visible:
         return [lacking[text] for text in sorted(lacking)]
 
     def required_by(self, names: Iterable[str]) -> list[Requirement]:
-        """What these distributions require, here and with this Python."""
+        """Return what these distributions require, here and with this Python."""
         return [each for name in sorted(names) if name in self.found for each in self._requires(self.found[name], ())]
 
     def broken(self, names: Iterable[str]) -> list[tuple[str, Requirement]]:

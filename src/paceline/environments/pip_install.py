@@ -265,7 +265,7 @@ def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
 
 
 def _for_uv(environment: Mapping[str, str], translated: Mapping[str, str]) -> dict[str, str]:
-    """What the user has set for uv itself counts; else pip's configuration does, over what both read."""
+    """Return uv's environment: the user's settings for uv itself, else pip's configuration, over what both read."""
     kept = {name: value for name, value in environment.items() if name.startswith("UV_")}
     return {**environment, **translated, **kept, "UV_NO_PROGRESS": "1"}
 

@@ -59,7 +59,7 @@ _VARIABLE = re.compile(r"\$\{([A-Z0-9_]+)\}")
 
 @dataclass(kw_only=True)
 class PipSettings:
-    """What pip is configured to, and what a requirements file adds. for_pip: why uv can't do it; empty where it can."""
+    """The configuration of pip, and what a requirements file adds to it. for_pip: why uv can't do it; empty where it can."""
 
     values: dict[str, list[str]] = field(default_factory=dict)
     for_pip: str = ""
@@ -87,7 +87,7 @@ class PipSettings:
 
     @property
     def no_index(self) -> bool:
-        """Whether no index is to be asked, only find-links."""
+        """True where no index is to be asked, only find-links."""
         value = (self.values.get("no-index") or ["0"])[-1]
         return self._flag("no-index", value)
 
@@ -223,7 +223,7 @@ def parse(listed: str) -> dict[str, list[str]]:
 
 
 def _may_be_configured(environment: Mapping[str, str]) -> bool:
-    """Whether there is anything that pip would read; looking is cheaper than asking pip."""
+    """Return True where there is anything that pip would read; looking is cheaper than asking pip."""
     if any(name.startswith("PIP_") for name in environment):
         return True
     home = os.path.expanduser("~")

@@ -14,7 +14,7 @@ _NOISE = re.compile(r"^(warning|hint|DEBUG|WARNING|\[notice\]|note|Using Python|
 
 
 def of_uv(lines: Sequence[str]) -> str:
-    """What uv says of its first error, in a sentence or two; older and newer versions draw it in different ways."""
+    """Return what uv says of its first error, in a sentence or two; older and newer versions draw it in different ways."""
     for number, line in enumerate(lines):
         found = re.match(r"\s*(?:error:|×)\s*(.*)", line)
         if found is None:

@@ -55,12 +55,14 @@ class EnvironmentStore:
         """
         base = self._base(base_python)
         key = key_of(environment, base)
+        # First without the lock: almost every run finds its environment there.
         found = self._found(key)
         if found is None:
             build.check(environment, base)
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 with self._locked(key, say) as fd:
+                    # Once more under the lock: whoever held it before may have built it.
                     found = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
@@ -101,6 +103,7 @@ class EnvironmentStore:
         Raises:
             EnvironmentBuildError: it has been pruned meanwhile; `ensure` builds it again.
         """
+        # Shared, so that any number of runs use it at once; `prune` takes the lock for itself and passes this one over.
         with locks.shared(self._lock(built.key)):
             if self._read(built.key) is None:
                 raise EnvironmentBuildError(f"environment {built.key} has just been pruned. Ask for it once more.")
@@ -122,6 +125,7 @@ class EnvironmentStore:
             if now - self._used(built.key) < unused_for_s:
                 continue
             with self._free(built.key) as is_free:
+                # Looked at again under the lock: a run may have used it since it was listed.
                 if is_free and self._read(built.key) is not None and now - self._used(built.key) >= unused_for_s:
                     removed.append(built)
                     if not dry_run:
@@ -131,7 +135,7 @@ class EnvironmentStore:
         return removed
 
     def log_path(self, key: str) -> Path:
-        """Where the output of a failed build of this key lies."""
+        """Return the file with the output of a failed build of this key."""
         return self._folder / f"{key}.log"
 
     def _base(self, python: str) -> Base:
@@ -165,6 +169,7 @@ class EnvironmentStore:
 
     def _build(self, key: str, environment: EnvironmentSpec, base: Base, say: Say, fd: int) -> Built:
         prefix = self._folder / key
+        # We hold the lock and there is no record: this is what a killed build has left.
         remove_tree(prefix)
         log = self.log_path(key)
         with open(log, "w", encoding="utf-8", buffering=1) as file:
@@ -175,6 +180,7 @@ class EnvironmentStore:
 
             try:
                 built = build.build(key, environment, base, prefix, tell, fd)
+                # Last, and on the disk: the record says that everything else is there.
                 write_json(prefix / RECORD, built.to_json(), sync=True)
             except EnvironmentBuildError as error:
                 remove_tree(prefix)
@@ -212,6 +218,7 @@ class EnvironmentStore:
 
     @contextlib.contextmanager
     def _free(self, key: str) -> Iterator[bool]:
+        # Taken without waiting: somebody who holds it uses or builds the environment.
         fd = locks.take(self._lock(key))
         try:
             yield fd is not None

@@ -76,6 +76,7 @@ def make(
         code, lines = program.run(command, environment, say, lock_fd=lock_fd)
         if code == 0:
             return
+    # uv may be missing, or refuse an interpreter that it does not know: its own module is tried next.
     code, more_lines = program.run(
         [base.python, "-I", "-m", "venv", "--without-pip", str(prefix)], environment, say, lock_fd=lock_fd
     )
@@ -97,5 +98,6 @@ def site_packages(prefix: Path) -> Path:
 
 def show(folders: Sequence[Path], prefix: Path) -> None:
     """Let the environment see these folders of packages behind its own, with what their .pth files add."""
+    # A line that begins with `import` is run by `site` at each start (https://docs.python.org/3/library/site.html).
     lines = [f"import site; site.addsitedir({os.fspath(folder)!r})" for folder in folders]
     (site_packages(prefix) / LAYER_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

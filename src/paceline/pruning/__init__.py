@@ -1,4 +1,4 @@
-"""What a workspace no longer needs, removed: old runs, snapshots and environments that no run uses, cached data."""
+"""Removes what a workspace no longer needs: old runs, snapshots and environments that no run uses, cached data."""
 
 from paceline.pruning.prune import KINDS, Pruned, Removed, prune
 from paceline.pruning.wish import Wish

@@ -43,6 +43,7 @@ def prune(
     latest = time.time() - (wish.older_than_s or 0.0)
     left = sum(kept.size_bytes for kept in there)
     chosen: dict[str, int] = {}
+    # The longest unused first, until what is left fits.
     for kept in sorted(there, key=lambda kept: kept.used_s):
         if wish.max_bytes is not None and left <= wish.max_bytes:
             break
@@ -79,6 +80,7 @@ def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRe
         built = read_json(RunFolder(workspace_dir / "runs" / record.run_id).environment)
         if isinstance(built, dict) and isinstance(built.get("key"), str):
             keys.add(built["key"])
+        # A queued run has no record of its environment yet; by its job the key is known all the same.
         elif record.job is not None and record.job.environment.needs_build:
             with contextlib.suppress(PacelineError, OSError):
                 environment = record.job.environment

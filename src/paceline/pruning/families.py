@@ -30,7 +30,7 @@ class Family:
 
     @property
     def ended_s(self) -> float:
-        """When the last of them ended, in seconds since 1970."""
+        """Return the time at which the last of them ended, in seconds since 1970."""
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
     def folders(self, runs_dir: Path) -> list[RunFolder]:

@@ -28,7 +28,7 @@ class Removed:
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What is gone, or would be. data_bytes: of cached files. failed: why a run that was to go is still there."""
+    """The things that are gone, or would be. data_bytes: of cached files. failed: why a run that was to go is still there."""
 
     runs: tuple[Removed, ...] = ()
     snapshots: tuple[Removed, ...] = ()
@@ -76,6 +76,7 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
     if not dry_run:
         removal.sweep(workspace_dir / "runs")
         snapshots.sweep(workspace_dir)
+    # Runs first: the snapshots and environments that they alone use go in the same call.
     runs, failed = _prune_runs(workspace_dir, wish, dry_run) if "runs" in kinds else ([], [])
     return Pruned(
         runs=tuple(runs),

@@ -38,8 +38,10 @@ def remove(workspace_dir: Path, name: str) -> bool:
     """Remove a snapshot, whole or not at all; False where it was asked for meanwhile, or can't be removed."""
     path = workspace_dir / "snapshots" / name
     gone = path.with_name(f"{_GONE}{name[:16]}-{secrets.token_hex(4)}")
+    # A submission sets the time of the snapshot that it finds, before its record names it.
     if _age_s(path) <= _FRESH_S:
         return False
+    # The rename decides: a submission that comes later finds no snapshot and takes one anew.
     try:
         os.rename(path, gone)
     except OSError:
@@ -89,7 +91,7 @@ def _age_s(path: Path) -> float:
 
 
 def _sizes(paths: list[Path]) -> list[int]:
-    """What goes with each if all go, one after another: snapshots share the files that are the same in them."""
+    """Return the bytes that go with each if all go, one after another: snapshots share the files that are the same in them."""
     names: dict[tuple[int, int], int] = {}
     sizes = []
     for path in paths:
@@ -98,6 +100,7 @@ def _sizes(paths: list[Path]) -> list[int]:
             for file in files:
                 with contextlib.suppress(OSError):
                     found = os.lstat(os.path.join(folder, file))
+                    # Equal files of several snapshots are hard links to one: its bytes are free with the last link.
                     if found.st_nlink > 1:
                         key = (found.st_dev, found.st_ino)
                         names[key] = names.get(key, 0) + 1

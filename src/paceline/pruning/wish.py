@@ -1,4 +1,4 @@
-"""What shall be removed, as it was asked for."""
+"""The criteria of what shall be removed, as they were given."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Wish:
 
     @property
     def is_for_runs(self) -> bool:
-        """Whether a criterion is given; without one, no run is unwanted."""
+        """True where a criterion is given; without one, no run is unwanted."""
         return self.is_for_all or any(value is not None for value in (self.keep_last, self.status, self.experiment))
 
     @property
     def is_for_all(self) -> bool:
-        """Whether a criterion is given that environments and cached files have as well."""
+        """True where a criterion is given that environments and cached files have as well."""
         return self.older_than_s is not None or self.max_bytes is not None

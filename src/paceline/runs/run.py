@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class ExperimentLike(Protocol):
-    """What a run needs of its experiment; `paceline.Experiment` is one."""
+    """The part of an experiment that a run uses; `paceline.Experiment` is one."""
 
     @property
     def name(self) -> str: ...
@@ -89,7 +89,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return f"Run(experiment={record.experiment!r}, id={record.run_id!r}, status={record.status!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the run's state, its folder, and why it failed. The script's words are escaped."""
+        """Return what a notebook shows: state, folder, and why the run failed. The script's words are escaped."""
         from paceline.runs.run_html import run_html
 
         return run_html(self._folder)
@@ -209,7 +209,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return found
 
     def get_environment(self) -> dict[str, Any]:
-        """What the script's environment was made of: as asked for, and, where it was built, with the exact versions."""
+        """Return what the script's environment was made of: as asked for, and, where it was built, with the exact versions."""
         job = self.record().job
         built: dict[str, Any] | None = read_json(self._folder.environment)
         return built or {"environment": job.environment.to_json() if job else {}}
