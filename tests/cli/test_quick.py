@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ SLOW = {"typer", "click", "rich", "yaml", "asyncio", "importlib.metadata"}
 def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders of runs whose supervisors would have been started ahead, in a working directory with a script."""
     started: list[Path] = []
-    monkeypatch.setattr(supervisors, "start_ahead", lambda run_dir, library, python: started.append(run_dir))
+    monkeypatch.setattr(supervisors, "load", lambda run_dir, library, python, modules: started.append(run_dir))
     monkeypatch.setattr(sys, "argv", ["paceline"])
     monkeypatch.delenv("PACELINE_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -100,11 +99,3 @@ def test_nothing_is_left_of_a_run_that_was_refused_after_its_supervisor_was_star
     for words in (["--backend", "smoke"], ["--python", "nopython"], ["--restart-on-exception"]):
         cli("run", "src/train.py", *words, code=2)
     assert cli.run_ids() == before
-
-
-def test_one_that_was_started_ahead_serves_its_own_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(supervisors, "Early", lambda *given: made.append(given) or len(made))
-    supervisors.start_ahead(tmp_path / "a", tmp_path, "python")
-    found: list[Any] = [supervisors.early(tmp_path / name, tmp_path, "python", ()) for name in "baa"]
-    assert found == [2, 1, 3]

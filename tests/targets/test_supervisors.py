@@ -66,6 +66,36 @@ def test_one_that_has_died_is_told(tmp_path: Path) -> None:
     os.close(lock_fd)
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_run_is_started_by_the_one_that_was_loaded_for_it(tmp_path: Path, is_killed: bool) -> None:
+    """By another one where that has died meanwhile."""
+    folder, lock_fd = make_run(tmp_path / "ws" / "runs", job=make_job(), target="local")
+    folder.snapshot.symlink_to(write_tree(tmp_path / "ws/snapshots/1", {"train.py": ""}))
+    library, before = library_dir(tmp_path / "ws"), len(supervisors._started)
+    for _ in range(2):
+        supervisors.load(folder.path, library, sys.executable, MODULES)
+    loaded = supervisors._started[-1]
+    assert len(supervisors._started) <= before + 1
+    if is_killed:
+        loaded.kill()
+        loaded.wait(30)
+    pid = supervisors.start(folder.path, lock_fd, library, sys.executable)
+    os.close(lock_fd)
+    assert (pid == loaded.pid) == (not is_killed)
+    assert supervisors._started[-1].wait(60) == 0, folder.driver_log.read_text()
+    assert store.stored(folder).status == states.COMPLETED
+
+
+def test_one_that_is_loaded_for_another_run_is_let_be(tmp_path: Path) -> None:
+    library = library_dir(tmp_path / "ws")
+    supervisors.load(tmp_path / "a", library, sys.executable, ())
+    process = supervisors._started[-1]
+    supervisors.drop(tmp_path / "b")
+    assert process.poll() is None
+    supervisors.drop(tmp_path / "a")
+    assert process.wait(30) == 0
+
+
 @pytest.fixture(autouse=True)
 def _leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))

@@ -66,6 +66,7 @@ def _load_supervisor(description: dict[str, Any]) -> str | None:
         # In a workspace that is not there yet nothing may be made before the call is known to be right.
         if (library / "paceline").exists():
             run_id = new_run_id(experiment)
-            supervisors.start_ahead(workspace_dir / "runs" / run_id, library, sys.executable)
+            run_dir = workspace_dir / "runs" / run_id
+            supervisors.load(run_dir, library, sys.executable, supervisors.FOR_THIS_MACHINE)
             return run_id
     return None

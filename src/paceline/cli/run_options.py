@@ -58,11 +58,7 @@ RUN = (
         complete="backends",
     ),
     VerbOption(
-        "-e --experiment",
-        "Default: the name of the source folder.",
-        "NAME",
-        key="experiment",
-        complete="experiments",
+        "-e --experiment", "Default: the name of the source folder.", "NAME", key="experiment", complete="experiments"
     ),
     NAME,
     VerbOption("--source", "Folder to copy; default: the script's. The script runs in a copy of it.", "FOLDER", Path),

@@ -157,7 +157,7 @@ class EarlyStart(Protocol):
     """A target that can load a run's supervisor before it is known whether the job fits."""
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """Load a supervisor for the run (`supervisors.Early`); called before `check`, when run_dir is not there yet.
+        """Load a supervisor for the run (`supervisors.load`); called before `check`, when run_dir is not there yet.
 
         `start_supervisor` begins it; `release` ends it where nothing came of the submission; it ends with this program.
         """

@@ -6,7 +6,6 @@ do not bind: a worker may use what threads it likes, and finds a sensible number
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 import time
@@ -32,7 +31,6 @@ class LocalTarget:
 
     def __init__(self) -> None:
         self._cores = core_count()
-        self._early: supervisors.Early | None = None
 
     def check(self, job: Job) -> None:
         if job.use_gpu and job.world_size > len(devices()):
@@ -49,8 +47,7 @@ class LocalTarget:
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """Let a supervisor load its modules while the source is copied: a submission then waits for the longer of the two."""
-        with contextlib.suppress(OSError):
-            self._early = supervisors.early(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
+        supervisors.load(run_dir, library_dir, python, supervisors.FOR_THIS_MACHINE)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         size = job.world_size
@@ -76,14 +73,10 @@ class LocalTarget:
             pause = min(pause * 1.1, _SLOWEST_POLL_S if len(found) > 1 else 4 * _POLL_S)
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        early, self._early = self._early, None
-        if early is not None and (pid := early.begin(lock_fd)) is not None:
-            return pid
         return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     def release(self, run_dir: Path) -> None:
-        if self._early is not None:
-            self._early.drop()
+        supervisors.drop(run_dir)
         LocalQueue(leases_dir(), self._cores, ()).release(run_dir)
 
     def _queue(self, job: Job) -> LocalQueue:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import socket
 import subprocess
@@ -22,27 +23,37 @@ FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.process
 
 #: Supervisors that this process has started and that may still run.
 _started: list[subprocess.Popen[bytes]] = []
-#: Those that were started before the target of their run was known, by the run's folder.
-_ahead: dict[Path, Early] = {}
+#: Those that are being loaded for runs that are to come, by the run's folder.
+_loading: dict[Path, Early] = {}
+
+
+def load(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> None:
+    """Start to load the supervisor of a run that is to come, unless that has been done already (`paceline.cli.quick`).
+
+    `start` begins it, `drop` ends it, and in any case it ends with this program if it was not begun. modules: as in `Early`.
+    """
+    if run_dir not in _loading:
+        # What keeps this machine from starting it is said when the run is started.
+        with contextlib.suppress(OSError):
+            _loading[run_dir] = Early(run_dir, library_dir, python, modules)
+
+
+def drop(run_dir: Path) -> None:
+    """Let the supervisor end that is being loaded, if one is: there will be no run."""
+    if (early := _loading.pop(run_dir, None)) is not None:
+        early.drop()
 
 
 def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-    """Start the run's supervisor, detached, and hand it the open lock; its pid."""
+    """Start the run's supervisor, detached, and hand it the open lock; its pid. One that is being loaded is begun."""
+    early = _loading.pop(run_dir, None)
+    if early is not None and (pid := early.begin(lock_fd)) is not None:
+        return pid
     log = _open_log(run_dir)
     try:
         return _start(run_dir, lock_fd, library_dir, python, cwd=run_dir, stdout=log, stderr=log).pid
     finally:
         os.close(log)
-
-
-def start_ahead(run_dir: Path, library_dir: Path, python: str) -> None:
-    """Start to load the supervisor of a run on this machine, before the target is there to ask for it (`early`)."""
-    _ahead[run_dir] = Early(run_dir, library_dir, python, FOR_THIS_MACHINE)
-
-
-def early(run_dir: Path, library_dir: Path, python: str, modules: Sequence[str]) -> Early:
-    """The run's supervisor that is being loaded: the one that was started ahead, else a new one. modules: as in `Early`."""
-    return _ahead.pop(run_dir, None) or Early(run_dir, library_dir, python, modules)
 
 
 class Early:

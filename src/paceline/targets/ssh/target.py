@@ -45,7 +45,6 @@ class SshTarget:
         #: To be kept in place of what was given: files have been read.
         self.settings = self._set.plain
         self._looks: list[HostProbe] | None = None
-        self._early: supervisors.Early | None = None
         self._gathered = 0
 
     # --- for the submitting program
@@ -98,16 +97,12 @@ class SshTarget:
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
         """For a submitting program, before `check`: a supervisor is loaded while the hosts are looked at. It is begun by
         `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun."""
-        with contextlib.suppress(OSError):
-            self._early = supervisors.Early(run_dir, library_dir, python, _LOADED)
+        supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
         """Nothing: the place in the queues of the hosts is that of the time of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
-        early, self._early = self._early, None
-        if early is not None and (pid := early.begin(lock_fd)) is not None:
-            return pid
         return supervisors.start(run_dir, lock_fd, library_dir, python)
 
     # --- for the supervisor
@@ -161,8 +156,7 @@ class SshTarget:
 
     def release(self, run_dir: Path) -> None:
         """What a run holds on a host goes with its agent there, which goes with the supervisor."""
-        if self._early is not None:
-            self._early.drop()
+        supervisors.drop(run_dir)
 
     def _nodes(self, job: Job, held: Sequence[Any]) -> tuple[Node, ...]:
         machines = []
