@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import os
+import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import pytest
 from paceline.remote import wire
 from paceline.remote.replica import changes as changes_module
 from paceline.remote.replica.apply import Replica
-from paceline.remote.replica.changes import Changes, small_names
+from paceline.remote.replica.changes import LARGE, Changes, small_names
+from paceline.system.links import entries
 from tests.helpers import write_tree
 
 NASTY = "a b;$(touch x) 'q' \"d\" \udcff"
@@ -24,6 +27,7 @@ class Two:
 
     def __init__(self, top: Path) -> None:
         self.there, self.here = top / "there", top / "here"
+        top.mkdir(exist_ok=True)
         write_tree(self.there, {"checkpoints/.k": ""})
         self.here.mkdir()
         self.changes = Changes(str(self.there), {})
@@ -301,6 +305,86 @@ def test_the_record_is_read_before_all_else(two: Two) -> None:
     two.write({"run.json": json.dumps({"status": "Running"})})
     assert (header["file"], json.loads(data), is_end) == ("run.json", {"status": "Completed"}, True)
     assert two.changes.record(["Completed"])[0]["stamp"] != header["stamp"]
+
+
+NAMES = (
+    "outputs/a",
+    "outputs/b",
+    "outputs/d/x",
+    "outputs/d/y",
+    "outputs/e/f/g",
+    "checkpoints/1",
+    "attempts/1/start_0.json",
+)
+LOGS = ("logs/driver.log", "attempts/1/rank_0.log")
+TARGETS = ("a", "d", "b", "../checkpoints/1", "../work/w", "zz", "/etc/passwd")
+
+
+def change_something(rnd: random.Random, top: Path) -> None:
+    name = rnd.choice((*NAMES, *LOGS))
+    path, text = top / name, bytes(rnd.choices(b"abc", k=rnd.choice([0, 1, 6, 7, 8, 30])))
+    for above in [*path.relative_to(top).parents][-2::-1]:
+        if not (top / above).is_dir() or (top / above).is_symlink():
+            (top / above).unlink(missing_ok=True)
+            (top / above).mkdir()
+    if name in LOGS:
+        if path.exists() and rnd.random() < 0.3:
+            # The old one is kept, lest the new one gets its number.
+            os.link(path, path.with_name(f".old{rnd.random()}"))
+            path.with_name(".beside").write_bytes(text)
+            os.replace(path.with_name(".beside"), path)
+        else:
+            with open(path, "ab") as file:
+                file.write(text)
+        return
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    kind = rnd.choice(
+        ("file", "file", "gone") if name.startswith("attempts") else ("file", "file", "link", "dir", "gone")
+    )
+    if kind == "file":
+        path.write_bytes(text)
+    elif kind == "link":
+        path.symlink_to(rnd.choice(TARGETS))
+    elif kind == "dir":
+        path.mkdir()
+
+
+@pytest.mark.parametrize("is_asked", [False, True], ids=["tells", "is-asked"])
+def test_whatever_changes_both_folders_are_alike_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    """Also where the other side keeps what is known, asks again and again, and the answer breaks off anywhere."""
+    monkeypatch.setattr(changes_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(changes_module, "CHUNK_BYTES", 7)
+    for seed in range(60):
+        rnd, two = random.Random(seed), Two(tmp_path / str(seed))
+        two.write({"work/w": "w"})
+        for step in range(8):
+            for _ in range(rnd.randrange(6)):
+                change_something(rnd, two.there)
+            if is_asked:
+                two.changes = Changes(str(two.there), json.loads(json.dumps(two.replica.known)))
+            frames = [*two.changes.small(small_names(str(two.there))), *two.changes.large(step >= 6)]
+            for one in frames[: rnd.randrange(len(frames) + 1) if is_asked and step < 6 else None]:
+                assert one is not None
+                two.replica.apply(*one)
+        wanted, found = {}, {}
+        for folder in LARGE:
+            for entry in entries(str(two.there), folder):
+                if entry.kind == "left" or entry.name == folder:
+                    continue
+                wanted[entry.name] = (two.there / entry.real).read_bytes() if entry.kind == "file" else entry.target
+        for path in two.here.rglob("*"):
+            name = str(path.relative_to(two.here))
+            if name.split("/", maxsplit=1)[0] in LARGE and name not in LARGE:
+                found[name] = os.readlink(path) if path.is_symlink() else "" if path.is_dir() else path.read_bytes()
+        assert found == wanted, seed
+        for name in LOGS:
+            if (two.there / name).exists():
+                assert (two.here / name).read_bytes() == (two.there / name).read_bytes(), (seed, name)
 
 
 def test_login_hosts_with_an_old_python_can_run_the_text() -> None:

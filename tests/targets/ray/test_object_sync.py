@@ -23,6 +23,7 @@ from paceline.data.stores.filesystem import Store
 from paceline.errors import DataError, TargetError, TransferError
 from paceline.job.data_reference import DataReference, Source
 from paceline.remote.staging.stage_out_local import settle
+from paceline.remote.wire import frame
 from paceline.runs import read, states, store
 from paceline.runs.folder import RunFolder
 from paceline.system.files import read_json, write_json
@@ -348,8 +349,8 @@ def test_links_inside_an_archive_are_kept(tmp_path: Path) -> None:
 def test_what_others_put_into_the_store_is_no_part_and_that_is_said(trip: Trip) -> None:
     trip.send()
     back = trip.store / "paceline/runs" / trip.folder.run_id / "back"
-    header = json.dumps({"path": "target.json", "of": 1, "at": 0, "last": True, "mode": 420, "mtime_ns": 1, "bytes": 2})
-    write_tree(back, {"00000000": len(header).to_bytes(4, "big") + header.encode() + b"{}"})
+    header = {"file": "target.json", "how": "part", "key": 1, "at": 0, "end": True, "mode": 420, "stamp": [2, 1, 1]}
+    write_tree(back, {"00000000": frame(header, b"{}")})
     before = trip.folder.target.read_bytes() if trip.folder.target.exists() else None
     with pytest.raises(TransferError, match=r"'target.json' is none that comes from the other side.*somebody else"):
         fetch_run(trip.settings, trip.folder)

@@ -51,6 +51,8 @@ class Agent:
 
     def run(self) -> int:
         """Serve until the link ends; then nothing is left of what was started. The exit code."""
+        # poll() is to return when a child ends: Python writes a byte into this pipe for each signal that has a handler. Neither
+        # end may block: of many signals at once some bytes find no room, and one is as good as a hundred.
         wake, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(wake, False)
@@ -93,6 +95,7 @@ class Agent:
         return {fd for fd, _ in poll.poll(ping_s(self._settings["silence_s"]) * 1000 / 2)}
 
     def _leave(self) -> None:
+        # The mirror first: it reads what the commands write, and is not to wait for a link that is gone.
         if self._mirror is not None:
             self._mirror.close()
         processes.kill_descendants(os.getpid(), wait_s=_GONE_S)
@@ -106,7 +109,7 @@ class Agent:
     def _reap(self) -> None:
         ends, replies = self._commands.reap()
         for header in ends:
-            # What it wrote goes first.
+            # What it wrote goes first: the mirror looks once more, and tells the end behind that.
             if self._mirror is not None:
                 self._mirror.tell(header)
             else:

@@ -56,7 +56,8 @@ class Mirror(threading.Thread):
         self.top, self._out = run_dir, out
         self.attempt, self.takes_files = attempt, takes_files
         self._jobs: collections.deque[dict[str, Any]] = collections.deque()
-        #: Guards the jobs and `_closed`, which the agent's thread changes. All else is this thread's, but for `_again`.
+        # Guards the jobs and `_closed`, which the agent's thread changes as well. `_again` it fills without it: a dict takes a
+        # key whole, and a name that is seen one look later does no harm. All else is this thread's alone.
         self._changed = threading.Condition()
         self._closed = False
         self._changes = Changes(run_dir, have, shared=_SHARED)

@@ -27,6 +27,8 @@ class SendQueue(threading.Thread):
         self._fd, self._ping_s = fd, ping_s
         self._queues: tuple[collections.deque[bytes], ...] = tuple(collections.deque() for _ in range(3))
         self._sizes = [0, 0, 0]
+        # Guards all of these; told whenever something was put, has gone out, or it is over. Who waits for room waits for
+        # this thread alone, which holds it while it takes the next frame, never while it writes.
         self._changed = threading.Condition()
         self._closing = self._closed = False
 
@@ -50,6 +52,7 @@ class SendQueue(threading.Thread):
 
     def has_room(self, kind: int) -> bool:
         """Whether a frame of this kind would be taken at once."""
+        # Not under the lock: by the time the answer is used it is old either way, and `put` waits.
         return self._sizes[kind] < _ROOM_BYTES
 
     def finish(self) -> None:
@@ -71,7 +74,7 @@ class SendQueue(threading.Thread):
                 while view:
                     view = view[os.write(self._fd, view) :]
             except OSError:
-                self.drop()
+                self.drop()  # by which those who wait for room get to know
 
     def _next(self) -> bytes | None:
         with self._changed:

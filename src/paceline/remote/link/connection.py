@@ -29,6 +29,11 @@ class AgentConnection:
     """Reads and writes frames in threads of its own, once `start` was called.
 
     hear: called, in order, with each frame that is no answer.
+
+    Four threads meet here. The reader takes frames from the other side and never waits for a disk: what it reads is the sign
+    of life. The filer gives them to `hear`, which may write files for a while. A third one writes (`SendQueue`). All others
+    ask, and wait for their answer; the reader hands it over at once, or the filer in its turn, where it is to come after the
+    files that were sent before it.
     """
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]) -> None:
@@ -167,6 +172,7 @@ class AgentConnection:
                 self.requests.settle(header["re"], (header, content))
 
     def _file(self) -> None:
+        # Nothing that `hear` raises may end this thread: the queue would fill up, and the reader wait for ever.
         while (found := self._inward.get()) is not None:
             header, content = found
             if "re" in header:

@@ -12,7 +12,7 @@ from paceline.remote.agent.send_queue import BULK
 from paceline.remote.link.connection import AgentConnection
 from paceline.remote.link.requests import Pending
 from paceline.remote.link.trees import entries, entries_of
-from paceline.remote.replica.apply import Replica, ReplicaError
+from paceline.remote.replica.apply import Replica
 from paceline.runs.folder import RunFolder
 
 
@@ -25,7 +25,7 @@ class LinkFiles:
         #: What comes of the run's files goes here, once there is a mirror there.
         self._replica: Replica | None = None
         self._rank = self._group = 0
-        self._trouble: dict[str, OSError | ReplicaError] = {}
+        self._trouble: dict[str, OSError | ValueError] = {}
 
     def put_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Write a file, whole or not at all; its folder is made."""
@@ -169,7 +169,8 @@ class LinkFiles:
             self._replica.apply(header, data, rank=self._rank, group=self._group)
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
-        except (OSError, ReplicaError) as error:
+        except (OSError, ValueError) as error:
+            # No room, say. The node sends it again, later and later; what is still missing at the end `flush` tells.
             self._trouble[str(header.get("file"))] = error
             self._connection.out.put({"op": "again", "file": header.get("file")})
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.remote.replica.changes import FILES, LARGE, LIVE_LOGS, NODE_FILES, RECORD, SMALL, Stamp, stamp_of
+from paceline.remote.replica.changes import FILES, LARGE, LIVE_LOGS, NODE_FILES, RECORD, SMALL, WORK, Stamp, stamp_of
 from paceline.runs.folder import RunFolder
 from paceline.system import gaps
 from paceline.system.files import append_line
@@ -210,7 +210,8 @@ class Replica:
         if any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise ReplicaError(f"the name {name!r} is none of a file below a folder")
         if len(parts) > 1:
-            is_theirs = parts[0] in (*SMALL, *LARGE) and not (self._of_nodes and name.startswith(LIVE_LOGS))
+            folders = (*SMALL, *LARGE) if self._of_nodes else (*SMALL, *LARGE, WORK)
+            is_theirs = parts[0] in folders and not (self._of_nodes and name.startswith(LIVE_LOGS))
         elif how == "left":
             is_theirs = name in LARGE
         else:
@@ -224,7 +225,7 @@ class Replica:
         for part in above:
             path = os.path.join(path, part)
             if os.path.islink(path):
-                if above[0] not in LARGE:
+                if above[0] in SMALL:
                     raise ReplicaError(f"{name!r} lies behind a link")
                 os.unlink(path)
         os.makedirs(path, exist_ok=True)

@@ -10,7 +10,8 @@
            "left"    it is left out, and `why`: a link that leads out of the run, a pipe (`paceline.system.links`)
 
 `stamp` is what the file was like when it was read: [size, time of change in ns, inode]. Of a growing file, the first is how
-much of it has been sent. A file that grew goes on from there; one that was cut, or replaced, goes again from its beginning.
+much of it has been sent. A file that grew goes on from there; one that was cut, or replaced, goes again from its beginning. (One
+that was cut in place and has grown beyond its old size between two looks passes for grown; no program of Paceline's does that.)
 
     small    logs, metrics, reports, notes: whenever somebody looks
     large    the user's files: once they rest, or when nothing changes any more
@@ -24,7 +25,7 @@ import json
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, List, Sequence, Tuple  # noqa: UP035
+from typing import Any, Container, Dict, Iterator, List, Sequence, Tuple  # noqa: UP035
 
 if "entries" not in globals():  # there the texts of these modules stand above this one
     from paceline.remote.wire import CHUNK_BYTES
@@ -34,9 +35,10 @@ Stamp = List[int]  # noqa: UP006
 Frame = Tuple[Dict[str, Any], bytes]  # noqa: UP006
 
 #: Folders whose files go as soon as they change, and those of the user's files, of any size. What is in neither, nor among
-#: the names below, is of one machine alone: the lock, the target's settings, secrets, `work`.
+#: the names below, is of one machine alone: the lock, the target's settings, secrets. `work` comes at the end, and only from
+#: where it would be lost.
 SMALL = ("attempts", "metrics", "prepared", "logs")
-LARGE = ("artifacts", "checkpoints", "outputs", "uploads")
+LARGE, WORK = ("artifacts", "checkpoints", "outputs", "uploads"), "work"
 RECORD, NOTES, DRIVER_LOG = "run.json", "notes.jsonl", "logs/driver.log"
 FILES = ("data.json", "environment.json", "events.jsonl", "left_out.jsonl", NOTES)
 #: Where nodes write and their supervisor does not see it, of the latter these alone; and links of this name it makes itself.
@@ -91,13 +93,13 @@ class Changes:
             elif not self._is_known(name, stamp) and (os.path.isfile(path) or os.path.isdir(path)):
                 yield from self.whole(Entry(name, "dir" if os.path.isdir(path) else "file", real=name), as_it_is=True)
 
-    def large(self, final: bool = False) -> "Iterator[Frame | None]":
+    def large(self, final: bool = False, folders: "Sequence[str]" = LARGE) -> "Iterator[Frame | None]":
         """What is new among the user's files, each once it rests, and what is gone of them; None for a pause in between.
 
         final: nothing changes any more. Then all of them at once, and what is left out, by name.
         """
         present: set[str] = set()
-        for folder in LARGE:
+        for folder in folders:
             for entry in entries(self.top, folder):
                 if len(present) % _PAUSE == _PAUSE - 1:
                     yield None
@@ -117,7 +119,7 @@ class Changes:
                     yield from self.whole(entry, as_it_is=final)
         yield from self._gone(present)
 
-    def record(self, ends: "Sequence[str]") -> "tuple[dict[str, Any], bytes, bool]":
+    def record(self, ends: "Container[str]") -> "tuple[dict[str, Any], bytes, bool]":
         """The run's record as a frame's header and bytes, and whether its status is one of these `ends`.
 
         It is the caller who sends it, after all that was new when it was read, and notes that in `known`.

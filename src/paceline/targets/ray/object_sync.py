@@ -5,7 +5,7 @@
     <datastore>/paceline/runs/<run id>/start.tar.gz  the run's folder as it was made, and the workspace's datastores
     <datastore>/paceline/runs/<run id>/sealed        the values of its secrets, encrypted by a key that is in the job's ticket
     <datastore>/paceline/runs/<run id>/exec/         what is said to commands beside workers, and by them (`passage`)
-    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`journal`), replayed here and then removed
+    <datastore>/paceline/runs/<run id>/back/<n>      what has changed since (`delta`), replayed here and then removed
 
 Paceline itself goes with the job, as a package of Ray's, of which a cluster keeps one for each version.
 """
@@ -32,6 +32,7 @@ from paceline.data.stores.record import StoreRecord
 from paceline.data.transfer.upload import put_files
 from paceline.errors import TargetError, TransferError
 from paceline.job.data_reference import Source
+from paceline.remote.replica.apply import Replica
 from paceline.remote.staging.manifest import FOLDER
 from paceline.remote.staging.packing import Packed, add_json, pack_run
 from paceline.remote.staging.stage_out_local import expect, is_over, take_record
@@ -233,16 +234,20 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
         DataError, TransferError: the datastore can't be read.
     """
     state = folder.path / ".travel.json"
+    # A file may be in pieces in several parts; those that have come lie in the run's folder until the last one does.
+    replica = Replica(folder.path, lambda record: take_record(folder, record))
 
     def replay(part: bytes) -> bool:
         try:
-            return delta.replay(part, folder.path, lambda data: take_record(folder, data))
+            return delta.replay(part, replica)
         except ValueError as error:
             raise TransferError(
                 f"what the run sends back through datastore {settings.datastore!r} can't be taken: {error}. Has somebody else "
                 f"written below {run_prefix(folder.run_id)!r} there?"
             ) from error
 
+    # Two readers would replay one part into each other's half-written files. It is a lock among processes of this machine and
+    # goes with its holder, however that ends.
     fd = locks.take(folder.path / ".travel.lock")
     if fd is None:
         return True
@@ -254,12 +259,15 @@ def fetch_run(settings: RaySettings, folder: RunFolder) -> bool:
             while (part := _next_part(store, folder, told)) is not None:
                 # After the record's end only the word that it was the end can follow, or, after a kill, the same once more.
                 told["ended"] = delta.ends(part) if _has_end(folder) else replay(part)
+                # First replayed, then noted, then removed: killed in between, the same part is replayed again, or lies in the
+                # store until the run's end, when all of the run's objects go.
                 told["next"] += 1
                 write_json(state, told)
                 _name_canceler(folder)
                 with contextlib.suppress(Exception):
                     remove(store, part_name(folder.run_id, told["next"] - 1))
             if told.get("ended"):
+                replica.close()
                 folder.ballast.unlink(missing_ok=True)
                 with contextlib.suppress(Exception):
                     store.fs.rm(store.full(run_prefix(folder.run_id)), recursive=True)

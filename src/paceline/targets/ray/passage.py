@@ -6,7 +6,7 @@
 
 Who reads an object removes it. Each is encrypted and signed by a key of the run's that is in the job's ticket and in a file
 of the submitting user's: who can write to the store can't run anything, and who can read it learns nothing.
-(Encrypt-then-MAC with keys that are used once: HMAC-SHA256, RFC 2104, gives them and signs; `travel.crossed` encrypts.)
+(Encrypt-then-MAC with keys that are used once: HMAC-SHA256, RFC 2104, gives them and signs; `object_sync.crossed` encrypts.)
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     recorder = DeltaRecorder(folder.path)
     recorder.skip_present()
     journal = _Journal(store, ticket.run_id)
+    # Standard error of the job itself would go into Ray's log of it; the supervisor's words belong to the run.
     log = os.open(folder.driver_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     supervisor = subprocess.Popen(
         [sys.executable, "-m", "paceline.supervisor", str(folder.path)],
@@ -97,6 +98,8 @@ def _see_through(store: Store, ticket: Ticket, folder: RunFolder, top: Path) -> 
     _let_go_of_driver()
     listener = StoreListener(ticket.record, folder, ticket.exec_key) if ticket.exec_key else None
     stored = 0.0
+    # Parts have numbers without gaps, for whoever reads them looks for the next one by its name. So a part that the store has not
+    # taken waits, and nothing is recorded meanwhile: what changes comes in the one after it.
     while supervisor.poll() is None:
         time.sleep(_TICK_S)
         if time.monotonic() - stored >= _PART_S:

@@ -156,6 +156,8 @@ class Login:
         assert process.stdin is not None
         with process:
             try:
+                # All is written before anything is read: the far side says no more than its mark until it has it all. Where it
+                # ends early (no room), the pipe breaks; why, it has said, and that is read below.
                 with contextlib.suppress(BrokenPipeError):
                     if write is not None:
                         write(process.stdin)
@@ -171,6 +173,7 @@ class Login:
         main = f"main({mark!r}, sys.stdin.buffer, sys.stdout.buffer)"
         texts = (links, wire, changes, login_helper)
         code = stream_program(*(str(module.__file__) for module in texts), last=main)
+        # ssh's standard error is read at the end only: it says little, and a pipe holds 64 KiB of it.
         process = subprocess.Popen(
             self._scheduler.ssh_words(shlex.join(bootstrap_words(self._python))),
             stdin=subprocess.PIPE,

@@ -37,6 +37,7 @@ LOOK_S = 0.02
 
 def main(mark: str, stdin: IO[bytes], stdout: IO[bytes]) -> None:
     request = json.loads(stdin.readline().decode())
+    # On a line of its own: a login shell may have greeted without ending its line.
     stdout.write(("\n" + mark + "\n").encode())
     try:
         todo = {"have": have, "push": push, "pull": pull, "put": put, "remove": remove, "exec": execute}
@@ -67,7 +68,8 @@ def push(request: "dict[str, Any]", stdin: IO[bytes], stdout: IO[bytes]) -> "dic
                 if item.name.startswith("/") or ".." in parts:
                     raise OSError("the archive has a name that leaves its folder: " + item.name)
                 archive.extract(item, beside)
-        # The run last: its folder has links to the others.
+        # By names in one file system, each at once, so that a call that is cut off leaves nothing half there. The run last:
+        # its folder has links to the others.
         for name in PARTS:
             if not os.path.isdir(os.path.join(beside, name)):
                 continue
