@@ -176,6 +176,7 @@ def worker_argv(launch: Launch, node_rank: int, *options: str) -> tuple[str, ...
     The worker's side is named by its path, not by `-m`: that would put the working directory, and with it the user's
     own modules, in front of the standard library while Paceline loads.
     """
+    # By path, so that Python puts only that file's folder first on sys.path; the program takes it off again.
     main = launch.library_dir / "paceline" / "worker" / "__main__.py"
     return (
         launch.prepared[node_rank].python,

@@ -96,6 +96,7 @@ def find_open_mpi(python: str) -> OpenMpi:
         LauncherError: there is none, or not of a version that is supported; or mpi4py is built for another MPI.
     """
     named = os.environ.get(MPIRUN_VARIABLE)
+    # Not resolved: a virtual environment's programs lie beside the link to its interpreter, not beside the interpreter.
     beside = [str(Path(interpreter).parent / "mpirun") for interpreter in (python, sys.executable)]
     seen: list[str] = []
     candidates = _open_mpis((named,) if named else (shutil.which("mpirun"), *dict.fromkeys(beside)), seen)
@@ -207,6 +208,7 @@ def _workers(launch: Launch) -> list[str]:
         if by_host and place.local_rank:
             continue
         skip = ("LOCAL_RANK", "HOROVOD_LOCAL_RANK") if by_host else ()
+        # What stands before the first `:` counts for that context alone, in mpirun's reading of its command line.
         words += [":"] if words else []
         words += ["-n", str(place.local_world_size if by_host else 1)]
         words += context_options(launch, place) if launch.remote_shell else []

@@ -46,6 +46,8 @@ def starter_command(launch: Launch, starter: Starter, major: int, variables: Map
             **environment.of_run(launch),
             **variables,
             **{name: value for name, value in users.items() if name not in for_workers},
+            # Last: what the starter needs itself stands over what the workers are given, which take theirs from the command
+            # line.
             **starter.environment,
         },
         defaults=defaults,

@@ -46,6 +46,7 @@ def prepare(job: Job, folder: RunFolder, node_rank: int, *, apart: bool = False)
         built = prepare_container(job.environment, folder, mounts, came)
     if job.launcher == "mpi" and "open_mpi" not in built:
         # The supervisor may be on another machine, with another Open MPI or none.
+        # After the environment: the wheel of Open MPI may be among its packages.
         mpi = find_open_mpi(built["python"])
         built["open_mpi"] = (mpi.mpirun, mpi.version)
     prepared = NodeSetup(
@@ -108,6 +109,7 @@ def _environment(environment: EnvironmentSpec, folder: RunFolder, node_rank: int
 
 def _output(reference: DataReference, folder: RunFolder, node_rank: int, came: Arrived, *, apart: bool) -> Path:
     """An empty folder. From a node apart its files are brought home, and stored there: so it is looked at there, too."""
+    # By node 0 alone, which is the one that stores them.
     if node_rank == 0 and not apart:
         check_outputs([reference], came)
     path = folder.uploads / reference.name

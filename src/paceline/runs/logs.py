@@ -128,6 +128,8 @@ class _Tail:
         self._look_for_gap()
         self._file.seek(self.position)
         if until is None:
+            # Fixed before the first byte is read, so that a rank that prints without end does not keep the others' lines
+            # waiting.
             until = os.fstat(self._file.fileno()).st_size
         while self.position < until:
             stop, gap = until, self._gap

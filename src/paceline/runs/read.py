@@ -53,6 +53,7 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
     data = read_json(folder.record)
     if not isinstance(data, dict):
         return None
+    # A final record is never written again, so it needs no look at locks or engines.
     if data.get("status") in states.TERMINAL:
         return data
     try:

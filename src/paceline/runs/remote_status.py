@@ -156,6 +156,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
     except OSError:
         with contextlib.suppress(OSError):
             folder.gone.touch()
+        # For this reader the time begins now; where the file could not be made, on a full disk, for the next one as well.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
     if asked is not None and found.cause in ("canceled", "engine"):

@@ -174,7 +174,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     @property
     def failure(self) -> FailureReport | None:
-        """Why the run failed; None unless it did."""
+        """The report on why the run failed; None unless it did."""
         return self.record().failure
 
     @property

@@ -66,6 +66,7 @@ def add_properties(path: Path, properties: Mapping[str, object]) -> None:
         _check_key("property", key)
     # Not the notes themselves: who may read those could keep this waiting.
     with locks.locked(path.with_name("notes.lock"), patience_s=_PATIENCE_S):
+        # Under the lock, for two programs may add the same property at once; a tag needs none, as its last line counts.
         there = read(path).properties
         if again := sorted(set(there) & set(properties)):
             raise RunStateError(

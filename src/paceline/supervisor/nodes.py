@@ -67,6 +67,7 @@ def on_nodes(
     wake.heed(nodes)
     try:
         for rank, path in results.items():
+            # A result of an earlier attempt would pass for that of a process which was killed now.
             path.unlink(missing_ok=True)
             command = Command(
                 argv=(seen.python, "-m", "paceline.node", verb, str(seen.run_dir), str(rank), *apart),

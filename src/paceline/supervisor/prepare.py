@@ -42,6 +42,7 @@ def hold_nodes(run: Supervision) -> Outcome | None:
     nodes = run.target.wait_for_nodes(run.job, run.folder.path, run.waiting)
     if nodes is None:
         return Outcome(stopped=run.stop_reason() or "cancel")
+    # From here on `give_nodes_back` gives them back, whatever fails below.
     run.nodes = nodes
     run.to(states.PREPARING, waiting_for=None, scratch_dir=str(run.folder.scratch))
     try:
@@ -112,6 +113,8 @@ def _prepare(run: Supervision, nodes: Nodes, seen: RemotePaths) -> tuple[NodeOut
     except UserError as error:
         return NodeOutcome(failure=FailureReport(cause="data", message=str(error))), ()
     if not seen.is_shared and any(reference.is_output for reference in job.inputs):
+        # What comes back from nodes elsewhere is stored from this machine, so it is this one that has to be able to, before an
+        # hour of work.
         looked = from_here(run, "check")
         if looked.failure is not None or looked.stopped is not None:
             return looked, ()

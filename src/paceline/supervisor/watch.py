@@ -89,6 +89,7 @@ class WorkerWatch:
         self._logs = LogWatch(launch, folder, keeps_limits=keeps_limits)
         self._exec = ExecCommands(launch, folder, nodes, shells, self._is_there)
         self._disks = DiskWatch(nodes, [str(launch.run_dir), *outputs], warn)
+        # The kernel counts its kills for memory since it was started: what came before is not this attempt's.
         self._oom_before = nodes.oom_kills()
         self._driver_from = folder.driver_log.stat().st_size if folder.driver_log.exists() else 0
         self._ending_since: float | None = None
