@@ -61,7 +61,7 @@ class Patient:
         return self.call(lambda: self.link.run(argv, input=input, env=env, timeout_s=timeout_s), timeout_s)
 
     def call(self, request: Callable[[], Result], timeout_s: float = 60.0) -> Result:
-        """What a request of the link brings.
+        """Make a request of the link; its result.
 
         Raises:
             NoAnswerError: it failed, or the node is lost.
@@ -70,6 +70,7 @@ class Patient:
             raise NoAnswerError(self.gone.removeprefix(f"{self.name}: "))
         try:
             return request()
+        # An OSError is the node's own answer, "no such file". A link's error with a living link is a time-out.
         except (OSError, PacelineError) as error:
             self.gone = self.link.lost
             if self.gone or not isinstance(error, PacelineError):
@@ -120,12 +121,13 @@ def answer_in(stdout: bytes, stderr: bytes, returncode: int) -> dict[str, Any]:
 def everywhere(
     patients: Sequence[Patient], question: Callable[[Patient], Result], timeout_s: float
 ) -> dict[str, Result | NoAnswerError]:
-    """What each node answers, by name. All are asked at once; one that takes longer than `timeout_s` is given up."""
+    """Ask all nodes at once; their answers by name. All are asked at once; one that takes longer than `timeout_s` is given up."""
     answers = all_within({patient.name: partial(question, patient) for patient in patients}, timeout_s + _SLACK_S)
     found: dict[str, Result | NoAnswerError] = {}
     for patient in patients:
         answer = answers[patient.name]
         if isinstance(answer, TimeoutError):
+            # Its thread still waits; a second question would wait behind the first one.
             patient.gone = f"gave no answer in {timeout_s + _SLACK_S:g} s and was not asked again"
             found[patient.name] = NoAnswerError(patient.gone)
         elif isinstance(answer, Exception) and not isinstance(answer, NoAnswerError):

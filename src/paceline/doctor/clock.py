@@ -23,7 +23,7 @@ _ADVICE = "Let the node take its time from the network: `timedatectl set-ntp tru
 
 @dataclass(frozen=True)
 class Offset:
-    """How far a node's clock is ahead of this machine's, give or take `error_s`."""
+    """The lead of a node's clock over this machine's, give or take `error_s`."""
 
     seconds: float
     error_s: float
@@ -74,7 +74,9 @@ def _offset(patient: Patient) -> Offset:
             theirs = float(done.stdout)
         except ValueError:
             raise NoAnswerError(f"its Python told no time: {done.stderr.decode(errors='replace')[-200:]}") from None
+        # As NTP does it: the node's time is taken to lie in the middle between question and answer.
         samples.append(Offset(theirs - (asked + answered) / 2, (answered - asked) / 2))
+    # Whatever delayed the other samples has not delayed this one.
     return min(samples, key=lambda offset: offset.error_s)
 
 

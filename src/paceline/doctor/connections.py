@@ -1,4 +1,4 @@
-"""Whether the nodes reach each other: a network that all are in, and connections to ports over it."""
+"""Connections between the nodes: a network that all are in, and connections to ports over it."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def check_ports(examination: Examination) -> Iterator[Finding]:
     peers = _peers([patient.name for patient in patients])
     token = secrets.token_hex(8)
     for patient in patients:
+        # The number of connections after which the listener may end.
         count = sum(patient.name in others for others in peers.values())
         asked = {"port": ports[patient.name], "address": places[patient.name].address, "token": token, "count": count}
+        # A daemon for each node: it listens while the others connect, and is given up with the program.
         threading.Thread(target=_listen, args=(patient, {**asked, "timeout_s": _LISTEN_S}), daemon=True).start()
 
     def question(patient: Patient) -> dict[str, Any]:
@@ -114,5 +116,6 @@ def _peers(names: list[str]) -> dict[str, list[str]]:
     if len(names) <= _ALL_PAIRS:
         return {name: [other for other in names if other != name] for name in names}
     count = len(names)
+    # The next one shows a node that is cut off, the one across the ring a network in two halves.
     steps = (1, count // 2)
     return {name: [names[(index + step) % count] for step in steps] for index, name in enumerate(names)}

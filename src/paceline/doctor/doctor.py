@@ -95,6 +95,7 @@ def examine(
             return
         of_scripts = getattr(target, "script_python", None)
         if python is None and of_scripts is not None:
+            # The target asks its nodes for that, which may hang.
             found = within(lambda: of_scripts([patient.link for patient in patients]), STATUS_S)
             python = None if isinstance(found, Exception) else found
         examination = Examination(
@@ -104,6 +105,7 @@ def examine(
             python=python,
             interface=interface,
         )
+        # Each check is a generator, so a person sees a finding as soon as it is made.
         for title, check in _ON_NODES:
             say(title)
             if not examination.well:
@@ -143,6 +145,8 @@ def _open(target: Examined, node_count: int | None, limit_s: float) -> tuple[lis
 
     Nodes that come after the time is up are given back by the thread that waited for them.
     """
+    # Either the thread that waits for the nodes closes the stack or this one does. `decided` guards the choice: held while
+    # one side writes its flag and reads the other's.
     stack, decided = contextlib.ExitStack(), threading.Lock()
     has_entered = is_late = False
 

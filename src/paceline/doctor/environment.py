@@ -1,4 +1,4 @@
-"""What scripts will find installed: torch, mpi4py and Open MPI, the same on all nodes.
+"""The packages that scripts will find: torch, mpi4py and Open MPI, the same on all nodes.
 
 A script may need none of them, so one that no node has is no failure; one that only some have is.
 """
@@ -27,7 +27,7 @@ def check_environment(examination: Examination) -> Iterator[Finding]:
 
 
 def has_module(examination: Examination, module: str) -> bool:
-    """Whether every node that answers can import it."""
+    """True if every node that answers can import it."""
     return bool(examination.facts) and all(
         "version" in ((facts.get("modules") or {}).get(module) or {}) for facts in examination.facts.values()
     )

@@ -1,4 +1,4 @@
-"""What the checks of one examination share: the nodes, what is wanted of them, and what has been learned so far."""
+"""The state that the checks of one examination share: the nodes, what is wanted of them, and what has been learned so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FACTS_S = 90.0
 
 @dataclass
 class Examination:
-    """One examination.
+    """The state of one examination.
 
     python: the interpreter that scripts will run in; None for that of each node's agent.
     folder: on the nodes, for runs and snapshots. interface: the network interface that is asked for.
@@ -42,8 +42,9 @@ class Examination:
     def ask_all(
         self, check: str, question: Callable[[Patient], Any], timeout_s: float
     ) -> tuple[dict[str, Any], list[Finding]]:
-        """What each node answers that still does, by name; and a failure for each that has not."""
+        """Ask each node that still answers; the answers by name, and a failure for each node that gave none."""
         found, failed = {}, []
+        # A node that gave no answer is `gone` from now on, so the next checks do not wait for it again.
         for name, answer in everywhere(self.well, question, timeout_s).items():
             if isinstance(answer, NoAnswerError):
                 failed.append(

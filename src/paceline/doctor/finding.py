@@ -1,4 +1,4 @@
-"""What the doctor has found: one line for each thing looked at."""
+"""The doctor's findings: one line for each thing looked at."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> str:
-    """ "fail", "warn" or "ok": of all findings."""
+    """The worst level of all findings: "fail", "warn" or "ok"."""
     levels = {finding.level for finding in findings}
     return next((level for level in (FAIL, WARN) if level in levels), OK)
 

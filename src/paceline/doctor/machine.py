@@ -1,4 +1,4 @@
-"""What each node has: Python, space, limits of the user, GPUs."""
+"""The equipment of each node: Python, space, limits of the user, GPUs."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
             "space": [examination.folder, "/tmp", "/dev/shm"],
             "modules": MODULES,
             "library_dir": patient.link.hello.library,
+            # Within the question's own time limit, so that a slow import is told as such and not as a node that is silent.
             "timeout_s": FACTS_S - 20.0,
         }
         return patient.ask("on_node", "facts", asked, timeout_s=FACTS_S)
@@ -39,7 +40,7 @@ def learn_facts(examination: Examination) -> Iterator[Finding]:
 
 
 def check_python(examination: Examination) -> Iterator[Finding]:
-    """Whether the interpreter for scripts is there, and new enough."""
+    """Check that the interpreter for scripts is there, and new enough."""
     versions = {}
     for name, facts in examination.facts.items():
         path, version, error = (facts["python"].get(key) for key in ("path", "version", "error"))
@@ -95,6 +96,7 @@ def check_space(examination: Examination) -> Iterator[Finding]:
 
 def check_limits(examination: Examination) -> Iterator[Finding]:
     """The user's limits: open files, and locked memory where InfiniBand may want it."""
+    # RDMA registers memory, which is then locked; Ethernet needs none of it.
     with_fabric = {
         patient.name
         for patient in examination.patients
@@ -157,7 +159,7 @@ def check_gpus(examination: Examination) -> Iterator[Finding]:
 
 
 def differing_nodes(values: dict[str, str]) -> str:
-    """ "2.13.0 on host1, host2; 2.12.1 on host3", or "" where all are the same."""
+    """The values and who has which: "2.13.0 on host1, host2; 2.12.1 on host3"; "" where all are the same."""
     by_value: dict[str, list[str]] = {}
     for name, value in values.items():
         by_value.setdefault(value, []).append(name)

@@ -1,4 +1,4 @@
-"""Which network the nodes share: the address and the interface of each that the others can reach it by."""
+"""The network that the nodes share: the address and the interface of each by which the others reach it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Interfaces = Mapping[str, tuple[str, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkPlace:
-    """Where others reach a node. network: as "10.0.0.0/24"."""
+    """The address at which others reach a node. network: as "10.0.0.0/24"."""
 
     interface: str
     address: str
@@ -30,11 +30,13 @@ def common_network(nodes: Mapping[str, Interfaces], wanted: str | None = None) -
     """
     places = {name: _places(interfaces, wanted, len(nodes) == 1) for name, interfaces in nodes.items()}
     networks = [{place.network for place in found} for found in places.values()]
+    # Compared by the network itself: interfaces have other names on other nodes.
     common = set.intersection(*networks) if networks else set()
     # The same address on two nodes: a bridge of each node's own.
     common = {network for network in common if len(_addresses(places, network)) == len(nodes)}
     if not common:
         return None
+    # The shortest prefix is the largest network; ties are broken by text, so that every examination chooses alike.
     best = min(common, key=lambda network: (ipaddress.ip_network(network).prefixlen, network))
     return {name: next(place for place in found if place.network == best) for name, found in places.items()}
 
@@ -48,7 +50,7 @@ def same_machine(nodes: Mapping[str, Interfaces]) -> list[str]:
 
 
 def addresses_of(interfaces: Interfaces) -> frozenset[str]:
-    """Those by which others may reach a node, of every network of its own too."""
+    """The addresses by which others may reach a node, those of networks of its own too."""
     return frozenset(
         address
         for name, (address, _) in interfaces.items()

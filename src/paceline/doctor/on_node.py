@@ -60,7 +60,7 @@ sys.stdout.write("\nPACELINE-MODULES " + json.dumps(found) + "\n")
 
 
 def facts(asked: Asked) -> Answer:
-    """What there is on this node. asked: python (of the scripts), space (folders), modules."""
+    """The facts of this node. asked: python (of the scripts), space (folders), modules."""
     python = asked["python"]
     timeout_s = float(asked["timeout_s"])
     found: Answer = {
@@ -100,7 +100,7 @@ def space(path: str) -> Answer:
 
 
 def gpus() -> Answer:
-    """What nvidia-smi lists: {"devices": [[name, driver, MiB], ...]}, or why it lists nothing."""
+    """The GPUs that nvidia-smi lists: {"devices": [[name, driver, MiB], ...]}, or why it lists nothing."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return {"devices": [], "has_tool": False}
@@ -132,6 +132,7 @@ def listen(asked: Asked) -> Answer:
     deadline = time.monotonic() + asked["timeout_s"]
     answered = 0
     with socket.socket() as server:
+        # The port was free a moment ago; what of an earlier connection is in TIME_WAIT does not matter.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((asked["address"], asked["port"]))
         server.listen(128)
@@ -152,6 +153,7 @@ def listen(asked: Asked) -> Answer:
 def connect(asked: Asked) -> Answer:
     """Connect to each peer: {name: {"ms": of the whole exchange} or {"error": ...}}, all at once."""
     results: Answer = {}
+    # All at once: a firewall that drops packets costs the time limit once, not once for each peer.
     threads = [threading.Thread(target=_connect, args=(asked, *peer, results), daemon=True) for peer in asked["peers"]]
     for thread in threads:
         thread.start()
@@ -185,6 +187,7 @@ def _connect(asked: Asked, name: str, address: str, port: int, results: Answer) 
 
 def output(argv: list[str], timeout_s: float, environment: dict[str, str] | None = None) -> tuple[str, str]:
     """(standard output, "") of a program, or ("", why there is none)."""
+    # Files, not pipes: a grandchild that keeps a pipe open would keep this process waiting for its end.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
             process = subprocess.Popen(

@@ -60,7 +60,7 @@ def _check(
     reduce: Callable[[Examination, Sequence[Patient], Mapping[str, NetworkPlace]], Answers],
     advice: str,
 ) -> Iterator[Finding]:
-    """One finding, or one for each rank that failed. lacks: what the nodes have not got; "" for nothing."""
+    """Make the all-reduce; one finding, or one for each rank that failed. lacks: what the nodes have not got; "" for nothing."""
     places, patients = examination.places, examination.well
     if lacks:
         yield skipped(check, lacks)
@@ -102,4 +102,5 @@ def _over_gloo(examination: Examination, ranks: Sequence[Patient], places: Mappi
         python = examination.python_of(ranks[rank])
         return ranks[rank].ask("reduce_on_node", "gloo", asked, python=python, timeout_s=_PROGRAM_S)
 
+    # All at once: each rank waits in the all-reduce for the others.
     return all_within({rank: partial(answer, rank) for rank in range(len(ranks))}, _PROGRAM_S + 5.0)

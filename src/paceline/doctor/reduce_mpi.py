@@ -37,7 +37,7 @@ def over_mpi(
     mpirun: tuple[str, int],
     elements: int,
 ) -> dict[str, Any]:
-    """What rank 0 has measured: {"ms": ..., "size": ...}. mpirun: its path and major version.
+    """Rank 0's measurement: {"ms": ..., "size": ...}. mpirun: its path and major version.
 
     Raises:
         NoAnswerError: with the last that mpirun has said.
@@ -75,7 +75,7 @@ def _reduced(
     scratch: str,
     shell: Sequence[str],
 ) -> dict[str, Any]:
-    """What rank 0 has measured.
+    """Rank 0's measurement.
 
     Raises:
         NoAnswerError: with the last that mpirun has said.
@@ -85,9 +85,11 @@ def _reduced(
         for rank, patient in enumerate(patients)
     ]
     log, first = f"{scratch}/mpirun.log", patients[0]
+    # mpirun's calls for its daemons come back over the first node's link, and are started by the other nodes' agents.
     RshCalls([patient.link for patient in patients], nodes, {}, log)
     words = [mpirun[0], *_options([places[patient.name] for patient in patients], mpirun[1], shell)]
     words += [examination.python_of(first), f"{scratch}/reduce.py"]
+    # Each Open MPI has its own name for the folder of its sockets and segments; all of it goes with `scratch`.
     environment = {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -107,7 +109,7 @@ def _reduced(
 
 
 def _options(places: Sequence[NetworkPlace], major: int, shell: Sequence[str]) -> list[str]:
-    """As a run's mpirun has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
+    """mpirun's options, as a run has them (`paceline.launchers.mpi_hosts`): one process a node, two on a node that is alone."""
     words = ["--bind-to", "none"]
     if len(places) == 1:
         return [*words, *(["--map-by", "slot:OVERSUBSCRIBE"] if major >= 5 else ["--oversubscribe"]), "-n", "2"]
@@ -126,6 +128,7 @@ def _wait(patient: Patient, pid: int) -> int | None:
     """The exit code; None where it took too long and was killed."""
     deadline = time.monotonic() + _PROGRAM_S
     while time.monotonic() < deadline:
+        # The agent tells each end once, so one of another command is not put back; the doctor runs no other here.
         for ended, code, _ in patient.link.ends():
             if ended == pid:
                 return code

@@ -22,6 +22,7 @@ _ROUNDS = 3
 
 def gloo(asked: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of the fastest all-reduce among `size` ranks, after its sum was found right."""
+    # Before torch is imported: it reads the variable then.
     os.environ["OMP_NUM_THREADS"] = "1"
     if asked["interface"]:
         os.environ["GLOO_SOCKET_IFNAME"] = asked["interface"]
@@ -44,9 +45,10 @@ def gloo(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def mpi(asked: dict[str, Any]) -> dict[str, Any] | None:
-    """As `gloo`, on rank 0; None on the other ranks."""
+    """The same by mpi4py; the answer on rank 0, None on the other ranks."""
     module = importlib.import_module("mpi4py.MPI")
     numbers = importlib.import_module("array")
+    # mpi4py has initialized MPI by its import, and finalizes it at the program's end.
     world = module.COMM_WORLD
     mine = numbers.array("f", [float(world.rank + 1)]) * asked["elements"]
     times = []

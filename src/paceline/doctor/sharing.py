@@ -1,4 +1,7 @@
-"""Which folders the nodes see alike: the one for runs, and this machine's workspace. Either way runs work; half is wrong."""
+"""Folders that all nodes see: the one for runs, and this machine's workspace.
+
+Runs work where all nodes see a folder, and where none does; they do not where only some see it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _LOOK_AGAIN_S = 1.0
 
 
 def check_sharing(examination: Examination) -> Iterator[Finding]:
-    """One finding for the folder on the nodes, where there are several; one for the workspace."""
+    """Look at the folder on the nodes, where there are several, and at the workspace; a finding for each."""
     if len(examination.well) > 1:
         yield from _check_folder(examination)
     yield from _check_workspace(examination)
@@ -31,6 +34,7 @@ def _check_folder(examination: Examination) -> Iterator[Finding]:
     path = f"{examination.folder}/.doctor-{token}"
     try:
         is_there = first.call(lambda: first.link.exists(examination.folder))
+        # The token tells this file from one of another examination at the same time.
         first.call(lambda: first.link.put_file(path, token.encode()))
     except NoAnswerError as error:
         yield Finding(

@@ -1,4 +1,4 @@
-"""What a target does, and what its nodes do.
+"""The protocols of a target and of its nodes.
 
 Target    what a job asks of the machines, the queue, the supervisor's start: for the submitting program
 Nodes     the machines that a run holds: for its supervisor, wherever that runs
@@ -86,7 +86,7 @@ class Nodes(Protocol):
         """Send a signal to a process on a node; False where it is gone."""
 
     def is_alive(self, pid: int, node_rank: int) -> bool:
-        """Whether there is such a process; on a lost node there is none."""
+        """True if there is such a process; on a lost node there is none."""
 
     def ended(self) -> list[ProcessExit]:
         """Commands that have ended since the last call. What they wrote in the run's folder is in the supervisor's by then."""
@@ -108,10 +108,10 @@ class Nodes(Protocol):
         """End everything that was started on the nodes, by force."""
 
     def oom_kills(self) -> int:
-        """How many processes the nodes' kernels have killed for memory, as far as can be seen."""
+        """The number of processes that the nodes' kernels have killed for memory, as far as can be seen."""
 
     def is_disk_full(self) -> bool:
-        """Whether the run's folder, on any node, has no room for so much as a worker's report."""
+        """True if the run's folder, on any node, has no room for so much as a worker's report."""
 
     def close(self) -> None:
         """End what is left, remove what was only the run's, give the nodes back. Harmless the second time."""
@@ -168,16 +168,16 @@ class Queued(Protocol):
     """A target whose engine has a queue of its own and runs the supervisor in its job."""
 
     def look(self, folder: RunFolder, record: RunRecord) -> JobStatus:
-        """As `paceline.runs.remote_status.Teller`."""
+        """Ask the engine how the run stands, as `paceline.runs.remote_status.Teller` says."""
 
     def cancel(self, folder: RunFolder, record: RunRecord) -> None:
-        """As `paceline.runs.remote_status.Teller`."""
+        """Ask the engine for the run's end, as `paceline.runs.remote_status.Teller` says."""
 
     def passage(self, folder: RunFolder) -> Passage | None:
         """The way to the supervisor for one command, where that has another folder than this one; else None."""
 
     def script(self, job: Job) -> str | None:
-        """What the engine would be given, which --dry-run prints; None for nothing that could be read."""
+        """The text that the engine would be given, which --dry-run prints; None where there is none that could be read."""
 
 
 @runtime_checkable

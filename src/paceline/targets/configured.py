@@ -155,6 +155,7 @@ def add(workspace_dir: Path, configured: Configured, *, replace: bool = False) -
             f"the name {configured.name!r} is that of a kind, and this target is of kind {configured.kind!r}. "
             "Choose another name."
         )
+    # Making it checks the settings, and may replace them: a list of hosts in a file is kept as the hosts.
     target = configured.make()
     kept = getattr(target, "settings", None)
     if isinstance(kept, Mapping):
@@ -222,7 +223,7 @@ def _read_file(path: Path, name: str) -> Configured:
 
 
 def _stands_alone(kind: str) -> bool:
-    """Whether there is such a kind, and one of it can be had without settings."""
+    """True if there is such a kind, and one of it can be had without settings."""
     try:
         options = getattr(kind_class(kind), "OPTIONS", ())
     except TargetError:

@@ -26,7 +26,7 @@ OWN = {
 
 
 def kind_names() -> list[str]:
-    """All kinds, sorted."""
+    """The names of all kinds, sorted."""
     return plugins.names(GROUP, OWN)
 
 
@@ -47,7 +47,7 @@ def kind_class(kind: str) -> Any:
 
 
 def kind_options(kind: str) -> tuple[Option, ...]:
-    """What may be set on a target of this kind.
+    """The settings that a target of this kind takes.
 
     Raises:
         TargetError: as `kind_class`.

@@ -93,6 +93,7 @@ class Queue:
                 names = sorted(os.listdir(folder))
             except OSError:
                 continue
+            # Another user may fill a folder of his own: so many are read, and no more.
             for name in names[:_TICKETS]:
                 path = os.path.join(folder, name)
                 if name.endswith(".ticket"):
@@ -103,7 +104,7 @@ class Queue:
     def grant(
         self, ticket: Ticket, others: Sequence[Ticket], all_cores: int, all_gpus: Sequence[str], at_once: bool = False
     ) -> Dict[str, Any]:
-        """What the run holds, {"granted": ...}, if it is its turn and there is room for it; else who is in the way, {"ahead":
+        """Serve the run if it is its turn and there is room: {"granted": what it holds}; else those in its way, {"ahead":
         tickets, "holders": tickets}.
 
         ticket: the run's. It is written to its file, but not where at_once finds no room. others: all other tickets.
@@ -122,7 +123,7 @@ class Queue:
     def _fit(
         self, ticket: Ticket, holders: List[Ticket], all_cores: int, all_gpus: Sequence[str]
     ) -> Optional[Dict[str, Any]]:
-        """What the run would hold beside these; None where there is no room."""
+        """A share of the machine for the run, beside these; None where there is no room."""
         used = sum(int(item["cores"]) for item in holders)
         free = [gpu for gpu in all_gpus if gpu not in self.taken("gpus", holders)]
         # A run that asks for more cores than there are gets all of them.
@@ -143,9 +144,11 @@ class Queue:
     def write(self, ticket: Ticket) -> None:
         """Put the ticket in its file: all of it or nothing, for everybody to read; in a folder where nobody else can write."""
         path = os.path.join(self.own, ticket["key"] + ".ticket")
+        # A new file of a random name: nothing that lies there is followed or written to.
         beside = "%s.%s.new" % (path, os.urandom(8).hex())
         fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
+            # Whatever the umask: other users have to read it.
             os.fchmod(fd, 0o644)
             json.dump(ticket, file)
         os.rename(beside, path)
@@ -156,7 +159,7 @@ class Queue:
 
 
 def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
-    """What "look", "take" or "give_back" returns, or {"error": why it can't}; with the Python that did it."""
+    """The result of "look", "take" or "give_back", or {"error": why there is none}; with the Python that did it."""
     try:
         found = {"look": look, "take": take, "give_back": give_back}[verb](given)
     except OSError as error:
@@ -165,11 +168,12 @@ def answer(verb: str, given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """What the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
+    """Look at what the machine has, and who holds or waits for some of it. GPUs only where `with_gpus`: asking takes a while."""
     answer: Dict[str, Any] = {"host": socket.gethostname(), "cores": core_count(), "boot_id": boot_id()}
     if given.get("with_gpus"):
         answer["gpus"] = gpus()
     answer["tickets"] = []
+    # Where no run has ever been, looking leaves no file behind.
     if user_folders():
         with locked():
             answer["tickets"] = host_queue().tickets()
@@ -189,6 +193,7 @@ def take(given: Dict[str, Any]) -> Dict[str, Any]:
         for folder in (os.path.dirname(queue.own), queue.own):
             make_own_folder(folder)
         others = []
+        # The pid belongs to it: a run's new agent does not take over the ticket of an old one that still lives.
         for item in queue.tickets():
             if all(item[name] == mine[name] for name in ("uid", "key", "pid")):
                 mine["granted"] = item["granted"]
@@ -212,10 +217,11 @@ def host_queue() -> Queue:
 
 
 def is_alive(ticket: Ticket) -> bool:
-    """Whether the agent that the ticket names still runs, and is its owner's."""
+    """True if the agent that the ticket names still runs, and is its owner's."""
     pid = ticket.get("pid")
     if not isinstance(pid, int) or not 0 < pid < 1 << 31 or ticket.get("boot_id") != boot_id():
         return False
+    # Signal 0 is never delivered; the kernel only says whether it could be.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -225,6 +231,7 @@ def is_alive(ticket: Ticket) -> bool:
     owner = process_owner(pid)
     if owner is not None and owner != ticket["uid"]:
         return False
+    # Mounted with hidepid, /proc shows nothing of other users' processes: then that the pid is in use has to do.
     found = start_time(pid)
     return found == ticket.get("started") if found else not os.path.isdir("/proc/%d" % pid)
 
@@ -260,6 +267,7 @@ def forget(path: str) -> None:
 def read(path: str, uid: Optional[int]) -> Optional[Ticket]:
     """A ticket of this user's, anybody's for None; None for anything else."""
     try:
+        # O_NONBLOCK: opening a FIFO that somebody has put there would wait for a writer.
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
@@ -308,13 +316,14 @@ def user_folders() -> List[Any]:
             continue
         outer = os.path.join(parent, name)
         inner = os.path.join(outer, socket.gethostname())
+        # The outer one too: who could write there could put another folder in the place of the inner one.
         if is_own_folder(outer, int(number)) and is_own_folder(inner, int(number)):
             found.append((int(number), inner))
     return sorted(found)
 
 
 def is_own_folder(path: str, uid: int) -> bool:
-    """Whether it is a folder, no link to one, that belongs to this user, and that nobody else can write to."""
+    """True for a folder, not a link to one, that belongs to this user, and that nobody else can write to."""
     try:
         found = os.lstat(path)
     except OSError:
@@ -333,6 +342,7 @@ def locked() -> Iterator[None]:
     fd = take_guard(os.path.join(parent_dir(), "%s%s.guard" % (_PREFIX, socket.gethostname())))
     try:
         yield
+    # Closing gives the lock back. The file stays: removing it would leave two locks of one name.
     finally:
         os.close(fd)
 
@@ -357,6 +367,7 @@ def check_parent() -> None:
 def make_own_folder(path: str) -> None:
     """This user's own folder, which others can read."""
     try:
+        # Closed at first, then opened for reading: nobody gets in between.
         os.mkdir(path, 0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         os.fchmod(fd, 0o755)
@@ -382,7 +393,9 @@ def take_guard(path: str) -> int:
         fd, why = open_guard(path), "user %s keeps it from being opened" % owner_of(path)
         if fd is not None:
             try:
+                # Not blocking: the holder may be stopped, and this process could not say who it is.
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Between open and flock its owner may have removed it; two would then hold two locks of one name.
                 if is_still(path, fd):
                     return fd
             except OSError as error:
@@ -424,7 +437,7 @@ def open_guard(path: str) -> Optional[int]:
 
 
 def is_still(path: str, fd: int) -> bool:
-    """Whether the name still stands for the open file: its owner may have removed it."""
+    """True if the name still stands for the open file: its owner may have removed it."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
@@ -439,7 +452,7 @@ def owner_of(path: str) -> str:
 
 
 def holder(fd: int) -> str:
-    """Who holds the lock of this open file, in words, as `locks.holder` does, which is not there before the library is."""
+    """The holder of the lock of this open file, in words, as `locks.holder` does, which is not there before the library is."""
     inode = os.fstat(fd).st_ino
     try:
         with open("/proc/locks") as file:
@@ -479,7 +492,7 @@ def boot_id() -> str:
 
 
 def gpus() -> List[str]:
-    """As `paceline.remote.agent.gpus.devices`, which is not there before the library is."""
+    """The machine's GPUs, as `paceline.remote.agent.gpus.devices` gives them, which is not there before the library is."""
     for name in ("PACELINE_GPUS", "CUDA_VISIBLE_DEVICES"):
         if name in os.environ:
             return [part.strip() for part in os.environ[name].split(",") if part.strip() not in ("", "-1")]

@@ -32,7 +32,7 @@ _GUARD_S = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """What a run holds of a machine."""
+    """A run's share of a machine."""
 
     cores: int
     gpus: tuple[str, ...]
@@ -85,6 +85,7 @@ class LocalQueue:
     def enqueue(self, run_dir: Path, *, cores: int, gpus: int, ports: int) -> None:
         """Put the run, which asks for so much, at the end of the queue."""
         with self._locked():
+            # Under the guard, so no two runs get one number. A number is used again once the queue is empty.
             numbers = [int(ticket["key"]) for ticket in self._queue.tickets()]
             ticket = {
                 "key": f"{max(numbers, default=0) + 1:08d}",
@@ -129,13 +130,14 @@ class LocalQueue:
 
     def release(self, run_dir: Path) -> None:
         """Give back what the run holds, or its place."""
+        # `files`, not `tickets`: those look at whether runs live, and end what is left of dead ones, which may be this one.
         with self._locked():
             for _, ticket, _ in self._queue.files():
                 if ticket is not None and ticket.get("run_dir") == str(run_dir):
                     self._queue.remove(ticket["key"])
 
     def tickets(self) -> list[Ticket]:
-        """Those of the runs that somebody looks after, in order."""
+        """The tickets of the runs that somebody looks after, in order."""
         with self._locked():
             return self._queue.tickets()
 
@@ -155,6 +157,7 @@ class LocalQueue:
     def _locked(self) -> Iterator[None]:
         Path(self._queue.own).mkdir(parents=True, exist_ok=True)
         try:
+            # The guard is this user's alone, or a group's: nobody else can open it.
             with locks.locked(self._guard, patience_s=_GUARD_S):
                 yield
         except locks.LockHeldError as error:
@@ -162,7 +165,7 @@ class LocalQueue:
 
 
 def _is_looked_after(ticket: Ticket) -> bool:
-    """Whether somebody holds the lock of the ticket's run."""
+    """True if somebody holds the lock of the ticket's run."""
     if not isinstance(ticket.get("run_dir"), str) or not ticket["key"].isdecimal():
         return False
     folder = RunFolder(Path(ticket["run_dir"]))

@@ -51,7 +51,7 @@ class LocalNodes:
         return None
 
     def begin(self, attempt: int) -> None:
-        """Nothing: the nodes see the run's own folder."""
+        """Do nothing: the nodes see the run's own folder."""
 
     def renew_ports(self) -> None:
         if self._new_ports is not None:
@@ -68,6 +68,7 @@ class LocalNodes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # A session of its own: a signal to its group reaches what the worker has started, and not the supervisor.
                 start_new_session=True,
             )
         finally:
@@ -89,6 +90,7 @@ class LocalNodes:
             ProcessExit(
                 pid=pid, node_rank=self._node_ranks.pop(pid), exit_code=processes.shell_exit_code(status), time=now
             )
+            # The supervisor inherits orphans (PR_SET_CHILD_SUBREAPER), so more ends come here than were started.
             for pid, status in processes.reap()
             if pid in self._node_ranks
         ]
@@ -97,11 +99,12 @@ class LocalNodes:
         return {}
 
     def fetch(self) -> None:
-        """Nothing: everything is here."""
+        """Do nothing: everything is here."""
 
     def kill_all(self) -> None:
         """The ends of what is killed are still told by `ended`."""
         deadline = time.monotonic() + 10
+        # Again until none is left: a process may fork in the moment before it is killed.
         while (left := processes.descendants(os.getpid())) and time.monotonic() < deadline:
             for pid in left:
                 processes.send(pid, 9)

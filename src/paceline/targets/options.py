@@ -1,4 +1,4 @@
-"""What may be set on a compute target of a kind: declared once, read from Python, from JSON and from a command line.
+"""The settings of a kind of compute target: declared once, read from Python, from JSON and from a command line.
 
 class SshTarget:
     OPTIONS = (Option("hosts", "file of lines `host slots=N`", type=Path, is_required=True),
@@ -52,7 +52,7 @@ class Option:
 
     @property
     def word(self) -> str:
-        """As a command line has it: `--time-limit`."""
+        """The option of a command line: `--time-limit`."""
         return f"--{self.name.replace('_', '-')}"
 
 

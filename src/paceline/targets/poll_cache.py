@@ -1,4 +1,4 @@
-"""What engines have answered, kept for all runs of a workspace together: one asks, the others wait and take its answer.
+"""Answers of engines, kept for all runs of a workspace together: one asks, the others wait and take its answer.
 
 <workspace>/engines/<name>.json, <name>.lock
 """
@@ -16,7 +16,7 @@ FRESH_S = 5.0
 
 
 def answers_dir(workspace_dir: Path) -> Path:
-    """Where the answers of a workspace's engines lie."""
+    """The folder in which the answers of a workspace's engines lie."""
     return workspace_dir / "engines"
 
 
@@ -26,6 +26,7 @@ def locked(path: Path) -> Iterator[bool]:
     file system without locks."""
     is_held = False
     with contextlib.ExitStack() as held:
+        # Whoever may only read the workspace still gets an answer, one that is not shared.
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(locks.locked(path))

@@ -1,4 +1,4 @@
-"""How a compute target stands: its nodes, what of them is in use, and who waits. For `paceline compute list` and `show`."""
+"""The state of a compute target: its nodes, what of them is in use, and who waits. For `paceline compute list` and `show`."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ class Status:
 
     @property
     def state(self) -> str:
-        """ "up", "degraded" if some nodes are down, "down" if none is up."""
+        """The target's state: "up", "degraded" if some nodes are down, "down" if none is up."""
         if not self.up:
             return "down"
         return "up" if len(self.up) == len(self.nodes) else "degraded"
 
     @property
     def cores(self) -> int | None:
-        """Of the nodes that are up."""
+        """The cores of the nodes that are up."""
         return _total(node.cores for node in self.up)
 
     @property

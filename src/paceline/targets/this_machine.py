@@ -1,4 +1,4 @@
-"""What `paceline compute` and the doctor ask of `local`: how this machine stands, and a link to an agent on it."""
+"""The part of `local` for `paceline compute` and the doctor: the state of this machine, and a link to an agent on it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class ThisMachine(LocalTarget):
     def status(self) -> Status:
         """This machine, and what of it runs hold by leases."""
         gpus, cores = devices(), core_count()
+        # A look drops the tickets of dead runs, as every user of the queue does.
         tickets = LocalQueue(leases_dir(), cores, gpus).tickets()
         granted = [ticket for ticket in tickets if ticket["granted"] is not None]
         return Status(
@@ -41,6 +42,7 @@ class ThisMachine(LocalTarget):
                 NodeStatus(
                     name=socket.gethostname(),
                     cores=cores,
+                    # A lease counts what the run asked for, which may be more than there is.
                     used_cores=min(cores, sum(ticket["cores"] for ticket in granted)),
                     gpus=len(gpus),
                     used_gpus=len(set(gpus) & {gpu for ticket in granted for gpu in ticket["granted"]["gpus"]}),
@@ -52,7 +54,7 @@ class ThisMachine(LocalTarget):
 
     @contextlib.contextmanager
     def examine(self, node_count: int | None = None) -> Iterator[list[Link]]:
-        """One link, however many nodes: they are all this machine."""
+        """Open one link, however many nodes are asked for: they are all this machine."""
         import paceline
         from paceline.remote.call import bootstrap_words
         from paceline.remote.link.link import Link

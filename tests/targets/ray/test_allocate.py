@@ -10,6 +10,7 @@ from paceline.errors import EngineError
 from paceline.remote.link import LinkError
 from paceline.targets.ray import allocate
 from paceline.targets.ray.listener import Taken
+from paceline.targets.ray.placement_group import LostError
 
 
 def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -25,3 +26,16 @@ def test_each_link_waits_as_long_as_the_target_says(monkeypatch: pytest.MonkeyPa
     with pair[0], pair[1], pytest.raises(EngineError, match="a node that Ray has given can't be used: n0: no"):
         allocate.open_links(taken, tmp_path, "/tmp/x", shared_library=True, silence_s=6.0)
     assert asked == [6.0, 6.0]
+
+
+def test_nodes_that_die_again_and_again_are_no_wrong_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def dies(*asked: Any) -> None:
+        tried.append(asked)
+        raise LostError("node 0 of the run: SIGKILL.")
+
+    monkeypatch.setattr(allocate, "_gather", dies)
+    with pytest.raises(EngineError, match=r"3 times in a row, Ray gave the run nodes that died at once: node 0"):
+        allocate.gather(None, 2, lambda text: False)  # type: ignore[arg-type]
+    assert len(tried) == 3

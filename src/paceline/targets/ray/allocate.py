@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import EngineError, TargetError
+from paceline.errors import EngineError
 from paceline.job.plan import Node
 from paceline.remote.link import AgentNodes, Link, LinkError, script_python
 from paceline.targets.base import Waiting
@@ -23,14 +23,16 @@ def gather(asked: GroupRequest, port_count: int, waiting: Waiting) -> RayNodes |
     """The nodes, once Ray gives them; None once `waiting` has said to give up.
 
     Raises:
-        TargetError: Ray can't be asked, the cluster can't hold the run, or a node's agent does not start.
+        TargetError: the cluster can't hold the run.
+        EngineError: Ray can't be asked, its nodes die again and again, or a node's agent does not start.
     """
     for left in reversed(range(_TRIES)):
         try:
             return _gather(asked, port_count, waiting)
         except LostError as error:
+            # The next try makes a new placement group, for which Ray chooses among the nodes that live.
             if not left:
-                raise TargetError(
+                raise EngineError(
                     f"{_TRIES} times in a row, Ray gave the run nodes that died at once: {error}"
                 ) from error
     raise AssertionError
@@ -72,7 +74,7 @@ def open_links(
     """A link for each node, in order of rank, all opened at once.
 
     Raises:
-        TargetError: one can't be used; the others are closed again.
+        EngineError: one can't be used; the others are closed again.
     """
     names = _names([taken[rank].told for rank in sorted(taken)])
 
@@ -90,6 +92,7 @@ def open_links(
         except LinkError as error:
             return error
 
+    # Each link waits for its node's agent, so all of them are opened at once.
     with ThreadPoolExecutor(min(len(taken), 32), thread_name_prefix="paceline-ray-link") as pool:
         opened = list(pool.map(open_one, sorted(taken)))
     links = [link for link in opened if isinstance(link, Link)]
@@ -125,6 +128,7 @@ def _nodes(
                 gpus=tuple(told["gpus"]),
             )
         )
+    # The links end first, then the placement group: Ray kills a task's processes without a word.
     on_close: Callable[[], None] = holding.close
     python = script_python(asked.python, asked.submitter, links) or str(taken[0].told["python"])
     found = RayNodes(links, tuple(nodes), port_count, folder=asked.folder, python=python, on_close=on_close)

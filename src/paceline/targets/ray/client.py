@@ -66,7 +66,7 @@ class RayNode:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an http:// or https:// address is this machine's own."""
+    """True if an http:// or https:// address is this machine's own."""
     host = urllib.parse.urlsplit(address).hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -129,7 +129,7 @@ class RayClient:
                 raise
 
     def logs(self, submission_id: str) -> str:
-        """What the job's entrypoint has printed; "" where that is gone."""
+        """The output of the job's entrypoint; "" where that is gone."""
         try:
             return str(self._call("GET", f"/api/jobs/{quote(submission_id, safe='')}/logs").get("logs") or "")
         except _AnswerError:
@@ -174,7 +174,7 @@ class RayClient:
     # Packages
 
     def has_package(self, name: str) -> bool:
-        """Whether the cluster holds the package of this name (`_ray_pkg_<hash>.zip`)."""
+        """True if the cluster holds the package of this name (`_ray_pkg_<hash>.zip`)."""
         try:
             self._call("GET", f"/api/packages/gcs/{quote(name, safe='')}")
             return True
@@ -199,12 +199,14 @@ class RayClient:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(settings.address + path, data=data, method=method)
         for name, value in self._headers(is_json=not isinstance(body, bytes)).items():
+            # A header that is not sent on to where a redirect leads.
             request.add_unredirected_header(name, value)
         try:
             with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:
+                # An answer with an error may be a whole page.
                 raise _refused(
                     settings, error.code, error.read(20_000).decode(errors="replace"), method, path
                 ) from None
@@ -280,7 +282,7 @@ def _refused(settings: RaySettings, status: int, text: str, method: str, path: s
 
 
 def _last_line(text: str) -> str:
-    """Of a traceback that Ray sends, what is to the point."""
+    """The last line of a traceback that Ray sends, which is the one to the point."""
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1].rstrip(".")[:500] if lines else ""
 

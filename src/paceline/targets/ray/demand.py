@@ -1,4 +1,4 @@
-"""What a run asks of each of its nodes in Ray's resources, and whether a cluster's nodes can hold it, now or ever."""
+"""The resources of Ray's that a run asks of each of its nodes, and whether a cluster's nodes can hold it, now or ever."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ClusterDemand:
 
     @property
     def text(self) -> str:
-        """ "2 nodes with 4 CPU and 1 GPU each"."""
+        """The demand in words: "2 nodes with 4 CPU and 1 GPU each"."""
         first, last = self.bundles[0], self.bundles[-1]
         count = len(self.bundles)
         if count == 1:
@@ -47,7 +47,7 @@ class ClusterDemand:
         return f"{large} nodes with {amounts(first)} and {count - large} with {amounts(last)}"
 
     def fits(self, nodes: Sequence[Mapping[str, float]]) -> bool:
-        """Whether so many different nodes have what is asked, each for one bundle.
+        """True if so many different nodes have what is asked, each for one bundle.
 
         Bundles come in two sizes at most, and whatever holds the large one holds the small one too: so it is enough
         to count.
@@ -60,7 +60,7 @@ class ClusterDemand:
 
 
 def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
-    """What `job` asks: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
+    """The demand of `job`: CPUs for each worker, with use_gpu GPUs for each worker, and what the target's settings add."""
     bundles = []
     for size in node_sizes(job):
         bundle = {"CPU": _plain(size * settings.cpus_per_worker)}
@@ -71,7 +71,7 @@ def demand_of(job: Job, settings: RaySettings) -> ClusterDemand:
 
 
 def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | None:
-    """Why these nodes can't hold it even if nothing else ran on them; None if they can."""
+    """The reason why these nodes can't hold it even if nothing else ran on them; None if they can."""
     if demand.fits([node.total for node in nodes]):
         return None
     names = list(demand.bundles[0])
@@ -83,7 +83,7 @@ def too_large(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str | No
 
 
 def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
-    """What a run waits for whose placement group is not placed yet."""
+    """The status text of a run whose placement group is not placed yet."""
     names = list(demand.bundles[0])
     shown = []
     for node in nodes[:4]:
@@ -97,7 +97,7 @@ def waits_for(demand: ClusterDemand, nodes: Sequence[NodeResources]) -> str:
 
 
 def amounts(resources: Mapping[str, float]) -> str:
-    """ "4 CPU and 1 GPU"."""
+    """The amounts in words: "4 CPU and 1 GPU"."""
     parts = [f"{_number(amount)} {name}" for name, amount in resources.items()]
     return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 

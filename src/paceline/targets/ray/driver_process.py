@@ -51,6 +51,7 @@ class DriverProcess:
         deadline = time.monotonic() + _END_S
         while self._is_alive() and time.monotonic() < deadline:
             time.sleep(0.02)
+        # Ray's own shutdown can hang. The cluster frees a driver's placement group when its connection breaks.
         if self._is_alive():
             processes.send(self._pid, signal.SIGKILL)
 
@@ -59,7 +60,7 @@ class DriverProcess:
 
 
 def driver_process(ray_python: str, library_dir: Path) -> DriverProcess:
-    """One that runs already, if there is one, else a new one.
+    """The driver that runs already, if there is one, else a new one.
 
     Raises:
         TargetError: the interpreter can't be run.
@@ -72,12 +73,14 @@ def driver_path(library_dir: Path) -> Path:
 
 
 def _adopted() -> DriverProcess | None:
+    # Taken out of the environment: a second attempt, or a run inside of this one, starts a driver of its own.
     pid = os.environ.pop(DRIVER_VARIABLE, "")
     try:
         if not pid or not processes.is_alive(int(pid)):
             return None
         if not all(stat.S_ISFIFO(os.fstat(fd).st_mode) for fd in (READS, SAYS)):
             return None
+        # They came from the job's script. Programs that are started from here must not keep the driver's pipes open.
         for fd in (READS, SAYS):
             os.set_inheritable(fd, False)
         return DriverProcess(int(pid), os.fdopen(READS, "wb"), os.fdopen(SAYS, "rb"), None)
@@ -94,6 +97,7 @@ def _started(ray_python: str, library_dir: Path) -> DriverProcess:
             stdout=subprocess.PIPE,
             env=environment,
             cwd="/",
+            # A signal to the supervisor's group does not reach it; the supervisor ends it by a word.
             start_new_session=True,
         )
     except OSError as error:

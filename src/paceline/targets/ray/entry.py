@@ -1,4 +1,4 @@
-"""What a Ray job runs on the cluster: a short shell script that finds its interpreters and starts the run's supervisor.
+"""The entrypoint of a Ray job on the cluster: a short shell script that finds its interpreters and starts the run's supervisor.
 
 Ray gives the script the environment that `ray start` had on the head, in which no Python need be on the PATH. The
 interpreter that has Ray is the one with which Ray starts its own workers: it stands in the command line of the raylet,

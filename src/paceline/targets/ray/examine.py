@@ -69,6 +69,7 @@ def examined(
     finally:
         for link in links:
             link.close()
+        # The links went first: Ray kills the tasks of a job that is stopped, agents and all.
         reception.close()
         with contextlib.suppress(TargetError, EngineError):
             client.stop(job_id)
@@ -79,6 +80,7 @@ def own_address(address: str) -> str:
     parts = urlsplit(address)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
+            # A connected datagram socket has the local address that the kernel's routes choose.
             probe.connect((parts.hostname or "", parts.port or 80))  # sends nothing
         except OSError as error:
             raise EngineError(f"the Ray cluster at {address} can't be reached from here: {error}.") from error
@@ -92,6 +94,7 @@ def _wait(client: RayClient, job_id: str, reception: Reception, count: int) -> N
         if time.monotonic() - asked < _ASK_S:
             continue
         asked = time.monotonic()
+        # The job's log is all that comes back through the dashboard: the driver prints its events there, a line each.
         told = _last_told(client.logs(job_id))
         if told.get("is") in ("ended", "failed"):
             raise EngineError(f"a node could not be had from Ray: {told.get('why')}.")

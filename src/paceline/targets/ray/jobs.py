@@ -1,4 +1,4 @@
-"""What a Ray cluster knows of its jobs, asked at most once in some seconds for all runs of a workspace together.
+"""The jobs that a Ray cluster knows, asked at most once in some seconds for all runs of a workspace together.
 
     <workspace>/engines/ray-<hash of the address>.json     {"time": ..., "jobs": {id: {...}}} or {"time": ..., "error": ...}
 
@@ -40,6 +40,7 @@ def all_jobs(workspace_dir: Path, address: str, ask: Callable[[], list[RayJob]],
             if not is_held:
                 # A workspace that is not ours to write: asked for this reader alone.
                 return Jobs(time=time.time(), jobs=_mine(ask(), prefix))
+            # Another process may have asked while this one waited for the lock.
             found = _fresh(path) or _asked(path, ask, prefix)
     if "error" in found:
         raise UnreachableError(found["error"])
@@ -54,12 +55,14 @@ def _fresh(path: Path) -> dict[str, Any] | None:
 
 
 def _asked(path: Path, ask: Callable[[], list[RayJob]], prefix: str) -> dict[str, Any]:
+    # The time before the call: what happens during the call may be missing in the answer.
     asked = time.time()
     try:
         found: dict[str, Any] = {
             "time": asked,
             "jobs": {key: asdict(job) for key, job in _mine(ask(), prefix).items()},
         }
+    # A failure is kept as well: else each of hundreds of readers would wait for the time-out.
     except UnreachableError as error:
         found = {"time": time.time(), "error": str(error)}
     write_json(path, found)

@@ -36,8 +36,10 @@ class Reception:
         self.taken: dict[int, Taken] = {}
         self.host = host
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        # Port 0: the kernel chooses a free one, which the tasks are told.
         self._listener = socket.create_server((host, 0), family=family, backlog=64)
         self.port: int = self._listener.getsockname()[1]
+        # Held for `taken` and `_closed` together, so that no connection comes in once `close` has gone through them.
         self._guard = threading.Lock()
         self._closed = False
         threading.Thread(target=self._accept, name="paceline-ray-accept", daemon=True).start()
@@ -47,6 +49,7 @@ class Reception:
         with self._guard:
             self._closed = True
         with contextlib.suppress(OSError):
+            # Closing alone does not wake a thread that waits in accept.
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for taken in self.taken.values():
@@ -58,6 +61,7 @@ class Reception:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            # A thread for each: one that connects and says nothing holds up nobody else.
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
 
     def _greet(self, sock: socket.socket) -> None:
@@ -66,10 +70,13 @@ class Reception:
             sock.settimeout(_HELLO_S)
             told = json.loads(_read_line(sock))
             rank = int(told["rank"])
+            # Whoever reaches the port may connect, so the token decides; compared in constant time.
             if not hmac.compare_digest(str(told["token"]).encode(), self.token.encode()):
                 raise ValueError
+            # From here on the link decides how long it waits.
             sock.settimeout(None)
             with self._guard:
+                # Each node's task connects once; a second connection of a rank is none of the run's.
                 if self._closed or rank in self.taken:
                     raise ValueError
                 self.taken[rank] = Taken(sock=sock, told={**told, "token": None})
@@ -79,9 +86,10 @@ class Reception:
 
 
 def _read_line(sock: socket.socket) -> bytes:
-    """Up to the line's end and no further: what follows is the agent's."""
+    """Read up to the line's end and no further: what follows is the agent's."""
     line = b""
     while not line.endswith(b"\n"):
+        # Byte by byte: what was read too far could not be given back to the link.
         byte = sock.recv(1)
         if not byte or len(line) > _HELLO_BYTES:
             raise ValueError

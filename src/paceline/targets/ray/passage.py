@@ -1,4 +1,4 @@
-"""What is said between `paceline exec` and a run that travels: objects in the datastore, by the run's own name.
+"""Messages between `paceline exec` and a run that travels: objects in the datastore, by the run's own name.
 
     <prefix>/exec/knock              there is a new one; removed by the cluster's side once it has looked
     <prefix>/exec/<id>/in_<n>        lines of JSON: first the request, then what is passed on; none in a while: nobody is there
@@ -86,7 +86,7 @@ class Sealed:
         return lines
 
     def is_full(self) -> bool:
-        """Whether the other side has so many to read that it should get no more."""
+        """True if the other side has so many to read that it should get no more."""
         return self.count >= _AHEAD and exists(self._store, self._name(self.count - _AHEAD))
 
     def _name(self, number: int) -> str:
@@ -292,7 +292,7 @@ def _knock(run_id: str) -> str:
 
 
 def names(store: Store, run_id: str) -> list[str]:
-    """Of the commands that somebody has asked for."""
+    """The names of the commands that somebody has asked for."""
     top = f"{run_prefix(run_id)}/exec"
     if store.kind == "local":
         with contextlib.suppress(FileNotFoundError):

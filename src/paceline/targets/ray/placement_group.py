@@ -29,7 +29,7 @@ _TICK_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class GroupRequest:
-    """What is to be held.
+    """The nodes that are to be held.
 
     ray_python: an interpreter that has Ray. python: for scripts that name none; where that is None, `submitter` if all
     nodes have it, else Ray's own. patience_s: how long to wait where the cluster, as it is, can't hold it; None for
@@ -68,6 +68,7 @@ class Holding:
         self._too_large_since: float | None = None
         self._too_large = ""
         #: Set when the driver has said something, or a node has connected.
+        # Two threads set it, the driver's reader and the listener; one waits for it.
         self._news = threading.Event()
         self._reception = _reception(self._news.set, asked.address)
         try:
@@ -75,6 +76,7 @@ class Holding:
         except BaseException:
             self._reception.close()
             raise
+        # `_read` puts events into a queue; only the thread that calls `wait` and `lost` takes them and changes state.
         threading.Thread(target=self._read, name="paceline-ray-driver", daemon=True).start()
 
     def wait(self, waiting: Waiting) -> dict[int, Taken] | None:
@@ -85,6 +87,7 @@ class Holding:
         """
         placed_at: float | None = None
         while len(self._reception.taken) < len(self._asked.demand.bundles):
+            # Cleared before the events are read: news that come meanwhile set it again, and the wait below ends at once.
             self._news.clear()
             self._hear()
             if self._lost:
@@ -121,6 +124,7 @@ class Holding:
         if self._closed:
             return
         self._closed = True
+        # The port first: a task that connects now would find nobody who takes its connection over.
         self._reception.close()
         self._driver.end()
 
@@ -145,6 +149,7 @@ class Holding:
                 with contextlib.suppress(ValueError):
                     self._events.put(json.loads(line))
                     self._news.set()
+        # The end of its output is the end of the driver, however it ended.
         self._events.put({"is": "failed", "why": "the process that holds its nodes has ended; see the driver's log"})
         self._news.set()
 

@@ -1,4 +1,4 @@
-"""What may be set on a Ray target, checked, and what Ray's own variables say where nothing is set."""
+"""The settings of a Ray target, checked, and the values of Ray's own variables where nothing is set."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class RaySettings:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the cluster is taken to see the workspace. It is looked at before a run starts."""
+        """True if the cluster is taken to see the workspace. It is looked at before a run starts."""
         return self.datastore is None
 
 
@@ -145,6 +145,7 @@ def _token_in(path: str, title: str) -> str:
             text = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise TargetError(f"{title}: its token can't be read from {path!r}: {error}. Put the token there.") from error
+    # It goes into an HTTP header, which takes one line of ASCII.
     if not text or not text.isascii() or len(text.split()) != 1:
         raise TargetError(f"{title}: {path!r} holds no token: one word of ASCII. `ray get-auth-token` prints yours.")
     return text

@@ -74,6 +74,7 @@ class RayTarget:
     def preview(self, job: Job) -> Preview:
         demand = demand_of(job, self.settings)
         alive = [node for node in self._client.nodes() if node.is_alive]
+        # First those that can hold a bundle: they are the likely ones.
         alive.sort(key=lambda node: not ClusterDemand(bundles=demand.bundles[:1]).fits([node.total]))
         nodes = []
         for rank, bundle in enumerate(demand.bundles):
@@ -83,7 +84,7 @@ class RayTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Nothing: its place in Ray's queue is that of its placement group."""
+        """Do nothing: the run's place in Ray's queue is that of its placement group."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         folder = RunFolder(run_dir)
@@ -104,6 +105,7 @@ class RayTarget:
             told["has_secrets"] = folder.secrets.exists()
             script, runtime_env = send_run(self.settings, self._client, folder, library_dir)
         job = (read_json(folder.record) or {}).get("job") or {}
+        # Ray kills a job that it stops after 3 s by itself, which would cut the workers' grace period short.
         grace_s = float(job.get("grace_period_seconds") or 0.0)
         runtime_env["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(int(grace_s + _STOP_S))}
         metadata = {"job_name": folder.run_id, "paceline_run_id": folder.run_id}
@@ -216,7 +218,7 @@ class RayTarget:
         return gather(asked, ports, waiting)
 
     def _settled(self, folder: RunFolder) -> bool:
-        """Whether the run itself is over, and only what it has left here is still to be put in its place."""
+        """True if the run itself is over, and only what it has left here is still to be put in its place."""
         from paceline.remote.staging.stage_out_local import settle
 
         return not self.settings.is_shared and settle(folder)

@@ -90,7 +90,10 @@ _AGENT = (
 
 @dataclass(frozen=True, kw_only=True)
 class Allocation:
-    """What a batch step's environment says. cores: of each node; here: the node that the batch step is on."""
+    """A job's allocation, read from the batch step's environment.
+
+    cores: of each node. here: the node that the batch step is on.
+    """
 
     job_id: str
     nodes: tuple[str, ...]
@@ -168,6 +171,7 @@ def open_nodes(
 def link_words(allocation: Allocation, node: str, *, python: str | None = None) -> list[str]:
     """The command line that becomes the agent of a node."""
     agent = [python or sys.executable, "-S", "-c", _AGENT]
+    # The batch step runs on the first node already, so its agent is a child of this process and needs no step.
     return agent if node == allocation.here else [*srun_words(allocation.job_id, node), *agent]
 
 
@@ -184,13 +188,14 @@ def srun_words(job_id: str, node: str) -> list[str]:
 
 
 def step_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What srun and the agents find in their environment: without what the batch step knows of the job as a whole,
+    """The environment of srun and of the agents: without what the batch step knows of the job as a whole,
     and with the PYTHONPATH that the user had, not the supervisor's."""
     kept = {
         name: value
         for name, value in environment.items()
         if name not in _FOR_SRUN and not name.startswith(("SRUN_", "SLURM_STEP_", "SLURM_HET_"))
     }
+    # The batch script has put the library's folder there, which is none of the user's scripts'.
     kept.pop("PYTHONPATH", None)
     if theirs := kept.pop("PACELINE_SHELL_PYTHONPATH", ""):
         kept["PYTHONPATH"] = theirs
@@ -224,6 +229,8 @@ def _open_all(
         except PacelineError as error:
             errors[name] = error
 
+    # One thread a node writes one key of `found` or `errors`. The threads are daemons: a srun that never answers
+    # must not keep this process alive.
     threads = [threading.Thread(target=open_one, args=(name,), daemon=True) for name in commands]
     for thread in threads:
         thread.start()
@@ -231,9 +238,11 @@ def _open_all(
     while any(thread.is_alive() for thread in threads) and not gives_up:
         left = [name for name in commands if name not in found and name not in errors]
         gives_up = waiting(_starts_on(left, time.monotonic() - began))
+        # So `waiting`, which looks whether the run was canceled, is asked ten times a second.
         deadline = time.monotonic() + 0.1
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+    # All nodes or none. A thread that is still opening is left behind: its link ends with this process.
     if gives_up or errors:
         for thread in threads:
             thread.join(1.0)
@@ -245,8 +254,10 @@ def _open_all(
 
 
 def _starts_on(left: Sequence[str], for_s: float) -> str:
-    """What a run waits for whose nodes `left` have not answered for so long. A node that was just lost may still be one of the
-    job's: Slurm notices it later than we."""
+    """The status text of a run whose nodes `left` have not answered for so long.
+
+    A node that was just lost may still be one of the job's: Slurm notices it later than we.
+    """
     shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
     if not left:
         return "starts"

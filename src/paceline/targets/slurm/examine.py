@@ -42,6 +42,7 @@ def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_cou
         links = _open(scheduler, settings, job_id, nodes)
         yield links
     finally:
+        # The agents' steps first; scancel would kill them, and each link would report a lost node.
         all_within({id(link): link.close for link in links if isinstance(link, Link)}, 15.0)
         with contextlib.suppress(TargetError, EngineError):
             scheduler.call(["scancel", job_id])
@@ -50,6 +51,7 @@ def examined(title: str, scheduler: Scheduler, settings: SlurmSettings, node_cou
 def _allocate(title: str, scheduler: Scheduler, settings: SlurmSettings, node_count: int) -> str:
     argv = [
         *("salloc", "--no-shell", "--job-name=paceline-doctor", f"--nodes={node_count}", "--ntasks-per-node=1"),
+        # Without it salloc waits in the queue for as long as that takes.
         *(f"--immediate={_WAIT_S}", f"--cpus-per-task={settings.cpus_per_process}"),
         *(option for option in selecting_options(settings, settings.gres) if not option.startswith("--time=")),
         f"--time={_MINUTES}",
@@ -61,6 +63,7 @@ def _allocate(title: str, scheduler: Scheduler, settings: SlurmSettings, node_co
         if "waiting for resources" not in str(error):
             raise
         raise TargetError(f"{title}: {_busy(node_count)}") from error
+    # salloc says so on standard error, and its exit code alone does not give the job's number.
     found = re.search(r"[Gg]ranted job allocation (\d+)", done.stderr)
     if found is None:
         raise TargetError(f"{title}: {_why(done, node_count)}")
@@ -84,6 +87,7 @@ def _open(scheduler: Scheduler, settings: SlurmSettings, job_id: str, nodes: Seq
 
     library = Path(paceline.__file__).resolve().parents[1]
     python = settings.python or ("python3" if settings.login else sys.executable)
+    # here="": this machine is none of the nodes, so each of them gets its agent by srun.
     allocation = Allocation(job_id=job_id, nodes=tuple(nodes), cores=(0,) * len(nodes), here="")
 
     def opener(node: str) -> Link:

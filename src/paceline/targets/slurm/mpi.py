@@ -18,7 +18,7 @@ _FOR_SRUN = ("SLURM_CONF", "SLURM_PMIX_")
 
 
 def uses_srun(job: Job, settings: SlurmSettings) -> bool:
-    """Whether srun is to start the job's workers, as MPI's."""
+    """True if srun is to start the job's workers, as MPI's."""
     return job.launcher == "mpi" and settings.mpi != "mpirun"
 
 

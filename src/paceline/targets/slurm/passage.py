@@ -1,4 +1,4 @@
-"""What is said between `paceline exec` and a command behind a login host: one ssh, for as long as the command runs.
+"""Messages between `paceline exec` and a command behind a login host: one ssh, for as long as the command runs.
 
 Its far end (`login_helper.execute`) writes and reads the files by which the run's supervisor is talked to. When this program
 goes, however it does, the connection ends with it, and by that the command.
@@ -24,7 +24,7 @@ _AHEAD = 64
 
 
 class LoginPassage:
-    """As `paceline.runs.passage.Passage`. run_dir: the run's folder there."""
+    """A `paceline.runs.passage.Passage` through the login host. run_dir: the run's folder there."""
 
     def __init__(self, login: Login, run_dir: str) -> None:
         self.is_over = False
@@ -69,6 +69,7 @@ class LoginPassage:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()  # by which the far side knows
+        # The thread that reads may wait for room in the queue; then it sees that this side has closed.
         with contextlib.suppress(queue.Empty):
             while True:
                 self._came.get_nowait()

@@ -29,7 +29,7 @@ _NO_ACCOUNTING = "accounting storage is disabled"
 
 
 class Query:
-    """What the engine says of one user's jobs. user: a uid or a name, as squeue takes it."""
+    """The engine's answers about one user's jobs. user: a uid or a name, as squeue takes it."""
 
     def __init__(
         self, folder: Path, scheduler: Scheduler, user: str, *, clock: Callable[[], float] = time.time
@@ -89,6 +89,7 @@ class Query:
     def _data(self, job_id: str | None = None) -> dict[str, Any]:
         data = self._read()
         if not self._is_fresh(data):
+            # The lock is held while the engine is asked: others wait for this answer instead of asking themselves.
             with locked(self._lock):
                 data = self._read()  # by now somebody else may have asked
                 if not self._is_fresh(data):
@@ -110,6 +111,7 @@ class Query:
         try:
             listed = self._squeue()
             jobs = {job.job_id: job for job in listed}
+            # Ends that were seen before: squeue forgets a job some minutes after its end, this file does not.
             ended = {key: JobState.from_json(value) for key, value in data["ended"].items()}
             ends = {key: job for key, job in jobs.items() if has_ended(job)}
             # Those of ours alone: a user may have thousands of others.
@@ -145,7 +147,10 @@ class Query:
         return parse_squeue(done.stdout)
 
     def _sacct(self, job_ids: list[str], accounting: bool) -> tuple[dict[str, JobState], bool, str]:
-        """What accounting knows of these jobs, whether there is accounting, and why it does not answer just now, or ""."""
+        """Ask accounting for these jobs.
+
+        Returns what it knows, whether there is accounting, and why it does not answer just now, or "".
+        """
         if not job_ids or not accounting:
             return {}, accounting, ""
         try:
@@ -165,7 +170,7 @@ class Query:
         return done.stdout.strip() if done.returncode == 0 else f"user {uid}"
 
     def _best(self, listed: JobState | None, told: JobState | None) -> JobState | None:
-        """How a job ended, by squeue's word and accounting's; accounting may be some seconds behind."""
+        """The end of a job, by squeue's word and accounting's; accounting may be some seconds behind."""
         if told is not None and has_ended(told) and (listed is None or listed.state == told.state):
             return told
         if listed is not None and listed.state == "FAILED":

@@ -92,7 +92,7 @@ _LAUNCH_SIGNAL = 53
 
 
 def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
-    """What the state of a run's job says of the run."""
+    """The status of a run, by the state of its job."""
     if job.state in _QUEUED:
         return JobStatus(state=QUEUED, message=waits_for(job))
     if job.state not in _ENDED:  # RUNNING, COMPLETING, CONFIGURING, SUSPENDED, ...
@@ -101,12 +101,12 @@ def look_of(job: JobState, *, python: str = "", run_dir: str = "") -> JobStatus:
 
 
 def has_ended(job: JobState) -> bool:
-    """Whether the job is over, as far as this state says."""
+    """True if the job is over, as far as this state says."""
     return job.state in _ENDED
 
 
 def waits_for(job: JobState) -> str:
-    """What a job waits for: Slurm's word first, for whoever knows it."""
+    """The reason why a job waits: Slurm's word first, for whoever knows it."""
     reason = job.reason or "None"
     # squeue has spaces where scontrol has underscores; after a comma come names of nodes.
     plain = reason.strip("()").replace("_", " ").split(",")[0]
@@ -120,7 +120,7 @@ def waits_for(job: JobState) -> str:
 
 
 def _limit(reason: str) -> str | None:
-    """What a job that a limit holds back waits for; None where the reason is no limit's."""
+    """The reason of a job that a limit holds back; None where the reason is no limit's."""
     found = _LIMIT.fullmatch(reason)
     if found is None:
         return None

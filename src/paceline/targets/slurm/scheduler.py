@@ -48,7 +48,7 @@ class CommandResult:
 
     @property
     def said(self) -> str:
-        """What it said of its failure, in one line, without the program's name in front."""
+        """The program's own words of its failure, in one line, without the program's name in front."""
         lines = [re.sub(r"^\w+: (error: |fatal: )?", "", line).strip() for line in self.stderr.splitlines()]
         return "; ".join(dict.fromkeys(line for line in lines if line)) or f"exit code {self.returncode}"
 
@@ -62,7 +62,7 @@ class Scheduler:
 
     @property
     def where(self) -> str:
-        """What tells this engine's answers from those of another."""
+        """A text that tells this engine's answers from those of another."""
         settings = self._settings
         return repr((settings.login, settings.ssh_config, settings.ssh_options, os.environ.get("SLURM_CONF", "")))
 
@@ -74,7 +74,7 @@ class Scheduler:
         timeout_s: float = CALL_S,
         environment: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """What the program said. environment: its own, where it runs on this machine; as this one's if not given.
+        """Call a program; what it said. environment: its own, where it runs on this machine; as this one's if not given.
 
         Raises:
             AwayError: the controller, the login host or the program itself did not answer.
@@ -88,6 +88,7 @@ class Scheduler:
                 input=input,
                 capture_output=True,
                 text=True,
+                # A job's name need not be UTF-8.
                 errors="replace",
                 timeout=timeout_s,
                 check=False,
@@ -113,6 +114,7 @@ class Scheduler:
                 f"({result.said}). Set SLURM_CONF there, or submit from a machine of the cluster or through its login host "
                 "(the setting login)."
             )
+        # Slurm's programs end with 1 whatever is wrong. Their words alone tell a controller that is away from a refusal.
         if result.returncode != 0 and _AWAY.search(result.stderr):
             who = "accounting" if argv[0] == "sacct" else "controller"
             raise AwayError(f"{self._title}: Slurm's {who} does not answer ({result.said}).")
@@ -125,7 +127,7 @@ class Scheduler:
         tell: Callable[[str], None] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> CommandResult:
-        """What `call` gives, tried again for a while where the engine is away. tell: gets why, once for each reason.
+        """Try `call` again for a while where the engine is away; its result. tell: gets why, once for each reason.
 
         Raises:
             AwayError: it still is.
@@ -135,6 +137,7 @@ class Scheduler:
             try:
                 return call()
             except AwayError as error:
+                # A controller that fails over is away for minutes. The pauses grow, for hundreds of runs may wait for it.
                 pause = _PAUSES_S[min(attempt, len(_PAUSES_S) - 1)]
                 if time.monotonic() + pause > deadline:
                     raise AwayError(

@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def job_name(run_id: str) -> str:
-    """By which a run's job is found when its number was lost."""
+    """The name by which a run's job is found when its number was lost."""
     return f"paceline-{run_id}"
 
 
@@ -117,7 +117,7 @@ def _gres(job: Job, settings: SlurmSettings) -> str | None:
 
 
 def _escaped(option: str) -> str:
-    """As sbatch reads it back: words end at a space, quotes and `#` have a meaning, a backslash takes it away."""
+    """The text as sbatch reads it back: words end at a space, quotes and `#` have a meaning, a backslash takes it away."""
     if re.search(r"[\x00-\x1f\x7f]", option):
         raise TargetError(
             f"{option!r} has a line break or control character, which no line of an sbatch script can carry. Leave it out."

@@ -1,4 +1,4 @@
-"""What a compute target of kind `slurm` can be told, checked; and sbatch's own times read."""
+"""The settings of a compute target of kind `slurm`, checked; and sbatch's own times read."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class SlurmSettings:
 
     @property
     def asks_for_gpus(self) -> bool:
-        """Whether GPUs are asked for in words of the user's own."""
+        """True if GPUs are asked for in words of the user's own."""
         return "gpu" in (self.gres or "") or any(
             option.startswith(("--gpus", "--tres-per-")) for option in self.options
         )

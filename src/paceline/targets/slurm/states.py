@@ -67,6 +67,7 @@ def parse_squeue(text: str) -> list[JobState]:
     """The jobs of `squeue -h -o SQUEUE_FORMAT`."""
     jobs = []
     for line in text.splitlines():
+        # A job's name may have any character, the separator too, so it comes last.
         fields = line.split("|", 4)
         if len(fields) == 5:
             job_id, state, reason, nodes, name = fields
@@ -85,6 +86,7 @@ def parse_squeue(text: str) -> list[JobState]:
 def parse_sacct(text: str) -> list[JobState]:
     """The jobs of `sacct -n -P -X -o SACCT_FORMAT`; of one that ran several times, the last."""
     found = [_of_account_line(line) for line in text.splitlines() if line.count("|") >= 5]
+    # A requeued job has a line for each time that it was in the queue.
     return list({job.job_id: job for job in found}.values())
 
 
@@ -116,12 +118,14 @@ def parse_sinfo(text: str) -> list[NodeState]:
     """The nodes of `sinfo -h -N -O ...` (`SINFO_FIELDS`), each once."""
     nodes = {}
     for line in text.splitlines():
+        # Columns of fixed width: `sinfo -O` puts no separator between fields.
         fields, start = [], 0
         for _, width in SINFO_FIELDS:
             fields.append(line[start : start + width].strip())
             start += width
         name, state, cores, gres, used, reason = fields
         counts = cores.split("/")
+        # CPUsState is allocated/idle/other/all. A node has a line for each of its partitions; the last one counts.
         if name and len(counts) == 4:
             nodes[name] = NodeState(
                 name=name,
@@ -136,12 +140,13 @@ def parse_sinfo(text: str) -> list[NodeState]:
 
 
 def sinfo_words() -> str:
-    """For `sinfo -O`: `SINFO_FIELDS` with their widths."""
+    """The argument of `sinfo -O`: `SINFO_FIELDS` with their widths."""
     return ",".join(f"{name}:{width}" for name, width in SINFO_FIELDS)
 
 
 def gpu_count(gres: str) -> int:
     """GPUs in a list of generic resources: `gpu:a100:4(S:0-1),shard:8` has 4, `gpu:2(IDX:0-1)` has 2."""
+    # Sockets and indices stand in parentheses, with commas of their own.
     plain = re.sub(r"\([^)]*\)", "", gres)
     total = 0
     for item in plain.split(","):
@@ -154,6 +159,7 @@ def gpu_count(gres: str) -> int:
 def expand(nodes: str) -> list[str]:
     """The names in a list of Slurm's: `gpu[01-03,7],login` has gpu01, gpu02, gpu03, gpu7 and login."""
     names: list[str] = []
+    # A comma inside of brackets separates numbers, not nodes.
     for item in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         names += _expand_one(item)
     return names
@@ -178,6 +184,7 @@ def _expand_one(item: str) -> list[str]:
     for part in found[1].split(","):
         first, _, last = part.partition("-")
         for number in range(int(first), int(last or first) + 1):
+            # Slurm keeps leading zeros: n[08-10] is n08, n09, n10.
             middle.append(str(number).zfill(len(first)))
     return [f"{before}{number}{rest}" for number in middle for rest in after]
 

@@ -114,7 +114,10 @@ def submit(
 
 
 def environment(shell: Mapping[str, str], settings: SlurmSettings) -> dict[str, str]:
-    """What the job is to find of the submitting shell's: not another job's variables, where that shell is in one."""
+    """The part of the submitting shell's environment that the job gets.
+
+    Where that shell is in a job itself, that job's variables are left out.
+    """
     set_here = {f"SBATCH_{name}" for setting, name in _OF_SETTINGS.items() if getattr(settings, setting) is not None}
     if settings.memory is not None:
         set_here |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
@@ -136,7 +139,7 @@ def _find(scheduler: Scheduler, submission: Submission) -> str | None:
 
 
 def _refusal(title: str, done: CommandResult, script: str) -> str:
-    """What Slurm said, and what it was asked for, so that the wrong word is in the message."""
+    """A message with Slurm's words and with what it was asked for, so that the wrong word is in it."""
     said = re.sub(r"^(Batch job submission failed|allocation failure): ", "", done.said)
     said = re.sub(r"; (Batch job submission failed|allocation failure): ", "; ", said)
     telling = ("partition", "account", "qos", "constraint", "time", "mem", "gres", "reservation", "nodelist", "exclude")

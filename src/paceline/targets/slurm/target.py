@@ -126,6 +126,7 @@ class SlurmTarget:
         )
         wanted = submission.Submission(script=script, name=job_name(folder.run_id), user=user)
         job_id = submission.submit(self._scheduler, self._title, wanted, self.settings, tell=_tell)
+        # A submitter that is killed before this line leaves a run whose job is found by its name (`_look_by_name`).
         self._note(folder, job_id=job_id, submitted=time.time())
         self._query(folder, {"user": wanted.user}).remember(job_id)
         return 0
@@ -231,6 +232,7 @@ class SlurmTarget:
         done = self._scheduler.call(["scontrol", "requeue", job_id])
         if done.returncode != 0:
             raise EngineError(f"{error} The job can't be requeued to get other nodes: {done.said}.") from error
+        # Slurm now ends this batch script by SIGTERM, as it does at a preemption; `waiting` notices that.
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             if waiting("requeued by Slurm"):
@@ -253,6 +255,7 @@ class SlurmTarget:
         nodes = parse_sinfo(done.stdout)
         if not nodes and self.settings.partition:
             self._check_partition(self.settings.partition)
+        # The states of all jobs, one a line: both numbers for one call.
         jobs = self._scheduler.call(["squeue", "-h", *where, "-t", "PENDING,RUNNING", "-o", "%T"])
         words = jobs.stdout.split() if jobs.returncode == 0 else None
         return Status(
@@ -286,6 +289,7 @@ class SlurmTarget:
     # --- helpers
 
     def _check_partition(self, wanted: str) -> None:
+        # Asked only now: of a partition that is not there, sinfo lists no nodes and ends with 0.
         done = self._scheduler.call(["sinfo", "-h", "-o", "%R"])
         there = sorted(set(done.stdout.split()))
         missing = [name for name in wanted.split(",") if name not in there]
@@ -296,7 +300,7 @@ class SlurmTarget:
             )
 
     def _lacks_nodes(self) -> bool:
-        """Whether there are nodes that no job can be given just now."""
+        """True if there are nodes that no job can be given just now."""
         if self.status().state != "up":
             return True
         done = self._scheduler.call(["scontrol", "show", "reservation", "-o"])

@@ -32,7 +32,7 @@ _TRY_AGAIN_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostDemand:
-    """What a run asks of each of `count` hosts. key: its place in the order, the same in each attempt."""
+    """A run's demand of each of `count` hosts. key: its place in the order, the same in each attempt."""
 
     count: int
     cores: int
@@ -68,6 +68,7 @@ class Gathering:
         if waiting("reaches for the hosts"):
             return None
         # One more than needed is not worth a connection as long as those suffice.
+        # See the top of the file: first what is free at once, then queues, in one order for everybody.
         self._opening.open(self._hosts[: self._demand.count])
         self._opening.wait_for_those_alike(_LONGEST_S, _TOGETHER_S)
         held = self._take_at_once(self._fit(), [])
@@ -145,6 +146,7 @@ class Gathering:
         while left and len(held) < self._demand.count:
             missing = self._demand.count - len(held)
             tried, left = left[:missing], left[missing:]
+            # A pool is waited for, and may be: each call has the link's own time limit.
             with concurrent.futures.ThreadPoolExecutor(len(tried)) as pool:
                 answers = list(pool.map(lambda member: self._take(member, at_once=True), tried))
             held = held + [answer for answer in answers if isinstance(answer, HeldHosts)]
@@ -156,6 +158,7 @@ class Gathering:
         plan: list[HostMember] = []
         pause, looked_at = _POLL_S, time.monotonic()
         while True:
+            # A lost host means another plan, so all is given back and the queueing begins anew.
             if any(member.link.lost for member in plan) or not plan:
                 self._give_back([*held, *([queued] if queued else [])])
                 held, queued = [], None
@@ -163,6 +166,7 @@ class Gathering:
                 if enough is None:
                     return None
                 plan = sorted(self._least_wanted(enough), key=lambda member: member.identity)
+            # Only one place in a queue at a time, on the host after those that are held: so nobody waits in a circle.
             queued = plan[len(held)]
             answer = self._take(queued, at_once=False)
             if isinstance(answer, HeldHosts):
@@ -178,11 +182,13 @@ class Gathering:
                 self._give_back([*held, queued])
                 return None
             time.sleep(pause)
+            # Soon at first, for a share often comes free in a moment; later a question a second is enough.
             pause = min(pause * 1.2, _SLOWEST_POLL_S)
             if time.monotonic() - looked_at > _LOOK_AROUND_S:
                 looked_at = time.monotonic()
                 self._try_again(after_s=_TRY_AGAIN_S)
                 others = [member for member in self._fit() if member not in plan]
+                # Tried without giving up the place in the queue. If it is not enough, the new shares go back at once.
                 found = self._take_at_once(others, held)
                 if len(found) == self._demand.count:
                     self._give_back([queued])
@@ -190,7 +196,7 @@ class Gathering:
                 self._give_back([item for item in found if item not in held])
 
     def _least_wanted(self, members: Sequence[HostMember]) -> list[HostMember]:
-        """As many as are needed, those first on which the fewest runs hold or await something."""
+        """As many hosts as are needed: those on which the fewest runs hold or await something."""
         if len(members) == self._demand.count:
             return list(members)
 
@@ -198,6 +204,7 @@ class Gathering:
             try:
                 return len(member.ask("look", {})["tickets"])
             except (TargetError, OSError):
+                # A host that does not answer comes last.
                 return 1 << 30
 
         return sorted(members, key=tickets)[: self._demand.count]
@@ -245,7 +252,7 @@ def too_few(count: int, hosts: Sequence[SshHost], reasons: dict[SshHost, str]) -
 
 
 def _waits_for(name: str, answer: dict[str, Any]) -> str:
-    """In words: who is in the way on a host."""
+    """The status text of a run that waits for others on a host."""
     ahead, holders = answer.get("ahead", []), answer.get("holders", [])
     others = ahead or holders
     if not others:

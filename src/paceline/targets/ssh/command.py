@@ -37,7 +37,10 @@ _LONGEST_FOLDER = 45
 
 @dataclass(frozen=True, kw_only=True)
 class Ssh:
-    """How hosts are reached. config: in place of ~/.ssh/config; options: as for `ssh -o`. silence_s: of a link that is cut."""
+    """The way in which hosts are reached.
+
+    config: in place of ~/.ssh/config. options: as for `ssh -o`. silence_s: of a link that is cut.
+    """
 
     config: str | None = None
     user: str | None = None
@@ -76,7 +79,10 @@ class Ssh:
         ]
 
     def at_once(self, host: SshHost) -> int:
-        """How many connections may be opened at the same time. A jump host's sshd drops some of more than ten (MaxStartups)."""
+        """The number of connections that may be opened at the same time.
+
+        A jump host's sshd drops some of more than ten (MaxStartups).
+        """
         found = self.resolve(host)
         is_direct = all(found.get(name, "none") == "none" for name in ("proxyjump", "proxycommand"))
         return 32 if is_direct else 8
@@ -121,11 +127,11 @@ class Ssh:
         return _words("ControlMaster=auto", path, f"ControlPersist={persist_s}")
 
     def _is_shared(self, host: SshHost) -> bool:
-        """Whether the user's configuration has a place for shared connections to this host."""
+        """True if the user's configuration has a place for shared connections to this host."""
         return self.resolve(host).get("controlpath", "none") != "none"
 
     def resolve(self, host: SshHost) -> Mapping[str, str]:
-        """What ssh's configuration comes to for this host, by lower-case names such as `user`; empty if it is wrong."""
+        """The values of ssh's configuration for this host, by lower-case names such as `user`; empty if it is wrong."""
         return _resolve(("ssh", "-G", *self._base(host), "--", host.name))
 
 
@@ -160,7 +166,7 @@ def sockets_dir() -> Path | None:
 
 
 def _escaped(path: str) -> str:
-    """As ssh's configuration has it between double quotes; `-i` can't have a percent sign at all."""
+    """The text as ssh's configuration has it between double quotes; `-i` can't have a percent sign at all."""
     return path.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 

@@ -1,4 +1,4 @@
-"""What ssh says when it can't, in words that say what to do."""
+"""The errors of ssh, in words that say what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ MENDED_BY_LOGIN = ("it does not let", "its key is not known here yet")
 #: The words of one that may be gone a moment later: a server drops connections when too many come at once.
 PASSING = "it has closed the connection"
 
-#: What ssh says -> what it means; the first that is found counts.
+#: What ssh says -> what it means; the first that is found counts. ssh says of a changed key that its verification has failed,
+#: too, so the order matters.
 _MEANINGS = (
     (
         r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
@@ -58,7 +59,7 @@ _MEANINGS = (
 
 
 def explain(host: SshHost, text: str, exit_code: int | None, login: list[str], python: str = "python3") -> str:
-    """One sentence or two: why a host can't be used, and what to do.
+    """The reason why a host can't be used, and what to do, in a sentence or two.
 
     text: what ssh or the host's shell said. login: the command line of a plain login there.
     """

@@ -33,7 +33,7 @@ class SshHost:
     slots: int | None = None
 
     def __str__(self) -> str:
-        """As a line of a list of hosts."""
+        """The host as a line of a list of hosts."""
         name = f"{self.user}@{self.name}" if self.user else self.name
         return name if self.slots is None else f"{name} slots={self.slots}"
 
@@ -96,11 +96,13 @@ def _parse(line: str, where: str) -> SshHost:
     if at:
         check_user(user, f"{where}: {line!r}")
     name = rest
+    # As in a URL: an IPv6 address has colons of its own.
     if name.startswith("["):
         name, bracket, count = name[1:].partition("]")
         if not bracket or (count and not count.startswith(":")):
             raise TargetError(f"{where}: {line!r} has no ']' where it should be. {_FORM}")
         count = count[1:] if count else ""
+    # With more colons it is an IPv6 address, and names no slots.
     elif name.count(":") == 1:
         name, _, count = name.partition(":")
         if not count:
@@ -125,7 +127,7 @@ def _count(value: str, line: str, where: str) -> int:
 
 
 def _merged(hosts: Iterable[SshHost]) -> tuple[SshHost, ...]:
-    """One for each name. As for Open MPI, each further line of a host adds its slots, 1 where it names none."""
+    """The hosts, each name once. As for Open MPI, each further line of a host adds its slots, 1 where it names none."""
     found: dict[str, SshHost] = {}
     for host in hosts:
         earlier = found.get(host.name)

@@ -90,6 +90,7 @@ class Opening:
 
     def __init__(self, ssh: Ssh, *, python: str, library_dir: Path, folder: str) -> None:
         self._ssh, self._python, self._library_dir, self._folder = ssh, python, library_dir, folder
+        # Held for all fields below. One thread for each host opens it; whoever waits is notified at each result.
         self._changed = threading.Condition()
         self._asked: dict[SshHost, bool] = {}
         self._members: dict[SshHost, HostMember] = {}
@@ -103,11 +104,13 @@ class Opening:
         """Start agents on those hosts on which there is none; returns at once."""
         with self._changed:
             for host in hosts:
+                # Made with the first host: how many connections sshd takes at once is in ssh's configuration for it.
                 self._slots = self._slots or threading.Semaphore(self._ssh.at_once(host))
                 if self._asked.get(host) or (host in self._members and not self._members[host].link.lost):
                     continue
                 self._members.pop(host, None)
                 self._asked[host] = True
+                # A daemon: a host that never answers must not keep the program alive.
                 threading.Thread(target=self._open, args=(host,), name=f"paceline-ssh-{host.name}", daemon=True).start()
 
     def wait(self, timeout_s: float) -> bool:
@@ -128,9 +131,10 @@ class Opening:
             return [host for host, asked in self._asked.items() if asked]
 
     def members(self, hosts: Sequence[SshHost]) -> list[HostMember]:
-        """Those of these hosts whose agents live, in their order."""
+        """The members of these hosts whose agents live, in the order of the hosts."""
         with self._changed:
             found = [self._members[host] for host in hosts if host in self._members]
+            # A link may break at any time; it is noticed here, when somebody asks.
             for member in found:
                 if member.link.lost:
                     self.failures[member.host] = member.link.lost
@@ -145,6 +149,7 @@ class Opening:
         threads = [threading.Thread(target=member.link.close, daemon=True) for member in ending]
         for thread in threads:
             thread.start()
+        # An agent ends by itself when its link is cut, so a slow one is not waited for.
         for thread in threads:
             thread.join(3.0)
 
@@ -164,6 +169,7 @@ class Opening:
             elif member is None:
                 self.failures[host] = why
             self._changed.notify_all()
+        # One that came after `close`, which knew nothing of it. Ended outside of the lock, for that may take a while.
         if member is not None and self._closed:
             member.link.close()
 

@@ -28,7 +28,7 @@ _AGAIN_S = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class HostProbe:
-    """What a host said. failure: why it can't be used, and what to do; then all else is empty.
+    """A host's answer. failure: why it can't be used, and what to do; then all else is empty.
 
     tickets: of runs that hold or wait for some of it (paceline.targets.leases), in order.
     """
@@ -56,7 +56,7 @@ def look_at(
     enough: int | None = None,
     more_s: float = 1.0,
 ) -> list[HostProbe]:
-    """What each host said, in the order of `hosts`. Leaves the connections open for a little while.
+    """Look at the hosts; their answers, in the order of `hosts`. Leaves the connections open for a little while.
 
     enough: once so many have answered well, the others have `more_s` left; None waits for all.
 
@@ -67,6 +67,7 @@ def look_at(
     ssh.program()
     found: dict[SshHost, HostProbe] = {}
     changed = threading.Condition()
+    # sshd drops connections beyond MaxStartups, a jump host's too: only so many are opened at once.
     slots = threading.Semaphore(ssh.at_once(hosts[0]))
 
     def ask(host: SshHost) -> None:
@@ -75,16 +76,19 @@ def look_at(
             if (look.failure or "").startswith(PASSING):
                 time.sleep(_AGAIN_S)
                 look = _ask(ssh, host, python, with_gpus, timeout_s)
+        # `found` has one writer for each key, and one reader, who waits for `changed`.
         with changed:
             found[host] = look
             changed.notify_all()
 
     for host in hosts:
         threading.Thread(target=ask, args=(host,), name=f"paceline-look-{host.name}", daemon=True).start()
+    # Each thread gives up by itself before that; one that does not is left behind.
     deadline, was_enough = time.monotonic() + timeout_s + 5, False
     with changed:
         while len(found) < len(hosts) and (left := deadline - time.monotonic()) > 0:
             well = sum(look.failure is None for look in found.values())
+            # Hosts that are not needed get a moment more: they may be the better ones, or say why they are down.
             if enough is not None and well >= enough and not was_enough:
                 was_enough, deadline = True, min(deadline, time.monotonic() + more_s)
                 continue
@@ -94,7 +98,7 @@ def look_at(
 
 
 def login(ssh: Ssh, host: SshHost) -> list[str]:
-    """What a person types to log in there."""
+    """The words that a person types to log in there."""
     words = ["ssh", *(["-F", ssh.config] if ssh.config else []), *(["-p", str(ssh.port)] if ssh.port else [])]
     words += ["-i", ssh.identity] if ssh.identity else []
     user = host.user or ssh.user
@@ -113,6 +117,7 @@ def _ask(ssh: Ssh, host: SshHost, python: str, with_gpus: bool, timeout_s: float
         try:
             code: int | None = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
+            # The ssh client alone. A shared connection in the background, which others may use, is not its child.
             process.kill()
             process.wait()
             code = None

@@ -1,4 +1,4 @@
-"""What can be set on a compute target of kind `ssh`."""
+"""The settings of a compute target of kind `ssh`."""
 
 from __future__ import annotations
 

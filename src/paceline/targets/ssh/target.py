@@ -95,12 +95,12 @@ class SshTarget:
         return Preview(nodes=tuple(nodes), ports=preview_ports(job))
 
     def load_supervisor(self, run_dir: Path, library_dir: Path, python: str) -> None:
-        """For a submitting program, before `check`: a supervisor is loaded while the hosts are looked at. It is begun by
+        """Load a supervisor while the hosts are looked at. It is begun by
         `start_supervisor` or ended by `release`, and in any case ends with this program if it was not begun."""
         supervisors.load(run_dir, library_dir, python, _LOADED)
 
     def enqueue(self, job: Job, run_dir: Path) -> None:
-        """Nothing: the place in the queues of the hosts is that of the time of submission."""
+        """Do nothing: the place in the queues of the hosts is that of the time of submission."""
 
     def start_supervisor(self, run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return supervisors.start(run_dir, lock_fd, library_dir, python)
@@ -126,6 +126,7 @@ class SshTarget:
             library_dir=library_dir(run_dir.parent.parent),
             folder=self._set.folder,
         )
+        # At first somebody waits at a terminal. Later a host that was lost may be starting again.
         patience_s = _PATIENCE_S if self._gathered else 0.0
         self._gathered += 1
         held: list[HeldHosts] | None = None
@@ -144,6 +145,7 @@ class SshTarget:
                 raise TargetError(f"compute target {self.name!r}: {error}") from error
             raise
         finally:
+            # What is not held is ended here, whatever went wrong; `held` is None by then.
             opening.close(but=[item.member for item in held or ()])
         links = [item.member.link for item in held]
         return AgentNodes(links, nodes, ports, folder=self._set.folder, python=self.script_python(links))
@@ -155,7 +157,10 @@ class SshTarget:
         return script_python(self._set.python, sys.executable, links)
 
     def release(self, run_dir: Path) -> None:
-        """What a run holds on a host goes with its agent there, which goes with the supervisor."""
+        """Drop a supervisor that was loaded early.
+
+        A run's share of a host goes with its agent there, which goes with the supervisor.
+        """
         supervisors.drop(run_dir)
 
     def _nodes(self, job: Job, held: Sequence[Any]) -> tuple[Node, ...]:
@@ -197,6 +202,7 @@ class SshTarget:
                 continue
             held = [ticket for ticket in look.tickets if ticket["granted"] is not None]
             gpus = {gpu for ticket in held for gpu in ticket["granted"]["gpus"]}
+            # A run on several hosts has a ticket on each of them, and counts once.
             running |= {ticket["key"] for ticket in held}
             queued |= {ticket["key"] for ticket in look.tickets if ticket["granted"] is None}
             nodes.append(
