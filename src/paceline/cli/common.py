@@ -49,6 +49,7 @@ def has_colour(stream: IO[str]) -> bool:
     """Return True where output is to be coloured: on a terminal, unless NO_COLOR says no, and wherever FORCE_COLOR says yes."""
     if os.environ.get("NO_COLOR"):
         return False
+    # https://no-color.org and https://force-color.org: any value but the empty one counts.
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 

@@ -72,6 +72,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
         if key in found:
             beside = os.path.join(found.get("source_directory", "."), found[key])
             found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
+    # A bare name is a program on the PATH of whoever runs the file, so it stays.
     if os.sep in found.get("python", ""):
         found["python"] = os.path.abspath(os.path.expanduser(found["python"]))
     return found

@@ -46,6 +46,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     target = find_target(job.compute_target, workspace.path)
     granted = target.preview(job)
     script = _script(target, job)
+    # Names in <> stand where a folder or a port is chosen only when the run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
         job=job.with_values(dict.fromkeys(job.secrets, HIDDEN)),

@@ -98,6 +98,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     """
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
+    # The parser takes -np for -n and -p, and complains of the first that it does not know.
     if found is None and not option.startswith("--"):
         # Letters that stand together: -np.
         clusters = [word for word in words if word.startswith("-") and option[-1:] in word.split("=")[0][1:]]

@@ -96,6 +96,7 @@ def read(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
+        # Composed, not loaded: nodes keep each value as it was written (3.10, no) and its line for messages.
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except OSError as error:
         raise JobError(f"{str(path)!r} can't be read: {error.strerror}.") from error
@@ -218,6 +219,7 @@ class _Reader:
 
     def _absolute(self, key: str, given: str) -> str:
         expanded = os.path.expanduser(given)
+        # As a shell takes a command: without a slash it is looked for on PATH.
         if key == "python" and os.sep not in expanded:
             return given  # a program on PATH
         return os.path.normpath(os.path.join(self._path.parent, expanded))

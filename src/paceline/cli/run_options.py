@@ -219,6 +219,7 @@ def _entry(
     if source is not None:
         found["source_directory"] = str(source.absolute())
     if module is not None:
+        # The parser gives the first word to `script`, also where it stood behind `--`: there it is the module's.
         if script is not None and script.suffix == ".py" and script.is_file() and "--" not in sys.argv:
             raise JobError(
                 f"{str(script)!r} and -m {module}: only one can run. Leave one out, or put the module's arguments behind `--`."
@@ -242,6 +243,7 @@ def _entry(
         if len(script.parts) == 1 and script.suffix not in (".py", ".yaml", ".yml"):
             return None, {"source_directory": str(Path.cwd()), "entry_script": script.name, **found}
         raise JobError(f"there is no script {str(script)!r} here ({Path.cwd()}). Give the path of a Python file.")
+    # A job file says itself where its source is.
     if script.suffix in (".yaml", ".yml"):
         return script.absolute(), found
     if source is None:

@@ -87,6 +87,7 @@ class Base:
                 for entry in entries:
                     if entry.name.endswith((".dist-info", ".egg-info", ".egg-link")):
                         found.append(entry.name)
+                    # Editable packages and other folders come in by these; a changed line mostly changes the size.
                     elif entry.name.endswith(".pth"):
                         found.append(f"{entry.name} {entry.stat().st_size}")
         return sorted(set(found))
@@ -107,6 +108,7 @@ def base(python: str, cache_dir: Path) -> Base:
             f"{sys.executable!r}."
         )
     path = os.path.abspath(path)
+    # Taken before the interpreter is asked: what changes meanwhile makes the answer out of date.
     stamp = _stamp(path)
     if (path, stamp) not in _known:
         _known[path, stamp] = _from_cache(path, stamp, cache_dir) or _ask(path, stamp, cache_dir)
@@ -162,6 +164,7 @@ def _from_cache(path: str, stamp: str, cache_dir: Path) -> Base | None:
 
 
 def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
+    # Ours (PYTHONPATH, PYTHONHOME) would show the other interpreter our packages for its own.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if user_base := os.environ.get("PYTHONUSERBASE"):
         environment["PYTHONUSERBASE"] = user_base

@@ -69,6 +69,7 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
     if own_python:
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
+    # A conda Python comes with packages that no pip line asked for; they are no part of the lock.
     before = installer.own().versions() if own_python else set()
     installer.install(environment)
     own = installer.own()
@@ -117,6 +118,7 @@ def _size(folder: Path) -> int:
                 found = os.lstat(os.path.join(top, name))
             except OSError:
                 continue
+            # uv and conda install by hard links: a file counts once, with the blocks that it takes.
             if found.st_ino not in seen:
                 seen.add(found.st_ino)
                 total += found.st_blocks * 512

@@ -77,6 +77,7 @@ def install(
     }
     # This process's own sys.path: the submitting environment may be found through PYTHONPATH.
     environ = {**variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    # In a process of its own: rattler has native threads, and a build has to be ended with its parent.
     code, lines = program.run(
         [sys.executable, "-m", "paceline.environments.conda"],
         environ,
@@ -84,6 +85,7 @@ def install(
         lock_fd=lock_fd,
         stdin=json.dumps(request),
     )
+    # In a file, not on standard output, which shows the progress and to which native code may write too.
     try:
         found = json.loads(answer.read_bytes()) if answer.exists() else None
     except ValueError:
@@ -97,6 +99,7 @@ def install(
 
 def _flat(error: BaseException) -> str:
     """The message on one line, each of its causes once."""
+    # rattler draws the chain of causes as a tree over several lines.
     text = " ".join(re.sub(r"[├└─│]+", " ", str(error)).split())
     parts = [part.strip().rstrip(".") for part in text.split("Caused by:")]
     return ": ".join(dict.fromkeys(parts))

@@ -36,6 +36,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
     content: dict[str, Any] = {
         "making": _MAKING,
         "base": base.identity(),
+        # A layer holds only what the base lacks, so it is another one when the base's packages change.
         "installed": base.installed() if environment.layered else None,
         "python_version": environment.python_version,
         "options": [line.text for line in lines if line.option is not None],
@@ -105,6 +106,7 @@ def _raise(error: OSError) -> None:
 def _add(digest: Any, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
     found = os.stat(path) if path.exists() else os.lstat(path)
+    # A pipe would block whoever reads it, and a device has no end.
     if not stat.S_ISREG(found.st_mode):
         digest.update(b"special\0")
         return

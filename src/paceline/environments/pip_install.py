@@ -110,6 +110,7 @@ class Installer:
         # An excluded package is left out even where it is asked for, so the name of everything that is has to be known.
         rounds = _ROUNDS if len(names) == len(others) else 0
         excluded = set(before.found) - names
+        # uv knows nothing of the base, so what it has is excluded; what turns out to be missing is asked for in the next round.
         for _ in range(rounds):
             excluded -= {canonical(requirement.name) for requirement in missing}
             asked = [as_written.get(str(each)) or _line(each) for each in missing]
@@ -163,6 +164,7 @@ class Installer:
         )
         if code == 0:
             return True
+        # uv's code for a command line or a file that it does not take; 1 is for requirements without a solution.
         if code == 2 and any(word in line.lower() for line in output for word in _REFUSALS):
             self.say("uv refuses this: pip installs")
             self._pip(lines, *more)
@@ -191,6 +193,7 @@ class Installer:
         if self._constraints and not more:
             command += ["-c", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         secrets = [*self._settings_of_pip().secrets(), *_secrets_in([*self._options, *lines])]
+        # pip's own mark for a call by another interpreter: without it pip looks for the interpreter again.
         variables = {**build_environment(), "_PIP_RUNNING_IN_SUBPROCESS": "1"}
         code, output = program.run(command, variables, self.say, lock_fd=self.lock_fd, secrets=secrets)
         if code != 0:
@@ -259,6 +262,7 @@ def _refreshed(lines: Sequence[RequirementLine]) -> list[str]:
     """Options that make uv build source folders again: it goes by the times of pyproject.toml and setup.py alone."""
     folders = [line for line in lines if line.path is not None and line.path.path.is_dir()]
     names = [_name_of(line) for line in folders]
+    # One whose name can't be told: everything is built again.
     if None in names:
         return ["--refresh"]
     return [word for name in names for word in ("--refresh-package", str(name))]

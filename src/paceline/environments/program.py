@@ -47,6 +47,7 @@ def run(
         # A build that goes on behind a killed parent would write into what the next one makes.
         if libc is not None:
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # The parent may have died before prctl was called: then no signal will come any more.
             if os.getppid() != parent:
                 os._exit(1)
 
@@ -62,6 +63,7 @@ def run(
             text=True,
             encoding="utf-8",
             errors="replace",
+            # The lock is of the open file, so it stays held while any program of the build has it open.
             pass_fds=() if lock_fd is None else (lock_fd,),
             # It calls two functions of the C library and takes no lock, so other threads are no danger to it.
             preexec_fn=end_with_parent if on_linux else None,  # noqa: PLW1509
@@ -76,12 +78,14 @@ def run(
                 pipe.write(stdin)
         assert process.stdout is not None
         for raw in process.stdout:
+            # Masked before anybody sees it: the line goes to the terminal, a log file and perhaps an error.
             line = mask(_ESCAPES.sub("", raw).rstrip())
             lines.append(line)
             if line:
                 say(line)
         return process.wait(), lines
     except BaseException:
+        # Ctrl-C, or an error in `say`: pip and uv remove their temporary files on SIGTERM.
         process.terminate()
         try:
             process.wait(timeout=5)
@@ -98,6 +102,7 @@ def run(
 
 def masker(secrets: Iterable[str] = ()) -> Callable[[str], str]:
     """A function that puts *** in the place of credentials in URLs, and of these values."""
+    # Longest first, for one may be the beginning of another; very short ones are in too many words.
     hidden = sorted({secret for secret in secrets if len(secret) >= 4}, key=len, reverse=True)
 
     def mask(line: str) -> str:
