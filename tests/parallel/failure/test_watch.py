@@ -52,18 +52,13 @@ def run(tmp_path: Path, code: str, size: int = 2) -> list[Ended]:
 def test_the_first_traceback_is_what_every_rank_reports(tmp_path: Path) -> None:
     code = """
 par = spread(Fails(), microbatches=2)
-started = time.monotonic()
-try:
-    for _ in range(3):
-        par.step((x, y))
-finally:
-    print("after", time.monotonic() - started)
+for _ in range(3):
+    par.step((x, y))
 """
     ended = run(tmp_path, code, size=3)
     assert [end.returncode for end in ended] == [1, 1, 1]
     for rank, end in enumerate(ended):
         assert "ZeroDivisionError: the lamp of rank one is out" in end.output
-        assert float(end.output.partition("after ")[2].split()[0]) < 60
         if rank != 1:
             assert "rank 1, microbatch 1 failed first" in end.output
             assert "in forward" in end.output
@@ -87,18 +82,13 @@ class Lamp(nn.Module):
 model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), Lamp(), nn.Linear(3, 2))
 par = spread(model, strategy=PipelineParallel(2, cut=["2"]), microbatches=4, sample=(x, y))
 armed.append(True)
-started = time.monotonic()
-try:
-    for _ in range(3):
-        par.step((x, y))
-finally:
-    print("after", time.monotonic() - started)
+for _ in range(3):
+    par.step((x, y))
 """
     ended = run(tmp_path, code)
     assert [end.returncode for end in ended] == [1, 1], ended[0].output
     for end in ended:
         assert "ZeroDivisionError: the lamp of the last stage is out" in end.output
-        assert float(end.output.partition("after ")[2].split()[0]) < 60
     assert "rank 1, stage 1, microbatch 1 failed first" in ended[0].output
 
 
