@@ -9,11 +9,25 @@ import pytest
 
 PROGRAM = """
 import os, sys, time
+import numpy
 from paceline import collectives
+from paceline.collectives import engine as module
 engine = collectives.start()
+# As if threads of the parent were in the middle of something: an operation, and a start or stop.
+loop = engine._loops[0]
+loop._turn.acquire()
+in_flight = engine.allreduce("in flight", numpy.ones(1))
+module._lock.acquire()
 child = os.fork()
 if child == 0:
     assert collectives.current() is None
+    collectives.stop()
+    try:
+        in_flight.wait()
+    except collectives.ShutDownError as error:
+        assert "was forked from rank 0" in str(error)
+    else:
+        sys.exit("the child has its parent's result")
     try:
         engine.barrier().wait()
     except collectives.ShutDownError as error:
@@ -27,11 +41,15 @@ while not (ended := os.waitpid(child, os.WNOHANG))[0]:
         os.kill(child, 9)
         sys.exit("the child hangs")
     time.sleep(0.01)
+module._lock.release()
+loop._turn.release()
+assert in_flight.wait(20).tolist() == [1]
 print(os.waitstatus_to_exitcode(ended[1]))
 """
 
 
 def test_a_forked_child_ends_by_itself() -> None:
+    """Also where other threads held the engine's locks when it was forked: the child waited for them for ever."""
     pytest.importorskip("mpi4py")
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM], capture_output=True, text=True, timeout=180, check=False

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import sys
+import threading
 
 import pytest
 
@@ -46,6 +48,39 @@ def test_two_that_send_more_than_the_kernel_holds_do_not_wait_for_each_other(pai
             if message is not None:
                 came[number] = message
     assert came == {0: big, 1: big}
+
+
+def test_two_threads_that_send_on_one_link_leave_every_message_whole(pair):
+    """A rank's own work sends while another thread says why the engine gives up: their bytes came mixed, or the second
+    thread died of "Existing exports of data"."""
+    one, other = pair
+    failed: list[BaseException] = []
+
+    def send(letter: bytes) -> None:
+        try:
+            for length in range(1, 400):
+                one.send(letter * length * 40)
+        except BaseException as error:
+            failed.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        senders = [threading.Thread(target=send, args=(letter,)) for letter in (b"a", b"b", b"c")]
+        for sender in senders:
+            sender.start()
+        came = []
+        while len(came) < 3 * 399 and not failed:
+            one.flush()
+            if (message := other.receive()) is not None:
+                came.append(message)
+        for sender in senders:
+            sender.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not failed
+    for letter in (b"a", b"b", b"c"):
+        assert [message for message in came if message[:1] == letter] == [letter * n * 40 for n in range(1, 400)]
 
 
 def test_the_end_of_the_other_side_is_an_error_after_the_last_message(pair):

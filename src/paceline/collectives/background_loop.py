@@ -3,6 +3,27 @@
 The thread tells the set's first rank what was submitted, hears what all ranks have asked for, and does it. A rank that
 has nothing in flight sleeps: nothing can be ready without it. The first rank alone looks up once a second, to notice
 ranks that wait for it in vain.
+
+A caller that waits for a result leads for a while: it does the thread's work itself, because changing threads takes
+longer than a small message.
+
+    a caller's thread                                    the loop's thread
+    submit  _wake: queue the task                        sleeps in _wake.wait()
+            notify, unless a caller leads or will    ->  wakes up
+    wait    _claim: one caller at a time leads           leaves the work alone while _claim is held
+            _turn: tell, hear, do                        _turn: tell, hear, do
+            give back _turn, then _claim
+            _wake: notify if work is left            ->  goes on with it, also with what may block
+            sleep on the handle                      <-  finishes the handle
+
+    lock    guards                                                    is taken with these held
+    _claim  which waiting caller leads                                none; nobody waits for it
+    _turn   transport, coordinator, cache, _todo, _end, _left         none or _claim
+    _wake   _news, ended, _leaving, _asleep, new keys of _pending     none, _claim, _turn or both
+
+So the order is _claim, _turn, _wake, and it is never reversed; each loop has its own three. `fail` takes _wake alone, so any
+thread may call it while another is stuck in the transport with _turn. Removing a set waits, in the turn of the world's
+loop, for the thread of the set's loop; nothing that is done in a set's turn waits for the world's.
 """
 
 from __future__ import annotations
@@ -30,7 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: Looking for news without a pause, while a caller waits for a result.
+#: While a caller waits for a result, news is looked for without a pause for so long.
 _SPIN_WAITING_S = 0.002
 _FIRST_PAUSE_S = 0.00005
 #: The longest pause while a caller waits.
@@ -40,7 +61,7 @@ _LONG_PAUSE_S = 0.005
 _IDLE_PAUSE_S = 1.0
 _LEAVE_S = 30.0
 _GOODBYE_S = 1.0
-#: How long a caller that waits does the thread's work.
+#: A caller that waits leads for so long at most, then sleeps.
 _LEAD_S = 0.01
 _GRACE_S = 3.0
 _ENDED = (
@@ -58,7 +79,10 @@ _caller = _Caller()
 
 @contextmanager
 def waiting_at_once() -> Iterator[None]:
-    """Operations submitted within are waited for at once, by this thread: the engine's own isn't woken for them."""
+    """A block whose operations this thread waits for at once: the loop's thread isn't woken for them.
+
+    The wait must follow: until then nobody tells the other ranks of them.
+    """
     _caller.waits_at_once = True
     try:
         yield
@@ -69,8 +93,8 @@ def waiting_at_once() -> Iterator[None]:
 class BackgroundLoop:
     """The engine's part for one process set.
 
-    transport: of the set's ranks alone, or None for a set of one. lost: is called with the reason when communication
-    has failed, and with the rank that is gone, if one is.
+    transport: connects the set's ranks alone; None for a set of one. lost: is called with the reason when communication
+    has failed, and with the rank that is gone, or -1.
     """
 
     def __init__(
@@ -85,6 +109,7 @@ class BackgroundLoop:
         self.ranks = tuple(ranks)
         self.rank = 0 if transport is None else transport.rank
         self.size = len(ranks)
+        #: One item for each caller that sleeps on its handle. A list, for append and pop need no lock, and += does.
         self.waiting: list[int] = []
         self.ended: ShutDownError | None = None
         self.has_heard_end = False
@@ -98,25 +123,27 @@ class BackgroundLoop:
         self._stalls = StallWatch(number, self.ranks, settings.stall_warning_s, settings.stall_shutdown_s)
         self._wake = threading.Condition(threading.Lock())
         self._asleep = False
-        # It only has to see in time what is waited for in vain.
+        # An idle first rank only has to notice in time what other ranks wait for in vain.
         self._idle_pause_s = min(_IDLE_PAUSE_S, settings.stall_warning_s / 4 or _IDLE_PAUSE_S)
         self._news: list[CollectiveTask] = []
         self._pending: dict[tuple[str, str], CollectiveTask] = {}
         self._leaving = False
         self._left = False
         self._cache = ResponseCache()
-        #: As `wait`, made once: each look at a method makes an object.
+        #: `wait` as one object: each look at a method makes a new one, and a step makes hundreds of handles.
         self.waiter = self.wait
-        self._claim = threading.Lock()  # of the one caller that may take the thread's place
-        self._turn = threading.Lock()  # of whoever does the work
+        self._claim = threading.Lock()
+        self._turn = threading.Lock()
         self._todo: list[tuple[CollectiveTask, Agreement]] = []
         self._end: str | None = None
+        #: When the operation that is being done began, and its name. `overdue` reads it without a lock: it is one object.
         self._doing: tuple[float, str] | None = None
+        self._is_forked = False
         self._thread = threading.Thread(target=self._run, name=f"paceline-set-{number}", daemon=True)
         self._thread.start()
 
     def known(self, fields: Fields) -> Request:
-        """The request of these fields: the equal one that was agreed upon before, if there is."""
+        """The request of these fields; the equal one that was agreed upon before, if there is one."""
         return self._cache.known(fields)
 
     def submit(self, task: CollectiveTask) -> Handle:
@@ -138,6 +165,8 @@ class BackgroundLoop:
                 )
             self._pending[key] = task
             self._news.append(task)
+            # A caller that leads looks at the news itself. It gives _claim back before it takes _wake and looks whether
+            # work is left: so either it sees this task there, or _claim is free here.
             if self._asleep and not self._claim.locked() and not _caller.waits_at_once:
                 self._wake.notify()
         return task.handle
@@ -154,18 +183,22 @@ class BackgroundLoop:
             self._wake.notify()
 
     def join(self, timeout_s: float = _LEAVE_S) -> bool:
-        """Whether the thread has ended."""
+        """Wait for the thread's end; True once it has ended."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def forsake(self, error: ShutDownError) -> None:
-        """In a forked child: refuse everything. Its thread is not there, and may have held the lock."""
+        """Refuse everything, in a forked child, which has no thread of ours.
+
+        That thread, or another one, may have held any of the locks when the process was forked: they stay held here for
+        ever. So _wake is made anew, and `wait` does not touch the others.
+        """
         self._wake = threading.Condition()
-        self.ended = error
+        self._is_forked, self.ended = True, error
 
     def fail(self, error: ShutDownError) -> None:
-        """End everything in flight with this error, and refuse what comes later. From any thread; the first one wins."""
+        """End everything in flight with this error, and refuse what comes later. Any thread may call it; the first wins."""
         with self._wake:
             if self.ended is None:
                 self.ended = error
@@ -173,44 +206,47 @@ class BackgroundLoop:
             self._pending.clear()
             self._news.clear()
             self._wake.notify()
+        # Without the lock: a handle's callbacks may submit something.
         for task in tasks:
             task.handle._finish(error=self.ended)
 
     def note_arrivals(self) -> None:
-        """From now on tell the observer which rank asked when, as far as this rank knows it."""
+        """Tell the observer from now on which rank asked when, as far as this rank knows it."""
         if self._coordinator is not None and self._coordinator.arrivals is None:
             self._coordinator.arrivals = {}
 
     def overdue(self, limit_s: float) -> str | None:
-        """What has been in the middle of being done for longer than this, or in flight for even longer.
+        """A sentence on the operation that takes longer than this to be done, or is in flight for even longer; or None.
 
-        The set's first rank ends what is only waited for, with a better reason; it is given the time to.
+        The set's first rank ends what is only waited for, with a better reason; it is given `_GRACE_S` more for that.
         """
         now_s = time.monotonic()
         doing = self._doing
         if doing is not None and now_s - doing[0] > limit_s:
             return f"{doing[1]} has not ended within {limit_s:g} s: another rank has stopped in the middle of it"
-        with self._wake:
-            tasks = [task for task in self._pending.values() if task.request.kind != JOIN]
-        for task in tasks:
-            if now_s - task.submitted_s > limit_s + _GRACE_S:
+        # One call copies them: whoever has the turn takes finished tasks out meanwhile, without _wake.
+        for task in list(self._pending.values()):
+            if task.request.kind != JOIN and now_s - task.submitted_s > limit_s + _GRACE_S:
                 return f"{task.request.kind} {task.request.name!r} has waited for other ranks for {limit_s:g} s"
         return None
 
-    # Waiting, in the caller's thread.
-
     def wait(self, handle: Handle, timeout_s: float | None) -> None:
-        """Return when the handle is done, or time is up. Meanwhile the caller's thread does the engine's work.
+        """Return when the handle is done, or time is up. Meanwhile the caller leads, for up to `_LEAD_S`.
 
-        A change of threads takes longer than a small message, so whoever waits takes the thread's place for a while.
-        What blocks until other ranks come is left to the thread: the caller has to hear when a rank dies.
+        What blocks until other ranks come is left to the loop's thread: the caller has to hear when a rank dies.
+
+        Raises:
+            ShutDownError: this process was forked from the engine's.
         """
+        if self._is_forked and self.ended is not None:
+            raise self.ended
         end_s = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         if self._claim.acquire(blocking=False):
             try:
                 with self._guarded():
                     self._lead(handle, end_s)
             finally:
+                # In this order: whoever holds _wake and finds _claim held may rely on being looked after below.
                 self._claim.release()
                 with self._wake:
                     if self._pending or self._todo or self._leaving:
@@ -223,8 +259,10 @@ class BackgroundLoop:
                 self.waiting.pop()
 
     def _lead(self, handle: Handle, end_s: float) -> None:
+        """Do the work in the caller's thread until the handle is done, time is up, or something may block."""
         begin_s = time.monotonic()
         end_s = min(end_s, begin_s + _LEAD_S)
+        # The thread may be in the middle of an operation that waits for other ranks: the caller sleeps on its handle then.
         if not self._turn.acquire(timeout=end_s - begin_s):
             return
         try:
@@ -248,15 +286,14 @@ class BackgroundLoop:
         finally:
             self._turn.release()
 
-    # The thread.
-
     def _run(self) -> None:
         with self._guarded():
             self._serve()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What goes wrong within ends the engine; it is told to whoever waits. A Ctrl-C is handed on as well."""
+        """End the engine with whatever goes wrong in the block, so that all who wait are told. A Ctrl-C is raised again: an
+        operation was left in the middle, so the other ranks could not go on with this one."""
         try:
             yield
         except ShutDownError as error:
@@ -271,6 +308,7 @@ class BackgroundLoop:
         quiet_since_s = time.monotonic()
         while self.ended is None:
             worked = False
+            # Without a lock: what is seen wrong here is put right by the next look, for `_sleep` looks again under _wake.
             if self._todo or not self._claim.locked():
                 with self._turn:
                     if self._todo:
@@ -288,13 +326,14 @@ class BackgroundLoop:
                 os.sched_yield()
             elif self._sleep(self._pause_s(quiet_s)):
                 quiet_since_s = time.monotonic()
+        # A caller that still leads sees `ended` and gives the turn back before anything is freed.
         with self._turn:
             self._performer.close()
             if self.transport is not None and self.has_heard_end and self._is_quiet():
                 self.transport.close()
 
     def _is_quiet(self) -> bool:
-        """Whether no message is under way any more, so that the transport can be freed.
+        """Wait until no message is under way any more; True if that came true, so that the transport can be freed.
 
         MPI gives a new communicator the number of a freed one; a message that still comes is taken for one of the new.
         The set of all ranks keeps its communicator, so nobody has to wait there.
@@ -317,23 +356,24 @@ class BackgroundLoop:
         return self._coordinator.is_left_by_all
 
     def _pause_s(self, quiet_s: float) -> float:
-        """Between two looks of the thread, which has heard nothing for so long."""
+        """The pause between two looks of the thread, which has heard nothing for `quiet_s`."""
         if quiet_s >= 1.0:
             return _LONG_PAUSE_S
         gathering_s = self._settings.gathering_s
         return min(gathering_s, _WAITED_PAUSE_S) if self.waiting else gathering_s
 
     def _is_busy(self) -> bool:
-        """Whether the thread has to look for news: something is under way, and no caller looks."""
+        """True when the thread has to look for news: something is under way, and no caller leads."""
         return bool(self._pending or self._leaving) and self.size > 1 and not self._claim.locked()
 
     def _sleep(self, pause_s: float) -> bool:
-        """Sleep for so long, or, with nothing to look for, until there is; whether it was the latter.
+        """Sleep for `pause_s`; with nothing to look for, until there is something, and then return True.
 
-        What is submitted in the meantime waits, so that many small arrays are agreed upon, and reduced, together.
+        What is submitted during a pause waits, so that many small arrays are agreed upon, and reduced, together.
         """
         with self._wake:
-            # Under the lock: whoever submits, or stops looking, takes it before it decides whether to wake the thread.
+            # No wake-up is lost: whoever submits, leads no longer, leaves or fails takes _wake too, and either did so before
+            # this, and is seen here, or does so once `wait` below has given the lock back, and notifies.
             if self.ended is not None or self._todo:
                 return False
             if self._is_busy():
@@ -346,10 +386,10 @@ class BackgroundLoop:
             self._asleep = False
             return True
 
-    # The work; of whoever has the turn.
+    # All that follows is called by whoever has the turn.
 
     def _step(self) -> bool:
-        """Whether there was anything to say or to hear."""
+        """Say what was submitted and hear what was agreed upon; True if there was either."""
         news: list[CollectiveTask] = []
         if self._news or (self._leaving and not self._left):
             with self._wake:
@@ -388,7 +428,7 @@ class BackgroundLoop:
         return response
 
     def _take(self, response: Response) -> None:
-        """Note what is to be done; complete what came with its result."""
+        """Put what is to be done into `_todo`, and complete what came with its result."""
         results = dict(response.results)
         for place, agreement in enumerate(self._cache.agreed(response, self._asked)):
             key = agreement.request.key
@@ -418,7 +458,7 @@ class BackgroundLoop:
         return None if task is None else task.request
 
     def _do_at_once(self) -> bool:
-        """Do what is to be done, if nothing of it can block."""
+        """Do what is to be done and return True; False, with nothing done, if some of it may block."""
         if self._performer.blocks(self._todo):
             return False
         self._do()
@@ -436,7 +476,7 @@ class BackgroundLoop:
             self.fail(ShutDownError(_ENDED.format(reason=self._end)))
 
     def _stand_in(self, request: Request) -> CollectiveTask:
-        """Zeros, for an operation that this rank takes part in after it has joined."""
+        """A task of zeros, for an operation in which this rank takes part after it has joined."""
         import numpy
 
         dtypes = ["uint16" if dtype == "bfloat16" else dtype for dtype in request.dtypes]
@@ -445,7 +485,8 @@ class BackgroundLoop:
 
     def _complete(self, task: CollectiveTask, result: Any = None, error: BaseException | None = None) -> None:
         key = task.request.key
-        # Not under the lock, which hundreds would take one after the other: `fail` may have taken it out meanwhile.
+        # Without _wake, which hundreds would take one after the other. `fail` may have emptied the table, and then finishes
+        # the handle as well: the first of the two wins.
         if self._pending.get(key) is task:
             self._pending.pop(key, None)
         if error is None and task.finish is not None:
@@ -453,19 +494,17 @@ class BackgroundLoop:
                 result = task.finish(result)
             except (CollectivesError, ArgumentError) as failure:
                 error = failure
-        # Before the result is there: whoever stops to watch when it has it has seen everything.
+        # Before the handle is done: whoever has its last result, and stops observing then, has missed nothing.
         observer = self.observer
         if observer is not None:
             done_s = time.monotonic()
-            # What came with its result was done when it was agreed upon.
+            # An operation that came with its result was done when it was agreed upon.
             agreed_s = self._doing[0] if self._doing else None if error is not None else done_s
             observer(task.request, task.submitted_s, agreed_s, done_s, task.arrivals)
         task.handle._finish(result, error)
 
-    # Messages.
-
     def _receive(self) -> tuple[int, Any] | None:
-        """The rank and the content of the next message, if one is there."""
+        """The sender and the content of the next message; None if none has come."""
         if self.transport is None:
             return None
         message = self.transport.receive()

@@ -74,7 +74,8 @@ class Engine:
         self._set_changes = itertools.count()
         self._device_groups: dict[int, Any] = {}
         self._sets: dict[int, tuple[int, ...]] = {0: tuple(range(self.size))}
-        self._failed = False
+        #: Why the engine has failed, once it has.
+        self._failure: str | None = None
         self._loops: dict[int, BackgroundLoop] = {}
         self._loops[0] = self._new_loop(transport, self._sets[0], 0)
         watched = {} if transport is None else transport.watched()
@@ -460,6 +461,10 @@ class Engine:
         self._sets[number] = members
         if self.rank in members:
             self._loops[number] = self._new_loop(transport, members, number)
+            # `_lost`, in another thread, notes the failure first and then goes through the loops: it saw this one, or is
+            # seen here.
+            if self._failure is not None:
+                self._fail(self._loops[number], self._failure)
         return number
 
     def _drop_set(self, number: int) -> bool:
@@ -498,21 +503,25 @@ class Engine:
             self._lost(reason, rank)
 
     def _lost(self, reason: str, lost_rank: int = -1) -> None:
-        self._failed = True
+        """Fail what all process sets have in flight. Called by any thread, with no lock but perhaps a loop's _claim held."""
+        self._failure = self._failure or reason
         # The others may go because of the first.
         if lost_rank >= 0 and not self._world.lost_ranks:
             self._world.lost_ranks.add(lost_rank)
         for loop in list(self._loops.values()):
-            loop.fail(
-                ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause.")
-            )
-            if loop.transport is not None:
-                loop.transport.abandon(reason)
+            self._fail(loop, reason)
+
+    @staticmethod
+    def _fail(loop: BackgroundLoop, reason: str) -> None:
+        loop.fail(ShutDownError(f"{reason}. Nothing in flight can be completed; see that rank's log for the cause."))
+        if loop.transport is not None:
+            # After `fail`: a caller that waits hears the reason, and not what the transport says when it is let go.
+            loop.transport.abandon(reason)
 
     def _watch(self) -> None:
         """Once a second: fail what has waited for too long, where a limit is set."""
         limit_s = self.settings.stall_shutdown_s
-        if limit_s and not self._failed:
+        if limit_s and self._failure is None:
             for loop in list(self._loops.values()):
                 what = loop.overdue(limit_s)
                 if what is not None:
@@ -528,12 +537,12 @@ class Engine:
             loop.forsake(error)
 
     def _stop(self) -> None:
-        if self._failed and not self._world.lost_ranks:
+        if self._failure is not None and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel says that it is gone.
             time.sleep(_DYING_S)
         self._peer_watch.close()
         loops = [self._loops[number] for number in sorted(self._loops, reverse=True)]
-        if self._failed:
+        if self._failure is not None:
             if self.transport_name == world.GLOO:
                 # Those in the middle of something end when the others let go, and must not outlive the interpreter:
                 # a thread of Gloo's that gives back its tensor then aborts the process.
@@ -572,8 +581,10 @@ def start(settings: EngineSettings | None = None) -> Engine:
 
 
 def _forget() -> None:
-    """A forked child has none of the engine's threads, nor may it use its parent's connections and MPI."""
-    global _engine
+    """Drop the engine in a forked child, which has none of its threads and may not use its connections or MPI."""
+    global _engine, _lock
+    # Another thread may have held the lock when the process was forked, and is not there to give it back.
+    _lock = threading.Lock()
     if _engine is not None:
         _engine._forsake()
     _engine = None

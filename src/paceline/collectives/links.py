@@ -1,7 +1,7 @@
 """Messages between two processes over TCP: whole, in order, and sending never waits for the other one to read.
 
-Used where there is no MPI. Who connects says its rank first, and shows that it knows the key that the ranks share through
-their rendezvous; the key itself is never sent.
+Used where there is no MPI. The rank that connects first says which one it is, and proves that it knows the key that the
+ranks share through their rendezvous; the key itself is never sent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hmac
 import select
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable
 
@@ -19,14 +20,14 @@ from paceline.collectives.secret import tag
 _HEADER = struct.Struct("!Q")
 _HELLO = struct.Struct("!I32s")
 _READ_BYTES = 1 << 16
-#: A stranger that says nothing is not listened to for longer.
+#: A connection that has not said its rank after this time is closed: it may be a stranger's.
 _HELLO_S = 5.0
 #: A machine that is gone in silence is noticed after about 25 s.
 _KEEPALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class PeerLink:
-    """One connection. May be used by one thread at a time."""
+    """One connection. One thread receives; any thread may send, as another than the engine's own does when it gives up."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -36,6 +37,9 @@ class PeerLink:
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
                 self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        # Guards `_out`: a header and its content stay together, and no bytes are added while the kernel reads them
+        # (Python refuses to resize a bytearray that is lent out, with a BufferError).
+        self._sending = threading.Lock()
         self._out = bytearray()
         self._in = bytearray()
 
@@ -48,16 +52,21 @@ class PeerLink:
         Raises:
             OSError: the other side is gone.
         """
-        self._out += _HEADER.pack(len(data))
-        self._out += data
-        self.flush()
+        with self._sending:
+            self._out += _HEADER.pack(len(data))
+            self._out += data
+            self._flush()
 
     def flush(self) -> bool:
-        """Whether all that was queued has been handed to the kernel; sends what it takes.
+        """Send what the kernel takes of what is queued; True once nothing is left.
 
         Raises:
             OSError: the other side is gone.
         """
+        with self._sending:
+            return self._flush()
+
+    def _flush(self) -> bool:
         while self._out:
             try:
                 del self._out[: self._socket.send(self._out)]
@@ -86,7 +95,7 @@ class PeerLink:
         return message
 
     def has_message(self) -> bool:
-        """Whether a whole message was read already, which no poll tells of any more."""
+        """True when a whole message was read already, which no poll tells of any more."""
         return len(self._in) >= _HEADER.size and len(self._in) - _HEADER.size >= _HEADER.unpack_from(self._in)[0]
 
     def has_unsent(self) -> bool:
