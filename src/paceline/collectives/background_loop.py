@@ -171,11 +171,6 @@ class BackgroundLoop:
                 self._wake.notify()
         return task.handle
 
-    def retune(self, settings: EngineSettings) -> None:
-        """Go on with these. In the thread that performs, between two operations."""
-        self._settings = settings
-        self._performer.retune(settings.fusion_bytes)
-
     def leave(self) -> None:
         """Tell the others that this rank shuts down; `join` waits until they have heard."""
         with self._wake:

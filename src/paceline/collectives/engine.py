@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from paceline.collectives import world
@@ -40,10 +39,9 @@ OPERATIONS = ("sum", "average", "min", "max", "product", "adasum")
 
 
 class _Observer(NamedTuple):
-    """process_set: the one that it is for; None: all. arrivals: whether it wants to know those as well."""
+    """A function that is told of each operation. arrivals: it wants to know those as well."""
 
     callback: Callable[..., object]
-    process_set: int | None
     arrivals: bool
 
 
@@ -293,10 +291,8 @@ class Engine:
         """Number -> ranks of each process set, 0 being all ranks."""
         return dict(self._sets)
 
-    def observe(
-        self, callback: Callable[..., object], *, arrivals: bool = False, process_set: int | None = None
-    ) -> None:
-        """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation, of one process set if it is named.
+    def observe(self, callback: Callable[..., object], *, arrivals: bool = False) -> None:
+        """Call `callback(request, submitted_s, agreed_s, done_s)` after each operation of any process set.
 
         It is called by whichever thread does the set's work, one operation after the other, in the same order on all ranks.
 
@@ -304,23 +300,15 @@ class Engine:
         agreed_s. arrivals: a fifth value is given, the (rank, time) at which each rank's request was heard; only the
         first rank of a process set knows them, on the others it is empty.
         """
-        self._observers.append(_Observer(callback, process_set, arrivals))
-        for number, loop in list(self._loops.items()):
-            self._let_observe(loop, number)
-
-    def retune(self, *, fusion_bytes: int, cycle_s: float) -> None:
-        """Let the world go on with these settings. To be called by an observer, after the same operation on all ranks.
-
-        A process set keeps those with which it was made.
-        """
-        self.settings = replace(self.settings, fusion_bytes=fusion_bytes, cycle_s=cycle_s)
-        self._loops[0].retune(self.settings)
+        self._observers.append(_Observer(callback, arrivals))
+        for loop in list(self._loops.values()):
+            self._let_observe(loop)
 
     def ignore(self, callback: Callable[..., object]) -> None:
         """Call it no more; nothing if it isn't called."""
         self._observers = [known for known in self._observers if known.callback != callback]
-        for number, loop in list(self._loops.items()):
-            self._let_observe(loop, number)
+        for loop in list(self._loops.values()):
+            self._let_observe(loop)
 
     def _reducescatter(
         self,
@@ -480,19 +468,19 @@ class Engine:
 
     def _new_loop(self, transport: Transport | None, members: tuple[int, ...], number: int) -> BackgroundLoop:
         loop = BackgroundLoop(transport, members, number, self.settings, self._lost)
-        self._let_observe(loop, number)
+        self._let_observe(loop)
         return loop
 
-    def _let_observe(self, loop: BackgroundLoop, number: int) -> None:
-        """Have the loop tell whoever asked after its process set; one that nobody asks after saves the time."""
-        mine = [one for one in self._observers if one.process_set in (None, number)]
+    def _let_observe(self, loop: BackgroundLoop) -> None:
+        """Have the loop tell the observers of its operations; with no observers it saves the time."""
+        observers = list(self._observers)
 
         def observed(request: Request, *values: Any) -> None:
-            for one in mine:
+            for one in observers:
                 one.callback(request, *(values if one.arrivals else values[:3]))
 
-        loop.observer = observed if mine else None
-        if any(one.arrivals for one in mine):
+        loop.observer = observed if observers else None
+        if any(one.arrivals for one in observers):
             loop.note_arrivals()
 
     # The end.

@@ -70,12 +70,6 @@ class Fusion:
         """Whether the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
         return self._shared is not None
 
-    def retune(self, limit_bytes: int) -> None:
-        """Fill buffers of so many bytes from now on."""
-        self._limit_bytes = limit_bytes
-        # They have the size of the old setting.
-        self._buffers.clear()
-
     def close(self) -> None:
         """Give back what is shared with others."""
         if self._shared is not None:

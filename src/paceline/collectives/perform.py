@@ -37,10 +37,6 @@ class Performer:
         self._rank = 0 if transport is None else transport.rank
         self._reducer = Reducer(transport, fusion_bytes)
 
-    def retune(self, fusion_bytes: int) -> None:
-        """Fuse up to so many bytes from now on."""
-        self._reducer.retune(fusion_bytes)
-
     def close(self) -> None:
         """Give back what is shared with others: nothing more will be done."""
         self._reducer.close()

@@ -35,11 +35,6 @@ class Reducer:
         self._fusion_bytes = fusion_bytes
         self._fusion = Fusion(transport, min(fusion_bytes, PIECE_BYTES) or PIECE_BYTES)
 
-    def retune(self, fusion_bytes: int) -> None:
-        """Share buffers of so many bytes from now on, more than PIECE_BYTES too: whoever asks has measured it."""
-        self._fusion_bytes = fusion_bytes
-        self._fusion.retune(fusion_bytes or PIECE_BYTES)
-
     def allreduce(self, parts: Sequence[Part], op: str, dtype: str) -> None:
         """Fill the targets. dtype: of all of the parts."""
         self._fusion.open()

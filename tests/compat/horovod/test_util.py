@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 
 import pytest
@@ -40,3 +41,22 @@ def test_a_cached_function_is_called_once():
     calls = []
     cached = util._cache(lambda value: calls.append(value) or value)
     assert (cached(1), cached(1), calls) == (1, 1, [1])
+
+
+def test_autotuning_is_accepted_and_one_line_says_that_nothing_is_tuned():
+    program = "from paceline.compat.horovod.common import basics; basics.init(); print(basics.size())"
+    environ = {"HOROVOD_AUTOTUNE": "1", "HOROVOD_AUTOTUNE_LOG": "a.csv", "HOROVOD_CONTROLLER": "gloo"}
+    environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    assert done.stdout == "1\n"
+    assert [line for line in done.stderr.splitlines() if "AUTOTUNE" in line] == [
+        "HOROVOD_AUTOTUNE=1: nothing is tuned. HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME set what autotuning would "
+        "choose; their defaults fit the machine."
+    ]

@@ -9,7 +9,8 @@ from paceline.compat.horovod._keras import hooks, libraries
 from paceline.compat.horovod._keras.keras2 import DistributedKeras2, DistributedLegacy
 from paceline.compat.horovod._keras.keras3 import DistributedKeras3
 from paceline.compat.horovod._keras.reducing import Distribution
-from paceline.compat.horovod._keras.settings import KerasSettings, checked_layers, chosen_groups
+from paceline.compat.horovod._keras.settings import KerasSettings, chosen_groups
+from paceline.compat.horovod.common.arguments import checked_layers
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -92,7 +93,7 @@ def PartialDistributedOptimizer(  # noqa: N802
         process_set=process_set,
         scale_local=scale_local_gradients,
         prefix=name or KerasSettings.prefix,
-        local_layers=checked_layers(local_layers),
+        local_layers=checked_layers(local_layers, "trainable_weights"),
     )
     return distribute(optimizer, settings)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.compat.horovod.common.arguments import check_groups, check_predivide
 from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 
@@ -38,10 +38,7 @@ class KerasSettings:
     def __post_init__(self) -> None:
         if self.op not in (Average, Sum):
             raise ValueError(f"op={self.op!r}: gradients can be reduced by op=hvd.Average or op=hvd.Sum in Keras.")
-        if self.predivide != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if self.predivide <= 0:
-            raise ValueError(f"gradient_predivide_factor={self.predivide}: it must be more than 0.")
+        check_predivide(self.predivide, self.op)
         if self.passes < 1:
             raise ValueError(f"backward_passes_per_step={self.passes}: it must be at least 1.")
 
@@ -76,23 +73,7 @@ def chosen_groups(groups: Any, num_groups: int) -> Any:
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=3)
         groups = num_groups if groups is None else groups
-    if groups is None or (isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0):
-        return groups or None
-    if isinstance(groups, (list, tuple)) and all(isinstance(members, (list, tuple)) for members in groups):
-        return [list(members) for members in groups]
-    raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of variables.")
-
-
-def checked_layers(local_layers: Any) -> tuple[Any, ...]:
-    """The layers as a tuple; one alone, or None, is taken too.
-
-    Raises:
-        ValueError: something among them has no weights.
-    """
-    if local_layers is None:
-        return ()
-    layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
-    for layer in layers:
-        if not hasattr(layer, "trainable_weights"):
-            raise ValueError(f"local_layers has {layer!r}, which is not a Keras layer.")
-    return layers
+    if groups is None:
+        return None
+    check_groups(groups)
+    return [list(members) for members in groups] if isinstance(groups, (list, tuple)) else groups or None

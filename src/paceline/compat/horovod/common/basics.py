@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -9,13 +10,13 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from paceline.compat.horovod.common import autotune, handles, ops, timeline
+from paceline.compat.horovod.common import handles, ops, timeline
 from paceline.compat.horovod.common.process_sets import ProcessSet, registry
 
 if TYPE_CHECKING:
     from paceline.collectives.engine import Engine
 
-
+_log = logging.getLogger(__name__)
 #: In the environment of a rank and of its children: its process, and its place in the world.
 _JOINED = "HOROVOD_JOINED_BY"
 
@@ -49,7 +50,12 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         shutdown()
         raise
     timeline.begin(engine)
-    autotune.begin(engine)
+    if engine.rank == 0 and os.environ.get("HOROVOD_AUTOTUNE", "0") not in ("", "0"):
+        _log.warning(
+            "HOROVOD_AUTOTUNE=%s: nothing is tuned. HOROVOD_FUSION_THRESHOLD and HOROVOD_CYCLE_TIME set what autotuning "
+            "would choose; their defaults fit the machine.",
+            os.environ["HOROVOD_AUTOTUNE"],
+        )
 
 
 def shutdown() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from paceline.compat.horovod._keras import libraries
-from paceline.compat.horovod._keras.callbacks import elastic_callbacks_for
-from paceline.compat.horovod._keras.elastic import KerasState, run
+from paceline.compat.horovod._keras.module import elastic_names_for
 
-_callbacks = elastic_callbacks_for(libraries.standalone())
-__all__ = ["KerasState", "run"]
-__all__ += list(_callbacks)
-globals().update(_callbacks)
+_names = elastic_names_for(libraries.standalone())
+__all__ = list(_names)
+globals().update(_names)

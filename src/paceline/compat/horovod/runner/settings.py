@@ -11,18 +11,17 @@ _VARIABLES = {
     "timeline_filename": "HOROVOD_TIMELINE",
     "stall_check_warning_time_seconds": "HOROVOD_STALL_CHECK_TIME_SECONDS",
     "stall_check_shutdown_time_seconds": "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
-    "autotune_log_file": "HOROVOD_AUTOTUNE_LOG",
-    "autotune_warmup_samples": "HOROVOD_AUTOTUNE_WARMUP_SAMPLES",
-    "autotune_steps_per_sample": "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",
-    "autotune_bayes_opt_max_samples": "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",
     "log_level": "HOROVOD_LOG_LEVEL",
 }
 _SWITCHES = {
     "timeline_mark_cycles": "HOROVOD_TIMELINE_MARK_CYCLES",
-    "autotune": "HOROVOD_AUTOTUNE",
     "log_hide_timestamp": "HOROVOD_LOG_HIDE_TIME",
 }
-#: What is taken and does nothing, with the reason.
+_AUTOTUNE = (
+    "--autotune: nothing is tuned. --fusion-threshold-mb and --cycle-time-ms set what autotuning would choose; their "
+    "defaults fit the machine"
+)
+#: Options that are accepted and do nothing, with the reason.
 _WITHOUT_MEANING = {
     "hierarchical_allreduce": "--hierarchical-allreduce: MPI chooses its own way",
     "hierarchical_allgather": "--hierarchical-allgather: MPI chooses its own way",
@@ -31,7 +30,12 @@ _WITHOUT_MEANING = {
     "thread_affinity": "--thread-affinity: the engine's threads are not bound to cores",
     "mpi_threads_disable": "--mpi-threads-disable: the engine needs MPI's threads",
     "gloo_timeout_seconds": "--gloo-timeout-seconds: --start-timeout says how long ranks may take to come up",
-    "autotune_gaussian_process_noise": "--autotune-gaussian-process-noise: autotuning searches without a Gaussian process",
+    "autotune": _AUTOTUNE,
+    "autotune_log_file": _AUTOTUNE,
+    "autotune_warmup_samples": _AUTOTUNE,
+    "autotune_steps_per_sample": _AUTOTUNE,
+    "autotune_bayes_opt_max_samples": _AUTOTUNE,
+    "autotune_gaussian_process_noise": _AUTOTUNE,
 }
 
 
@@ -56,7 +60,8 @@ def of_interfaces(names: str | None) -> dict[str, str]:
 
 
 def without_meaning(options: Namespace) -> list[str]:
-    """A line for each option that was given and changes nothing here."""
+    """A line for each option that was given and changes nothing here; one line for all of autotuning's."""
     given = {dest: getattr(options, dest) for dest in _WITHOUT_MEANING}
     # A number of 0 is given, a switch that is turned off changes nothing anyway.
-    return [_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False]
+    meant = (_WITHOUT_MEANING[dest] for dest, value in given.items() if value is not None and value is not False)
+    return list(dict.fromkeys(meant))

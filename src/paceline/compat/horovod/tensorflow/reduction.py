@@ -10,6 +10,7 @@ from zlib import crc32
 
 import tensorflow as tf
 
+from paceline.compat.horovod.common.arguments import check_groups, check_predivide
 from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set, registered_ranks
 from paceline.compat.horovod.tensorflow.allreduce import reduce_all
@@ -50,15 +51,8 @@ class Reduction:
     def __post_init__(self) -> None:
         if self.op not in ENGINE_NAMES:
             raise ValueError(f"op={self.op!r} is no operation of Horovod's. Give hvd.Average, hvd.Sum or hvd.Adasum.")
-        if self.gradient_predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
-        if self.gradient_predivide_factor <= 0:
-            raise ValueError(f"gradient_predivide_factor={self.gradient_predivide_factor}: it must be more than 0.")
-        groups = self.num_groups if self.groups is None else self.groups
-        is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
-        is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
-        if not is_number and not is_lists:
-            raise ValueError(f"groups={groups!r} should be a non-negative integer or a list of lists of variables.")
+        check_predivide(self.gradient_predivide_factor, self.op)
+        check_groups(self.num_groups if self.groups is None else self.groups)
 
 
 @as_written

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
+from paceline.compat.horovod.common.arguments import checked_layers
 from paceline.compat.horovod.common.ops import Average
 from paceline.compat.horovod.common.process_sets import ProcessSet, global_process_set
 from paceline.compat.horovod.tensorflow.compression import Compression
@@ -96,7 +97,8 @@ def PartialDistributedGradientTape(  # noqa: N802
     cls: Any = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
     made = cls.__new__(cls)
     made.__dict__.update(vars(gradtape))
-    made._how, made._local, made._layers = how, {}, _layers(local_layers)
+    made._how, made._local = how, {}
+    made._layers = checked_layers(local_layers, "trainable_variables")
     return cast(T, made)
 
 
@@ -154,13 +156,3 @@ class _Distributed:
         own = self._local_keys()
         local = [label for label, source in zip(named, sources, strict=True) if key(source) in own]
         return reduce_gradients(grads, list(named), self._how, local)
-
-
-def _layers(local_layers: Any) -> tuple[Any, ...]:
-    if local_layers is None:
-        return ()
-    layers = tuple(local_layers) if isinstance(local_layers, Iterable) else (local_layers,)
-    for layer in layers:
-        if not hasattr(layer, "trainable_variables"):
-            raise ValueError(f"local_layers has {layer!r}, which is not a Keras layer.")
-    return layers

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Adasum, resolve_op
+from paceline.compat.horovod.common.arguments import checked_group, engine_arguments
+from paceline.compat.horovod.common.ops import Adasum, resolve_op
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
     check_adasum,
@@ -112,7 +113,7 @@ def grouped_allreduce(
         ValueError: as `allreduce`; or the list is empty.
     """
     asked = resolve_op(op, average)
-    compressed = [compression.compress(tensor) for tensor in _checked(tensors)]
+    compressed = [compression.compress(tensor) for tensor in checked_group(tensors)]
     sent = [tensor for tensor, _ in compressed]
     reduced = differentiable(
         _GroupedAllreduce,
@@ -137,7 +138,7 @@ def grouped_allreduce_async(
 ) -> int:
     """The handle of a `grouped_allreduce`."""
     asked = resolve_op(op, average)
-    given = _checked(tensors)
+    given = checked_group(tensors)
     return _submit(given, [None] * len(given), name, asked, prescale_factor, postscale_factor, process_set)
 
 
@@ -152,7 +153,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """The tensors themselves, reduced together in place."""
     asked = resolve_op(op, average)
-    given = _checked(tensors)
+    given = checked_group(tensors)
     done = _submit(given, given, name, asked, prescale_factor, postscale_factor, process_set)
     return handles.synchronize(done)  # type: ignore[no-any-return]
 
@@ -168,7 +169,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """The handle of a `grouped_allreduce_`."""
     asked = resolve_op(op, average)
-    given = _checked(tensors)
+    given = checked_group(tensors)
     return _submit(given, given, name, asked, prescale_factor, postscale_factor, process_set)
 
 
@@ -203,13 +204,6 @@ class _GroupedAllreduce(torch.autograd.Function):
         return *[None] * 5, *reduced
 
 
-def _checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    given = list(tensors)
-    if not given:
-        raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
-    return given
-
-
 def _submit(
     tensors: list[torch.Tensor],
     targets: Sequence[torch.Tensor | None],
@@ -226,13 +220,7 @@ def _submit(
         check_adasum(process_set)
     elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
         return _submit_on_device(tensors, targets, name, op, prescale, postscale, process_set, first=first)
-    how: dict[str, Any] = {
-        "op": ENGINE_NAMES[op],
-        "prescale": float(prescale),
-        "postscale": float(postscale),
-        # What is no process set is refused by `handles.submit`.
-        "process_set": getattr(process_set, "process_set_id", None),
-    }
+    how = engine_arguments(op, prescale, postscale, process_set)
     if first:
         source, target = host(tensors[0]), targets[0]
         out = source if target is not None else empty_like(source.tensor)
@@ -297,10 +285,7 @@ def _submit_on_device(
             full,
             given,
             [result.detach() for result in results],
-            op=ENGINE_NAMES[op],
-            prescale=float(prescale),
-            postscale=float(postscale),
-            process_set=process_set.process_set_id,
+            **engine_arguments(op, prescale, postscale, process_set),
         )
 
     def finish(let_wait: Callable[[], None]) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.arguments import checked_group
 from paceline.compat.horovod.common.ops import Average, check_splits
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -57,14 +58,14 @@ def grouped_allgather(
     Raises:
         ValueError: the list is empty.
     """
-    return list(differentiable(_GroupedAllgather, name, process_set, *tensors)) if tensors else _refuse_empty()
+    return list(differentiable(_GroupedAllgather, name, process_set, *checked_group(tensors)))
 
 
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """The handle of a `grouped_allgather`."""
-    given = list(tensors) or _refuse_empty()
+    given = checked_group(tensors)
     sources = [_rows(tensor) for tensor in given]
 
     def finish(results: Any) -> list[torch.Tensor]:
@@ -208,7 +209,3 @@ def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.T
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()
     before = sum(counts[: process_set.rank()])
     return averaged[before : before + rows]
-
-
-def _refuse_empty() -> list[torch.Tensor]:
-    raise ValueError("a grouped operation needs at least one tensor; the list is empty.")

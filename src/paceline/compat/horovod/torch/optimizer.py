@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from paceline.compat.horovod.common import basics
+from paceline.compat.horovod.common.arguments import check_predivide
 from paceline.compat.horovod.common.ops import Adasum, Average, resolve_op
 from paceline.compat.horovod.common.process_sets import (
     ProcessSet,
@@ -65,10 +66,7 @@ def DistributedOptimizer(  # noqa: N802
     if not hasattr(compression, "compress"):
         raise ValueError(f"compression={_shown(compression)}: give hvd.Compression.none or hvd.Compression.fp16.")
     op = resolve_op(op, None)
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if gradient_predivide_factor <= 0:
-        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor}: it must be more than 0.")
+    check_predivide(gradient_predivide_factor, op)
     check_passes(backward_passes_per_step)
     if num_groups != 0:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`.", DeprecationWarning, stacklevel=2)

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from paceline.compat.horovod.common import handles
+from paceline.compat.horovod.common.arguments import checked_group, engine_arguments
 from paceline.compat.horovod.common.exceptions import HorovodInternalError
-from paceline.compat.horovod.common.ops import ENGINE_NAMES, Average, Sum
+from paceline.compat.horovod.common.ops import Average, Sum
 from paceline.compat.horovod.common.process_sets import ProcessSet, checked_members, global_process_set
-from paceline.compat.horovod.torch.arrays import HostTensor, differentiable, from_array, host
+from paceline.compat.horovod.torch.arrays import differentiable, from_array, host
 from paceline.compat.horovod.torch.compression import Compression
 from paceline.compat.horovod.torch.gather import allgather
 
@@ -63,7 +64,7 @@ def grouped_reducescatter(
     Raises:
         ValueError: the list is empty.
     """
-    compressed = [compression.compress(tensor) for tensor in _checked(tensors)]
+    compressed = [compression.compress(tensor) for tensor in checked_group(tensors)]
     sent = [tensor for tensor, _ in compressed]
     reduced = differentiable(_Reducescatter, name, op, process_set, prescale_factor, postscale_factor, *sent)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, compressed, strict=True)]
@@ -78,7 +79,7 @@ def grouped_reducescatter_async(
     postscale_factor: float = 1.0,
 ) -> int:
     """The handle of a `grouped_reducescatter`."""
-    return _submit(_checked(tensors), name, op, process_set, prescale_factor, postscale_factor)
+    return _submit(checked_group(tensors), name, op, process_set, prescale_factor, postscale_factor)
 
 
 class _Reducescatter(torch.autograd.Function):
@@ -99,13 +100,6 @@ class _Reducescatter(torch.autograd.Function):
         return *[None] * 5, *gathered
 
 
-def _checked(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    given = list(tensors)
-    if not given:
-        raise ValueError("a grouped operation needs at least one tensor; the list is empty.")
-    return given
-
-
 def _submit(
     tensors: list[torch.Tensor],
     name: str | None,
@@ -123,18 +117,13 @@ def _submit(
             "Reducescatter of a rank-zero tensor: it has no rows to share; use tensor.reshape(1)."
         )
     sources = [host(tensor) for tensor in tensors]
-    how: dict[str, Any] = {
-        "op": ENGINE_NAMES[op],
-        "prescale": float(prescale),
-        "postscale": float(postscale),
-        # What is no process set is refused by `handles.submit`.
-        "process_set": getattr(process_set, "process_set_id", None),
-    }
+    how = engine_arguments(op, prescale, postscale, process_set)
 
     def start(engine: Any, full: str) -> Any:
         if first:
             return engine.reducescatter(full, sources[0].array, dtype=sources[0].dtype, **how)
-        return _start_group(engine, full, sources, how)
+        arrays, dtypes = [source.array for source in sources], [source.dtype for source in sources]
+        return engine.grouped_reducescatter(full, arrays, dtype=dtypes, **how)
 
     def finish(results: Any) -> Any:
         arrays = [results] if first else results
@@ -142,9 +131,3 @@ def _submit(
         return made[0] if first else made
 
     return handles.submit("reducescatter" if first else "grouped_reducescatter", name, process_set, start, finish)
-
-
-def _start_group(engine: Any, full: str, sources: list[HostTensor], how: dict[str, Any]) -> Any:
-    return engine.grouped_reducescatter(
-        full, [source.array for source in sources], dtype=[source.dtype for source in sources], **how
-    )
