@@ -33,42 +33,63 @@ def make_remote_shell(link: Link, scratch: str, socket: str, python: str) -> tup
     return ("/bin/sh", path)
 
 
+class _Call:
+    """A command that a node has asked for. pid: on `link`'s node, 0 until the agent there has started it."""
+
+    def __init__(self, asking: Link, number: int) -> None:
+        self.asking, self.number = asking, number
+        self.link: Link | None = None
+        self.pid = 0
+        #: The program that asked is gone, and the command is to get a hang-up as soon as it has a pid.
+        self.is_hung_up = False
+
+
 class RshCalls:
     """Starts what a node asks for on another, and tells it how that ended. log: where its output goes, on each node.
 
     shells: node rank -> what takes the command line there, and its environment (`Command.shells`).
+
+        asking node's link   rsh       -> noted at once, then a thread starts the command on the other node
+                             rsh_gone  -> a thread hangs it up
+        the other's link     its end   -> the asking node is answered
+
+    The three come in any order, for each link has a thread of its own: a command may end before its start is answered, and
+    the program that asked may be killed meanwhile. Whoever takes a call out of `_calls`, under the lock, finishes it.
     """
 
     def __init__(self, links: Sequence[Link], nodes: Sequence[Node], environment: Mapping[str, str], log: str) -> None:
         self.shells: Mapping[int, Command] = {}
         self._links, self._nodes = links, nodes
         self._environment, self._log = environment, log
-        #: tag -> who asked, the number of the request, and where it runs
-        self._calls: dict[str, tuple[Link, int, Link, int]] = {}
+        self._lock = threading.Lock()
+        #: tag -> the call; the tag names the node that asked and the number of its request.
+        self._calls: dict[str, _Call] = {}
         for link in links:
             link.on_rsh = self._hear_from(link)
             link.on_tagged_end = self._ended
 
     def _hear_from(self, asking: Link) -> Callable[[dict[str, Any]], None]:
         def hear(header: dict[str, Any]) -> None:
-            # In a thread: the answer comes to the one that calls this.
-            threading.Thread(target=self._call, args=(asking, header), name="paceline-rsh", daemon=True).start()
+            tag = f"{asking.name} {header['number']}"
+            if header["op"] == "rsh":
+                # Here, in the order of the frames: the thread of a hang-up may be quicker than that of the call.
+                with self._lock:
+                    self._calls[tag] = _Call(asking, header["number"])
+            work, given = (self._hang_up, (tag,)) if header["op"] == "rsh_gone" else (self._start, (tag, header))
+            # In a thread: the other node's answer is read by the one that calls this, where a node asks for itself.
+            threading.Thread(target=work, args=given, name="paceline-rsh", daemon=True).start()
 
         return hear
 
-    def _call(self, asking: Link, header: dict[str, Any]) -> None:
-        number, tag = header["number"], f"{asking.name} {header['number']}"
-        if header["op"] == "rsh_gone":
-            self._hang_up(tag)
-            return
+    def _start(self, tag: str, header: dict[str, Any]) -> None:
+        call = self._calls[tag]
         host = header["host"].rpartition("@")[2]
         rank = self._find(host)
         if rank is None:
             names = ", ".join(node.name for node in self._nodes)
-            asking.answer_rsh(number, 255, f"{host!r} is no node of this run; its nodes are {names}.")
+            self._answer(tag, 255, f"{host!r} is no node of this run; its nodes are {names}.")
             return
         link, shell = self._links[rank], self.shells.get(rank)
-        self._calls[tag] = (asking, number, link, 0)
         try:
             pid = link.start(
                 [*(shell.argv if shell else ("/bin/sh", "-c")), header["command"]],
@@ -79,31 +100,41 @@ class RshCalls:
                 tag=tag,
             )
         except (OSError, TargetError) as error:
-            self._calls.pop(tag, None)
-            asking.answer_rsh(number, 255, f"{host}: {error}")
+            self._answer(tag, 255, f"{host}: {error}")
             return
-        if tag in self._calls:
-            self._calls[tag] = (asking, number, link, pid)
+        with self._lock:
+            call.link, call.pid = link, pid
+            # Gone from the table if it has ended already.
+            late = self._calls.pop(tag, None) if call.is_hung_up else None
+        if late is not None:
+            _hang_up(link, pid)
 
     def _hang_up(self, tag: str) -> None:
-        """The asking program was killed: what it has asked for gets what ssh's would, a hang-up."""
+        """Give the command what ssh's would get whose client was killed, a hang-up."""
         if self.shells:
             # Or it has ended with mpirun's container, and what it has asked for is about to: a container that is being
             # removed can't take a signal.
             deadline = time.monotonic() + _ENDING_S
             while tag in self._calls and time.monotonic() < deadline:
                 time.sleep(0.02)
-        _, _, link, pid = self._calls.pop(tag, (None, 0, None, 0))
-        if link is not None and pid:
-            try:
-                link.signal(pid, signal.SIGHUP)
-            except (OSError, TargetError):
-                pass  # it is gone with its node
+        with self._lock:
+            call = self._calls.get(tag)
+            if call is None:
+                return
+            call.is_hung_up = True
+            if call.link is None:
+                return  # `_start` hangs it up
+            del self._calls[tag]
+        _hang_up(call.link, call.pid)
 
     def _ended(self, header: dict[str, Any]) -> None:
-        if call := self._calls.pop(header["tag"], None):
-            asking, number, _, _ = call
-            asking.answer_rsh(number, header["code"])
+        self._answer(header["tag"], header["code"])
+
+    def _answer(self, tag: str, code: int, text: str = "") -> None:
+        with self._lock:
+            call = self._calls.pop(tag, None)
+        if call is not None:
+            call.asking.answer_rsh(call.number, code, text)
 
     def _find(self, host: str) -> int | None:
         """The node's rank."""
@@ -114,3 +145,10 @@ class RshCalls:
             if host in (link.hello.host, link.hello.host.partition(".")[0]):
                 return rank
         return None
+
+
+def _hang_up(link: Link, pid: int) -> None:
+    try:
+        link.signal(pid, signal.SIGHUP)
+    except (OSError, TargetError):
+        pass  # it is gone with its node
