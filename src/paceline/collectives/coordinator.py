@@ -24,9 +24,9 @@ Key = tuple[str, str]
 
 
 class Message(NamedTuple):
-    """What a rank has to say. epoch: which numbering its slots are of. leaving: it shuts down.
+    """A message of a rank to the set's first one. epoch: which numbering its slots are of. leaving: it shuts down.
 
-    payload: what the rank has to add, where it asks for one small reduction; see `inline_reduce.py`.
+    payload: what the rank adds to the sum, when it asks for one small reduction; see `inline_reduce.py`.
     """
 
     epoch: int
@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Response(NamedTuple):
-    """What all ranks are to do next: numbers, then full agreements, in this order.
+    """The first rank's message to all: the operations that they do next, numbers first, then full agreements, in this order.
 
     epoch: the numbering from now on; another one than before says that every number given until now is void, once the
     numbers in this response have been worked off. end: the reason why nothing more will be done. results: place in this
@@ -128,7 +128,7 @@ class Coordinator:
 
     @property
     def is_left_by_all(self) -> bool:
-        """Whether every other rank has said that it leaves: nothing more will come."""
+        """True if every other rank has said that it leaves: nothing more will come."""
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
@@ -137,7 +137,7 @@ class Coordinator:
             self._end = reason
 
     def respond(self) -> Response | None:
-        """What is to be done next; None: nothing yet."""
+        """The response that tells all ranks what to do next; None while there is nothing to do."""
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
@@ -154,7 +154,7 @@ class Coordinator:
         return Response(self._epoch, slots, agreements, self._end, tuple(results))
 
     def waiting(self, longer_than_s: float) -> list[Late]:
-        """Each operation that some ranks have waited for this long."""
+        """The operations that some ranks have waited for this long."""
         now_s = time.monotonic()
         found = []
         for key, since_s in self._since_s.items():

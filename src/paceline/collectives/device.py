@@ -21,7 +21,7 @@ _NAMES = {"sum": "SUM", "average": "SUM", "min": "MIN", "max": "MAX", "product":
 
 
 def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Whether tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. It has not been run on one yet."""
+    """True if tensors on a GPU are to be reduced there: HOROVOD_GPU_OPERATIONS=NCCL. It has not been run on one yet."""
     return environ.get("HOROVOD_GPU_OPERATIONS", "").strip().upper() == "NCCL"
 
 
@@ -75,7 +75,7 @@ def join(
 
 @contextmanager
 def translated(rank: int) -> Iterator[None]:
-    """What keeps the ranks' GPUs from meeting, and what to do about it."""
+    """Raise a CollectivesError that says what to do, for what torch raises in the block."""
     try:
         yield
     except (RuntimeError, OSError) as error:

@@ -262,7 +262,7 @@ class Engine:
         return self._submit(JOIN, JOIN, [], 0, finish=self._joined)
 
     def counted(self, process_set: int, number: int) -> str:
-        """How an operation is called that is known by its number alone: unique among those of all joins of the world."""
+        """The name of an operation that has only a number: unique among those of all joins of the world."""
         return f"{self.joins}.{number}" if self.joins and process_set == 0 else str(number)
 
     def add_process_set(self, ranks: Sequence[int]) -> int:
@@ -278,7 +278,7 @@ class Engine:
         return int(handle.wait())
 
     def remove_process_set(self, number: int) -> bool:
-        """Whether there was such a set, and it is gone. Every rank of the world has to call it; set 0 always stays.
+        """Remove a process set; True if there was such a set. Every rank of the world has to call it; set 0 always stays.
 
         Raises:
             MismatchError: the ranks of the world name different ones, or one of them adds a set meanwhile.
@@ -507,7 +507,7 @@ class Engine:
             loop.transport.abandon(reason)
 
     def _watch(self) -> None:
-        """Once a second: fail what has waited for too long, where a limit is set."""
+        """Fail what has waited for too long, where a limit is set. Called once a second by the thread that watches ranks."""
         limit_s = self.settings.stall_shutdown_s
         if limit_s and self._failure is None:
             for loop in list(self._loops.values()):
@@ -607,7 +607,7 @@ def _check_rows(kind: str, name: str, arrays: Sequence[Any]) -> None:
 
 
 def _copy_back(targets: Sequence[Any], grouped: bool) -> Callable[[Any], Any]:
-    """For outputs whose memory is not contiguous: write the results there."""
+    """A `finish` that writes the results into outputs whose memory is not contiguous."""
 
     def finish(results: Any) -> Any:
         for target, result in zip(targets, results if grouped else [results], strict=True):

@@ -1,4 +1,4 @@
-"""What goes wrong in a collective operation."""
+"""The errors of collective operations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ShutDownError(CollectivesError):
 
 
 class LostRankError(ShutDownError):
-    """That rank's process is gone, for certain. lost_rank: in the world."""
+    """A rank's process is gone, for certain. lost_rank: its rank in the world."""
 
     def __init__(self, message: str, lost_rank: int = -1) -> None:
         super().__init__(message)

@@ -31,7 +31,7 @@ class Part(NamedTuple):
 
 
 def is_multiplied(prescale: float, postscale: float, divisor: int) -> bool:
-    """Whether an array is to be multiplied on its way."""
+    """True if an array is to be multiplied on its way."""
     return prescale != 1.0 or postscale != 1.0 or divisor != 1
 
 
@@ -59,15 +59,15 @@ class Fusion:
         self._is_open = False
 
     def open(self) -> None:
-        """Get what all ranks see, where that can be had. Every rank calls it, before its first reduction: not earlier, for
-        it takes memory."""
+        """Open memory that all ranks see, where they can. Every rank calls it before its first reduction, and not
+        earlier, because it takes memory."""
         if not self._is_open and self._transport is not None:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True
 
     @property
     def has_shared_memory(self) -> bool:
-        """Whether the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
+        """True if the ranks have one. Then no reduction blocks: a rank that waits for others hears when one is lost."""
         return self._shared is not None
 
     def close(self) -> None:
@@ -119,8 +119,9 @@ class Fusion:
             self._flush(buffer[:filled], pieces, op, dtype)
 
     def _factor(self, part: Part, op: str, kind: Any) -> tuple[float, bool]:
-        """What the part is multiplied by on its way into the buffer, and whether nothing is then left to be done to the
-        result: where that costs no pass of its own, and comes to the same.
+        """The factor by which the part is multiplied on its way into the buffer, and True if that scales the result as well.
+
+        The result's own factor goes along where that saves a pass and comes to the same.
 
         It does with a power of two; only what is too small for all of its type's digits may differ, by half of the smallest
         number there is.

@@ -1,4 +1,4 @@
-"""What a submitted operation gives back at once."""
+"""The handle that a submitted operation gives back at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Handle:
         return ".".join(self._key)
 
     def done(self) -> bool:
-        """Whether `wait` would return, or raise, at once."""
+        """True if `wait` would return, or raise, at once."""
         return self._done
 
     def wait(self, timeout_s: float | None = None) -> Any:
@@ -71,7 +71,7 @@ class Handle:
             self._lock.release()
 
     def _finish(self, result: Any = None, error: BaseException | None = None) -> bool:
-        """Whether this call is what completed the handle: the first one wins."""
+        """Complete the handle; True if this call did so, for the first one wins."""
         with _callbacks_lock:
             if self._done:
                 return False

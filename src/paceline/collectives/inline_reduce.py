@@ -20,7 +20,7 @@ LIMIT_BYTES = 8 << 10
 
 
 def payload(task: CollectiveTask) -> bytes | None:
-    """What this rank adds to the sum, scaled; None where it doesn't travel with the negotiation."""
+    """The bytes that this rank adds to the sum, scaled; None for an operation that doesn't travel with the negotiation."""
     request = task.request
     if request.kind != ALLREDUCE or request.grouped or request.op == "adasum" or task.arrays[0].nbytes > LIMIT_BYTES:
         return None

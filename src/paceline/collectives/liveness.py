@@ -1,4 +1,4 @@
-"""Where the ranks are, and whether those on this machine still live."""
+"""The places of the ranks, and a watch over the processes of those that can be seen from here."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def broadcast(transport: Transport | None, array: Any, out: Any, root: int) -> A
 
 
 def alltoall(transport: Transport | None, array: Any, splits: Sequence[Sequence[int]]) -> tuple[Any, tuple[int, ...]]:
-    """What all ranks send to this one, one below the other, and how many rows came from each.
+    """The rows that all ranks send to this one, one below the other, and how many came from each.
 
     splits: of each rank, the rows that it sends to each.
     """

@@ -58,7 +58,7 @@ def abandon() -> None:
 
 
 def is_abandoned() -> bool:
-    """Whether MPI was left in the middle of an operation that can't end."""
+    """True if MPI was left in the middle of an operation that can't end."""
     return _broken
 
 

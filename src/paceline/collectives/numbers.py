@@ -14,12 +14,12 @@ _UFUNCS = {"sum": "add", "min": "minimum", "max": "maximum", "product": "multipl
 
 
 def is_half(dtype: str) -> bool:
-    """Whether arrays of this type are reduced as float32."""
+    """True if arrays of this type are reduced as float32."""
     return dtype in _HALVES
 
 
 def is_float(dtype: str) -> bool:
-    """Whether scaling keeps to the type's own arithmetic: anything but integers and bool."""
+    """True if scaling keeps to the type's own arithmetic: anything but integers and bool."""
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
@@ -56,7 +56,7 @@ def from_float32(source: Any, target: Any, dtype: str) -> None:
 
 
 def ufunc(op: str, dtype: Any) -> Any:
-    """What joins two arrays of a NumPy type by "sum", "min", "max" or "product". A sum of truth values is "any"."""
+    """NumPy's function that joins two arrays of a type by "sum", "min", "max" or "product". A sum of truth values is "any"."""
     import numpy
 
     if dtype.kind == "b":

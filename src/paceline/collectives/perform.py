@@ -1,4 +1,4 @@
-"""Doing what the ranks have agreed upon, in the same order on each of them."""
+"""Performs what the ranks have agreed upon, in the same order on each of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Performer:
         self._reducer.close()
 
     def blocks(self, ready: Sequence[Ready]) -> bool:
-        """Whether doing this may wait for another rank where nobody hears that it has died."""
+        """True if doing this may wait for another rank where nobody hears that it has died."""
         if self._transport is None:
             return False
         limits = (self._reducer.polled_bytes(multiplied=False), self._reducer.polled_bytes(multiplied=True))
@@ -158,7 +158,7 @@ class Performer:
 
 
 def _operation(op: str, dtype: str) -> str:
-    """What the ranks' arrays are joined by. An average of truth values, cut off, is true where all of them are."""
+    """The operation that joins the ranks' arrays. An average of truth values, cut off, is true where all of them are."""
     if op == "average":
         return "min" if dtype == "bool" else "sum"
     return op

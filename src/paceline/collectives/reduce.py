@@ -58,7 +58,7 @@ class Reducer:
         return self._small_bytes(multiplied) if self._fusion.has_shared_memory else 0
 
     def _small_bytes(self, multiplied: bool) -> int:
-        """What is smaller goes through a buffer, with others; so does half precision, of which MPI knows nothing."""
+        """The limit in bytes below which arrays go through a buffer; half precision always does, for MPI does not know it."""
         shared_bytes = SHARED_DIRECT_MULTIPLIED_BYTES if multiplied else SHARED_DIRECT_BYTES
         return min(shared_bytes if self._fusion.has_shared_memory else DIRECT_BYTES, self._fusion_bytes)
 
@@ -104,5 +104,5 @@ class Reducer:
 
 
 def scatter_rows(rows: int, size: int) -> list[int]:
-    """How many of `rows` each of `size` ranks gets: the first ones get one more where they don't divide."""
+    """The numbers of rows that each of `size` ranks gets of `rows`: the first ones get one more where they don't divide."""
     return [rows // size + (rank < rows % size) for rank in range(size)]

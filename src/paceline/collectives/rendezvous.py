@@ -1,4 +1,4 @@
-"""Where ranks find each other without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
+"""The rendezvous of ranks without MPI: torch's key-value store at MASTER_ADDR:MASTER_PORT.
 
 The same store serves the script's own `init_process_group`, before ours or after it: torch lets several users in one
 process share the server on a port, and each puts its keys under a name of its own. Below torchrun the agent has it.
@@ -49,7 +49,7 @@ class Meeting:
     key: bytes | None = field(repr=False)
 
     def said(self, name: str) -> SignedStore:
-        """What the ranks say under this name."""
+        """The store's part in which the ranks say something under this name."""
         return SignedStore(self._part(name), f"{self.prefix}/{name}", self.where, self.key)
 
     def store(self, name: str) -> Any:
@@ -57,11 +57,12 @@ class Meeting:
         return self._part(name) if self.key is None else self.said(name).for_torch()
 
     def raw_store(self, name: str) -> Any:
-        """As `store`, but nothing is signed: for what only torch's own kind of store will do."""
+        """The part of the store under this name, unsigned: for what works with torch's own kind of store alone."""
         return self._part(name)
 
     def link_key(self, nonce: bytes) -> bytes:
-        """What only the ranks know: of the secret and what the first of them has said there. Without a secret the nonce."""
+        """A key that only the ranks know, made of the secret and of the nonce that the first of them has said. Without a secret
+        it is the nonce."""
         return nonce if self.key is None else tag(self.key, "links", nonce)
 
     def _part(self, name: str) -> Any:
@@ -77,7 +78,7 @@ class Meeting:
         return replace(self, rank=rank, size=len(members), prefix=f"{self.prefix}/{name}")
 
     def device(self) -> Any:
-        """What Gloo listens on: the way to the first rank, unless GLOO_SOCKET_IFNAME names an interface."""
+        """Gloo's network device: the one that leads to the first rank, unless GLOO_SOCKET_IFNAME names an interface."""
         import os
 
         from torch.distributed import ProcessGroupGloo

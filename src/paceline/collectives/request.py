@@ -1,4 +1,4 @@
-"""What a rank asks for under a name, and whether the ranks' requests agree.
+"""A rank's request for an operation, and the agreement of all ranks' requests.
 
 A request is a plain tuple, so that it is compared and sent fast: a step makes hundreds.
 """
@@ -26,7 +26,9 @@ Fields = tuple[str, str, tuple[str, ...], tuple[tuple[int, ...], ...], str, floa
 
 
 class Request(NamedTuple):
-    """shapes, dtypes: of each array, one unless the operation is grouped. root: rank in the process set.
+    """One operation that a rank asks for. shapes, dtypes: of each array, one unless the operation is grouped.
+
+    root: rank in the process set.
     splits: rows for each rank (alltoall), or the ranks of a process set; op says what becomes of that ("add", "remove")."""
 
     kind: str
@@ -42,7 +44,7 @@ class Request(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What tells it from other operations in flight."""
+        """The kind and the name, which tell it from other operations in flight."""
         return (self.kind, self.name)
 
 
@@ -60,7 +62,7 @@ class CollectiveTask:
 
 
 class Agreement(NamedTuple):
-    """What all ranks are to do. error: they disagree; nothing is done.
+    """An operation that all ranks are to do. error: the ranks disagree, and nothing is done.
 
     slot: the number under which each rank may ask for the same again, -1 for none.
     request: that of the first rank that asked. rows: allgather: of each array, the first dimension on each rank;
@@ -75,7 +77,7 @@ class Agreement(NamedTuple):
 
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
-    """What the ranks agreed upon, or the error that names the first difference. joined: a rank has joined."""
+    """The ranks' agreement, or one with an error that names the first difference. joined: a rank has joined."""
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):
@@ -109,7 +111,7 @@ def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
 
 
 def _difference(first: Request, other: Request) -> tuple[str, Any, Any] | None:
-    """What two ranks disagree about, and both values."""
+    """The thing that two ranks disagree about, and both values; None if they agree."""
     if first == other:
         return None
     if len(first.shapes) != len(other.shapes):

@@ -9,7 +9,7 @@ from paceline.collectives.request import Agreement, Fields, Request
 
 
 class ResponseCache:
-    """What a rank knows of what the ranks have agreed upon. Knows no transport, as `Coordinator`."""
+    """A rank's memory of what the ranks have agreed upon. It knows no transport, like `Coordinator`."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -17,7 +17,7 @@ class ResponseCache:
         self._agreements: dict[int, Agreement] = {}
 
     def known(self, fields: Fields) -> Request:
-        """The request of these fields: the equal one that was agreed upon before, if there is. From any thread.
+        """The request of these fields; the equal one that was agreed upon before, if there is one. Any thread may call it.
 
         A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
         """
@@ -25,7 +25,7 @@ class ResponseCache:
         return found[1] if found is not None and found[1] == fields else Request(*fields)
 
     def message(self, requests: Sequence[Request], leaving: bool = False, payload: bytes | None = None) -> Message:
-        """How to ask for these: by number where exactly this was agreed upon before."""
+        """The message that asks for these: by number where exactly this was agreed upon before."""
         slots, others = [], []
         for request in requests:
             known = self._numbers.get(request.key)
@@ -36,7 +36,7 @@ class ResponseCache:
         return Message(self._epoch, tuple(slots), tuple(others), leaving, payload)
 
     def agreed(self, response: Response, asked: Callable[[Key], Request | None]) -> list[Agreement]:
-        """What is to be done, in this order. asked: what this rank has asked for under a key; None: nothing, it has joined."""
+        """The operations to do, in this order. asked: gives this rank's request for a key; None if it has joined and has none."""
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
             # All numbers are void, also those that have just been looked up.

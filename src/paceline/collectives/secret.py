@@ -2,7 +2,7 @@
 
 Whoever starts the ranks makes it and gives it to them in their environment: a run's supervisor for each attempt,
 `horovodrun` for each job. It is written down nowhere, and stands on no command line. Ranks that meet in torch's store,
-which asks nobody who he is, know by it what one of them has said. torchrun gives none: then nothing is signed, and
+which checks no identity, know by it what one of them has said. torchrun gives none: then nothing is signed, and
 whoever reaches the ranks' ports is believed, as torch itself does.
 """
 
@@ -43,13 +43,15 @@ def run_secret(environ: Mapping[str, str] = os.environ) -> bytes | None:
 
 
 def tag(key: bytes, purpose: str, data: bytes) -> bytes:
-    """What proves that somebody who knows the secret has said `data` for this purpose, `TAG_BYTES` long (HMAC-SHA256,
-    RFC 2104). The purpose keeps what was said in one place from counting in another."""
+    """A proof, `TAG_BYTES` long, that whoever said `data` for this purpose knows the secret (HMAC-SHA256, RFC 2104).
+
+    The purpose keeps what was said in one place from counting in another.
+    """
     made = hmac.new(key, f"{purpose}\0".encode(), "sha256")
     made.update(data)
     return made.digest()
 
 
 def is_tag(found: bytes, key: bytes, purpose: str, data: bytes) -> bool:
-    """Whether `found` is the `tag` of these; takes as long for a wrong one as for the right one."""
+    """True if `found` is the `tag` of these. Takes as long for a wrong one as for the right one, so timing tells nothing."""
     return hmac.compare_digest(found, tag(key, purpose, data))

@@ -17,7 +17,7 @@ _SPARE_CYCLE_S, _BUSY_CYCLE_S = 0.001, 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSettings:
-    """How the engine fuses, caches, waits and complains.
+    """Settings of how the engine fuses, caches, waits and complains.
 
     fusion_bytes: small tensors of a type are reduced together in buffers of up to this size; 0: each on its own.
         No more than 1 MiB is used at a time: larger buffers leave the processor's cache, and are slower.

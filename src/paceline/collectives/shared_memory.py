@@ -41,8 +41,9 @@ class SharedSegments:
         return self._segment(self._rank, dtype)
 
     def meet(self, dtype: Any) -> list[Any]:
-        """Each rank's segment, as it has filled it, in the order of the ranks; once all have come. To be read until
-        the next meeting."""
+        """Wait for all ranks, then return each one's segment as it has filled it, in the order of the ranks.
+
+        They may be read until the next meeting."""
         self._barrier()
         found = [self._segment(rank, dtype) for rank in range(len(self._maps))]
         self._turn ^= 1

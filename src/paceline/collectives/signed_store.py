@@ -1,4 +1,4 @@
-"""What ranks say to each other in torch's key-value store: JSON, signed with the run's secret.
+"""Values that ranks give each other in torch's key-value store: JSON, signed with the run's secret.
 
 The store lets in whoever reaches its port, shows its keys, and lets any value be replaced. So each value goes with a tag
 over its key and itself: one that somebody else has written, or that was taken from another key, is refused. Without a
@@ -33,7 +33,7 @@ class SignedStore:
         self.set_bytes(name, json.dumps(value).encode())
 
     def get(self, name: str) -> Any:
-        """What was said under this name, once it has been; tuples come back as lists.
+        """The value that was said under this name; waits until it is. Tuples come back as lists.
 
         Raises:
             CollectivesError: a value that no rank of this run has signed, or that is no JSON. Nothing is made of it.
@@ -45,17 +45,17 @@ class SignedStore:
             raise CollectivesError(f"{self._told(name)} is no JSON: {data[:40]!r}. {self._advice()}") from None
 
     def has(self, name: str) -> bool:
-        """Whether something was said under this name."""
+        """True if something was said under this name."""
         return bool(self._store.check([name]))
 
     def set_bytes(self, name: str, data: bytes) -> None:
-        """As `set`, of bytes of any kind."""
+        """Say bytes of any kind under this name."""
         if self._key is not None:
             data = _SIGNED + tag(self._key, self._purpose(name), data) + data
         self._store.set(name, data)
 
     def get_bytes(self, name: str) -> bytes:
-        """As `get`, of bytes. Raises as `get`."""
+        """The bytes that were said under this name; waits for them, and raises what `get` does."""
         data = bytes(self._store.get(name))
         is_signed = data.startswith(_SIGNED) and len(data) >= _HEAD_BYTES
         if self._key is None:

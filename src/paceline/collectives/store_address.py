@@ -1,6 +1,6 @@
-"""Where torch's key-value store listens: at MASTER_ADDR alone, not at every address of the machine, as torch's own does.
+"""The address at which torch's key-value store listens: MASTER_ADDR alone, where torch's own takes every address of the machine.
 
-The store asks nobody who he is. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere
+The store checks nobody's identity. On one machine MASTER_ADDR is a loopback address, which no other machine reaches; elsewhere
 it is an address of the network that the nodes were given for.
 
 torch takes a socket that listens already (`master_listen_fd`). A script's own `init_process_group` makes its store in

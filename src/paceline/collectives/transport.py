@@ -1,4 +1,4 @@
-"""What carries the engine's messages and arrays: MPI (`mpi_transport.py`), or torch's Gloo (`gloo_transport.py`).
+"""The carrier of the engine's messages and arrays: MPI (`mpi_transport.py`), or torch's Gloo (`gloo_transport.py`).
 
 One transport belongs to one process set and is used by one thread at a time. Arrays are contiguous NumPy arrays, and
 all ranks call the same operation with the same shapes, in the same order: the engine has seen to that. A rank that is

@@ -189,7 +189,6 @@ def _open_mpi_variables(launch: Launch, version: tuple[int, int]) -> dict[str, s
         variables["OMPI_MCA_orte_tmpdir_base"] = scratch
     # mpirun refuses to run as root, unless it is told twice that this is meant. In a container most people are root.
     if os.geteuid() == 0 or launch.remote_shell:
-        # (on nodes elsewhere it may be root's)
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return variables
 

@@ -40,7 +40,7 @@ class Frames:
 
     @property
     def is_torn(self) -> bool:
-        """Whether a part of a frame has come and not the rest."""
+        """True if a part of a frame has come and not the rest."""
         return bool(self._buffer) or self._header is not None
 
     def feed(self, data: bytes) -> "Iterator[tuple[dict[str, Any], bytes]]":

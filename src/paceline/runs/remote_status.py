@@ -212,7 +212,8 @@ def _ended(record: RunRecord, found: JobStatus) -> RunRecord:
 
 
 def _teller(folder: RunFolder) -> Teller:
-    # By name: targets stand above runs, and which of them it is only the run's own folder says.
+    # Imported by name, in the call: `targets` stands above `runs` in the layers, and only the run's folder says which
+    # target it is.
     teller: Teller = import_module("paceline.targets.configured").target_of_run(folder.path)
     return teller
 

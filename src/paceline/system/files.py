@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from paceline.system.links import open_below
 
-#: Of files that are nobody else's business.
+#: The mode of files that only their owner may read.
 PRIVATE = 0o600
 
 

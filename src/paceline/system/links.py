@@ -17,7 +17,7 @@ import os
 import stat
 from typing import Iterator, NamedTuple  # noqa: UP035
 
-#: Folders of the user's files in a run's folder; nothing else of it may be had through a link.
+#: Folders of the user's files in a run's folder; nothing else of it may be read through a link.
 FOLDERS = ("outputs", "artifacts", "checkpoints", "uploads", "work")
 #: Those that travel with the run and stay: a link into one can stay a link.
 KEPT = ("outputs", "artifacts", "checkpoints")

@@ -164,7 +164,7 @@ class Versions:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """While it lasts, nobody else adds or removes a version here. The folder is made.
+        """A block in which no other process adds or removes a version here. The folder is made.
 
         Raises:
             OSError: the folder can't be written to.

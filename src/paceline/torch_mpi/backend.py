@@ -58,7 +58,7 @@ def install_when_loaded() -> None:
 
 
 class ProcessGroupMPI:
-    """What torch.distributed calls for the name "mpi"."""
+    """The class that torch.distributed makes for the backend "mpi"."""
 
     @staticmethod
     def create(ranks: Sequence[int]) -> Any:

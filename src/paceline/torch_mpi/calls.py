@@ -25,7 +25,7 @@ PIECE_BYTES = 1 << 20
 
 
 def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """Each tensor becomes its reduction over the ranks."""
+    """Replace each tensor by its reduction over the ranks."""
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(_only(tensors, "all_reduce"), op, size)
     _check(tensors)
@@ -91,7 +91,7 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
 
 
 def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) -> Call:
-    """Each output becomes its tensors of all ranks, one after the other."""
+    """Fill each output with its tensors of all ranks, one after the other."""
     _check([*outputs, *tensors])
     for output, tensor in zip(outputs, tensors, strict=True):
         _same_dtype([output, tensor], "all_gather_into_tensor")
@@ -168,7 +168,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int
 
 
 def reduce_scatter_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], op: Any, size: int) -> Call:
-    """Each output of rank r becomes the r-th part of the reduction of its tensor."""
+    """Fill each output of rank r with the r-th part of the reduction of its tensor."""
     _check([*outputs, *tensors])
     for output, tensor in zip(outputs, tensors, strict=True):
         _same_dtype([output, tensor], "reduce_scatter_tensor")

@@ -236,7 +236,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     @property
     def is_busy(self) -> bool:
-        """Whether anything is under way."""
+        """True if anything is under way."""
         return self._lane.is_busy or self._messages.is_busy
 
     def _call_of(self, index: int, outputs: list[list[Tensor]], tensor: Tensor) -> Call:

@@ -164,5 +164,5 @@ class Lane:
             )
 
 
-#: Requests that nobody waits for any more: MPI may still write to their memory.
+#: Requests that were given up, kept to the end of the process: MPI may still write to their memory.
 _ABANDONED: list[Any] = []

@@ -51,7 +51,7 @@ class Messages:
         return bool(self._open)
 
     def close(self) -> None:
-        """Give up the receives that nobody has answered, and let the messages sent arrive."""
+        """Give up the receives that have not been answered, and let the messages sent arrive."""
         with self._lock:
             left = list(self._open)
         for work in left:
@@ -134,7 +134,7 @@ class MessageWork(MpiWork):
         super()._wait(0)
 
     def _look(self) -> bool:
-        """Whether it is over, asked of MPI; the first to see it settles the future."""
+        """Ask MPI about it, and return True once it is over; the first to see that settles the future."""
         with self._looking:
             if self._future.done():
                 return True

@@ -1,4 +1,4 @@
-"""How `import horovod.torch` finds `paceline.compat.horovod.torch`: one module under two names, never two copies."""
+"""Lets `import horovod.torch` find `paceline.compat.horovod.torch`: one module under two names, never two copies."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class _AliasLoader(Loader):
 
 
 def _real_package() -> str | None:
-    """Where the real horovod lies, if it can be imported."""
+    """The path of the real horovod, if it can be imported."""
     loaded = sys.modules.get("horovod")
     if loaded is not None and not loaded.__name__.startswith(_OURS) and not _is_initialising(loaded):
         return str(getattr(loaded, "__file__", "already imported"))

@@ -1,4 +1,4 @@
-"""What files and tables have in common: sources, steps, a registered name, and the references that a run takes."""
+"""The common part of file and table datasets: sources, steps, a registered name, and the references that a run takes."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class AnyDataset:
         registered.remove(folder, name)
 
     def check(self) -> ContentCheck:
-        """What has been added, removed and changed since this version was registered; true if nothing has.
+        """The paths that were added, removed and changed since this version was registered; true if there are none.
 
         Raises:
             DataError: not registered. TransferError: a store can't be read.
@@ -133,7 +133,9 @@ class AnyDataset:
         return list_files(self.sources, self._workspace_dir())
 
     def as_named_input(self, name: str) -> DataReference:
-        """What a job takes in `inputs=` or as an argument; the run finds it under `name` in `run.input_datasets`.
+        """An input of this dataset under a name, for a job's `inputs=` or arguments.
+
+        The run finds it under `name` in `run.input_datasets`.
 
         `.as_mount()` and `.as_download()` of it give the script a folder's path instead of the dataset.
         """
@@ -150,7 +152,7 @@ class AnyDataset:
         return DataReference(**taken)
 
     def as_reference(self) -> DataReference:
-        """What the dataset itself means as an argument or an input: its files in a folder, `as_mount`."""
+        """The reference that the dataset itself means as an argument or an input: its files in a folder, `as_mount`."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:
@@ -186,7 +188,7 @@ class AnyDataset:
         )
 
     def _reading(self) -> Mapping[str, Any] | None:
-        """How the files are read, beside the steps."""
+        """The options with which the files are read, beside the steps."""
         return None
 
     def _reference_sources(self) -> tuple[Source, ...]:

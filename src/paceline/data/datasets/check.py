@@ -1,4 +1,4 @@
-"""Whether a dataset's files are still those that were registered."""
+"""A comparison of a dataset's files with those that were registered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, kw_only=True)
 class ContentCheck:
-    """What is no longer as it was: paths, sorted. `str()` says it in words; true where all is the same."""
+    """The differences: paths, sorted. `str()` says it in words; true where all is the same."""
 
     dataset: str
     added: tuple[str, ...] = ()

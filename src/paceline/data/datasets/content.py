@@ -1,4 +1,4 @@
-"""What files hold, for datasets: stores of objects tell a hash themselves, a folder of this machine only the time of change.
+"""The content of files, for datasets: stores of objects tell a hash themselves, a folder of this machine only the time of change.
 
 A file's hash is kept beside the data cache under its inode, size and time of change, so that a file that nobody has
 touched is read once.

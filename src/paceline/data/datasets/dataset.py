@@ -135,7 +135,7 @@ class _Tables:
 
 
 class Dataset:
-    """Where datasets are made and found. Made: `Dataset.File.from_files(...)`, `Dataset.Tabular.from_...(...)`."""
+    """The entry to datasets: makes and finds them. Made: `Dataset.File.from_files(...)`, `Dataset.Tabular.from_...(...)`."""
 
     File = _Files
     Tabular = _Tables
@@ -168,7 +168,7 @@ class Dataset:
 
 
 def opened(reference: DataReference, path: str | os.PathLike[str]) -> FileDataset | TabularDataset:
-    """What a script gets in a worker for a direct input whose files lie at `path`: the dataset, with its steps."""
+    """The dataset, with its steps, that a script gets in a worker for a direct input whose files lie at `path`."""
     data = reference.to_json()
     return (TabularDataset if data.get("table") else FileDataset).from_folder(data, path)
 

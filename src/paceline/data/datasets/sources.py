@@ -1,4 +1,4 @@
-"""What callers name files by, as sources: URLs, paths, (datastore, path) pairs, references."""
+"""The ways in which callers name files, as sources: URLs, paths, (datastore, path) pairs, references."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def workspace_dir_of(workspace: Any) -> Path:
 
 
 def is_local(source: Source) -> bool:
-    """Whether it is one folder or one file of this machine: no store, no URL, no pattern."""
+    """True if it is one folder or one file of this machine: no store, no URL, no pattern."""
     return source.datastore is None and source.path.startswith("/") and not set(source.path) & {"*", "?"}
 
 

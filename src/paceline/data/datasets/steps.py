@@ -1,4 +1,4 @@
-"""What is taken of a data set's rows or files, recorded as plain data and done when they are read.
+"""The steps that select a data set's rows or files, recorded as plain data and done when they are read.
 
 A step is a tuple that goes to JSON: ("take", 100), ("skip", 10), ("split", share, seed, 0 or 1), ("keep", columns) or
 ("drop", columns).

@@ -1,4 +1,4 @@
-"""One global order of a data set's samples, computed position by position; nobody holds it as a whole.
+"""One global order of a data set's samples, computed position by position; no process holds it as a whole.
 
 The sample at a position depends on length, seed, epoch and position alone, so every rank computes its own, at any world
 size, and a resumed run goes on anywhere. Standard library alone, with the same result; numpy, if it is there, is faster.
@@ -122,7 +122,7 @@ class _Network:
         self._tables: list[list[int]] | None = None
 
     def walk(self, value: int) -> int:
-        """Where `value` goes, in plain Python."""
+        """The place to which `value` goes, computed in plain Python."""
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):
@@ -135,7 +135,7 @@ class _Network:
                 return value
 
     def permute(self, values: array[int]) -> array[int]:
-        """Where each of `values` goes, in plain Python; by tables, a few times as fast, where they are small."""
+        """The places to which `values` go, computed in plain Python; by tables, a few times as fast, where they are small."""
         if self._right_bits > _TABLE_BITS:
             return array("q", map(self.walk, values))
         if self._tables is None:

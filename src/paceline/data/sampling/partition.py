@@ -1,4 +1,4 @@
-"""Who gets which part: files balanced by bytes, items by turns.
+"""The parts that ranks get: files balanced by bytes, items by turns.
 
 Standard library alone: the supervisor and the worker both import it.
 """
@@ -95,7 +95,7 @@ class Turns(Sequence[Any]):
 
 
 def _check_items(items: Any) -> None:
-    """Nothing, if every rank sees the same items under the same numbers.
+    """Refuse what ranks might not see as the same items under the same numbers.
 
     Raises:
         DataError: they have no order, no length or no numbers.

@@ -90,7 +90,7 @@ class DistributedSampler:
         self._is_set = True
 
     def __len__(self) -> int:
-        """How many samples the next iteration gives: after load_state_dict, what is left of the epoch."""
+        """The number of samples that the next iteration gives: after load_state_dict, what is left of the epoch."""
         return len(self._positions(self._next_start))
 
     def __iter__(self) -> Iterator[int]:
@@ -108,7 +108,7 @@ class DistributedSampler:
         self._used = used
 
     def state_dict(self, consumed: int | None = None) -> dict[str, Any]:
-        """Where the epoch is to go on: seed, epoch and the global position, for `load_state_dict` at any world size.
+        """The state from which the epoch goes on: seed, epoch and the global position, for `load_state_dict` at any world size.
 
         consumed: how many of this rank's own samples this iteration have been used; without it, what `advance` counted.
             What a DataLoader has drawn can't stand for it: its workers are ahead of the training loop.
@@ -200,7 +200,7 @@ class DistributedSampler:
 
     @property
     def _handed_out(self) -> int:
-        """How many samples the newest iteration has given."""
+        """The number of samples that the newest iteration has given."""
         left: int = length_hint(self._drawing)
         return self._drawn_after - left
 
@@ -225,7 +225,7 @@ def _check_same(state: Mapping[str, Any], name: str, own: object) -> None:
 
 
 def _torchdata_asks() -> bool:
-    """Whether state_dict() is called by torchdata's StatefulDataLoader.
+    """True if state_dict() is called by torchdata's StatefulDataLoader.
 
     It asks each time it draws a batch, and keeps each answer until the loop has had that batch: for it alone, what is
     handed out is what is used. Nothing in the call itself tells it from a training loop's.

@@ -32,10 +32,10 @@ def own_positions(
 
 
 def check_tail(drop_last: object, pad: object) -> None:
-    """Nothing, unless both are asked for.
+    """Refuse to leave the tail out and to fill it up at once.
 
     Raises:
-        DataError: they are.
+        DataError: both were asked for.
     """
     if drop_last and pad:
         raise DataError("drop_last=True and pad=True: the tail is either left out or filled up. Give one of them.")

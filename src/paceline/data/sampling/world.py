@@ -88,7 +88,7 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _launcher(environment: Mapping[str, str]) -> str | None:
-    """Who started this process as one of several, with the variable that says so, or None."""
+    """The launcher that started this process as one of several, with the variable that says so, or None."""
     for name, owner in _SIGNS:
         if (value := environment.get(name)) and value != "1":
             return f"{owner} ({name}={value})"

@@ -1,4 +1,4 @@
-"""Where a store's credentials are found; the secrets themselves are read when a store is opened, and kept nowhere.
+"""The places of a store's credentials; the secrets themselves are read when a store is opened, and kept nowhere.
 
     env:LAB_SECRET              an environment variable
     keyring:lab/me              the password of user "me" for service "lab" in the system's keyring (extra: keyring)
@@ -85,7 +85,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
 
 
 def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None:
-    """Nothing, if these are places; they need not hold anything yet.
+    """Refuse what is no place of credentials; a place need not hold anything yet.
 
     Raises:
         DataError: one is something else, perhaps the secret itself, which is not shown.
@@ -104,7 +104,7 @@ def check_credentials(credentials: Mapping[str, str] | None, where: str) -> None
 
 
 def check_no_secrets(url: str, options: Mapping[str, Any]) -> None:
-    """Nothing, if neither the URL nor the options hold a secret in the clear.
+    """Refuse a URL or options that hold a secret in the clear.
 
     Raises:
         DataError: one does; it is not shown.
@@ -157,7 +157,7 @@ def _is_secret(name: str) -> bool:
 
 
 def read_place(place: str) -> str:
-    """What lies at a place that is one.
+    """The secret that lies at a place.
 
     Raises:
         DataError: nothing, or a file that others may read.

@@ -183,7 +183,7 @@ class Datastore:
         return DataReference(name=name, sources=(Source(datastore=self.name, path=inside),))
 
     def as_reference(self) -> DataReference:
-        """What the store itself means as an argument or an input: its content as a folder, `as_mount`."""
+        """The reference that the store itself means as an argument or an input: its content as a folder, `as_mount`."""
         return self.as_mount()
 
     def as_mount(self) -> DataReference:

@@ -1,4 +1,4 @@
-"""What went wrong with a store, in our own words: the one place that knows the exceptions of all store libraries.
+"""The failures of stores, in our own words: the one place that knows the exceptions of all store libraries.
 
 None of them is imported: an error is told by the name of its class, its status, its errno and its text.
 """

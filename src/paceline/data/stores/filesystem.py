@@ -94,7 +94,7 @@ class Store:
             raise told from error
 
     def close(self) -> None:
-        """Close connections that nobody would close before the process ends."""
+        """Close connections that would stay open until the process ends."""
         client = getattr(self._fs, "client", None)
         if self.kind == "sftp" and client is not None:
             client.close()
@@ -166,7 +166,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
 
 
 def check_installed(record: StoreRecord) -> None:
-    """Nothing, if this store can be opened here.
+    """Refuse a store that can't be opened here.
 
     Raises:
         DataError: an extra is missing, or the URL is of no known kind.
@@ -176,7 +176,7 @@ def check_installed(record: StoreRecord) -> None:
 
 
 def check_engine(kind: str, record: StoreRecord) -> None:
-    """Nothing, if what opens stores of this kind is installed.
+    """Refuse a kind of store whose library is not installed.
 
     Raises:
         DataError: it is not; the extra that brings it is named.

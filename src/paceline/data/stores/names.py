@@ -52,7 +52,7 @@ def clean_path(path: str, where: str) -> str:
 
 
 def check_tree(names: Iterable[str], where: str) -> None:
-    """Nothing, if these relative names can all be files of one folder.
+    """Refuse relative names that can't all be files of one folder.
 
     Raises:
         DataError: one name is a file as well as the folder of another, as object stores allow.
@@ -70,7 +70,7 @@ def check_tree(names: Iterable[str], where: str) -> None:
 
 
 def is_pattern(path: str) -> bool:
-    """Whether the path has a `*` or a `?`."""
+    """True if the path has a `*` or a `?`."""
     return "*" in path or "?" in path
 
 
@@ -84,7 +84,7 @@ def pattern_base(pattern: str) -> str:
 
 
 def pattern_regex(pattern: str) -> re.Pattern[str]:
-    """What matches the paths that a pattern means: `*` and `?` stay within a folder's level, `**` crosses levels."""
+    """The regular expression of the paths that a pattern means: `*` and `?` stay within a folder's level, `**` crosses levels."""
     # a/**/b  also means a/b, as in a shell.
     text = ""
     for token in re.findall(r"\*\*/|\*\*|\*|\?|[^*?]+", pattern):

@@ -56,7 +56,7 @@ def _is_plain(options: dict[str, Any], client: dict[str, Any]) -> bool:
 
 
 def _has_configuration(options: dict[str, Any]) -> bool:
-    """Whether botocore would read a file, in which a region, an endpoint or a profile may stand."""
+    """True if botocore would read a file, in which a region, an endpoint or a profile may stand."""
     if options.get("profile") or os.environ.get("AWS_PROFILE"):
         return True
     config = os.environ.get("AWS_CONFIG_FILE") or os.path.expanduser("~/.aws/config")
@@ -64,7 +64,7 @@ def _has_configuration(options: dict[str, Any]) -> bool:
 
 
 def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dict[str, Any]] | None, str, str | None]:
-    """What botocore, and so s3fs, would use: a provider of credentials, the region, an endpoint if one is configured.
+    """The choice of botocore, and so of s3fs: a provider of credentials, the region, an endpoint if one is configured.
 
     Raises:
         PacelineError: it finds no credentials.
@@ -112,9 +112,10 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",
-            # Of a whole request; a large object on a slow line takes long, and a stalled one ends by the time above.
+            # This limits a whole request, and a large object on a slow line takes hours. A transfer that stalls is ended by
+            # `read_timeout`.
             "timeout": "86400s",
         },
-        # Trying again is done here, where what has come so far is known.
+        # Our own code tries again, because it knows which part has come already.
         retry_config={"max_retries": 1, "retry_timeout": timedelta(seconds=20)},
     )

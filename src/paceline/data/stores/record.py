@@ -1,4 +1,4 @@
-"""What is registered of a store: where it lies, how it is opened, and where its credentials are found. No secret.
+"""The record of a registered store: where it lies, how it is opened, and where its credentials are found. No secret.
 
     <workspace>/datastores/<name>.json     {"url": ..., "options": {...}, "credentials": {"secret": "env:LAB_SECRET"}}
     <workspace>/datastores/.default        the name of the default store, where it is not "default"
@@ -62,7 +62,7 @@ class StoreRecord:
 
     @property
     def root(self) -> str:
-        """What stands before every path of the store in its file system, without a `/` at the end; "" for a whole one.
+        """The part before every path of the store in its file system, without a `/` at the end; "" for a whole one.
 
         s3, azure, gcs: bucket and prefix. sftp, local, memory: the absolute folder. http: the whole URL.
         """
@@ -92,7 +92,7 @@ class StoreRecord:
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, Any]:
-        """What is kept under the name. No secret: credentials are places."""
+        """The document that is kept under the name. No secret: credentials are places."""
         credentials = dict(self.credentials) if self.credentials else None
         return {"url": self.url, "options": dict(self.options), "credentials": credentials}
 
@@ -137,7 +137,7 @@ def read_record(workspace_dir: Path, name: str) -> StoreRecord:
 
 
 def is_registered(workspace_dir: Path, name: str) -> bool:
-    """Whether there is a file for this name, readable or not."""
+    """True if there is a file for this name, readable or not."""
     return _registry(workspace_dir).path(check_store_name(name)).exists()
 
 

@@ -24,7 +24,9 @@ _AT_ONCE = 32
 
 
 def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
-    """How many bytes came. The jobs that are still to be done are put into `left`: those that failed in any way, that
+    """Fetch a batch and return how many bytes came.
+
+    The jobs that are still to be done are put into `left`: those that failed in any way, that
     another process is fetching, or of which something has come before."""
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 

@@ -35,7 +35,7 @@ LIMIT_VARIABLE = "PACELINE_DATA_CACHE_LIMIT"
 DEFAULT_LIMIT_BYTES = 100 * 10**9
 #: The time of change of every whole file: 2001-09-09T01:46:40Z, whole seconds for the coarsest file system.
 _STAMP_NS = 10**18
-#: Partial files that nobody went on with for so long are removed.
+#: Partial files that no fetch went on with for so long are removed.
 _ABANDONED_S = 7 * 86400
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -44,7 +44,7 @@ _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)
 
 @dataclass(frozen=True)
 class CacheUse:
-    """What the cache holds. linked: bytes of files that a run's view has, or that another name keeps."""
+    """The cache's content in numbers. linked: bytes of files that a run's view has, or that another name keeps."""
 
     files: int
     bytes: int
@@ -90,7 +90,7 @@ class DataCache:
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def part(self, key: str) -> Path:
-        """Where a file grows."""
+        """The name under which a file grows."""
         return self._partial / f"{key}.part"
 
     def link(self, key: str, size: int, target: str) -> bool:
@@ -111,7 +111,7 @@ class DataCache:
         return True
 
     def has(self, key: str, size: int) -> bool:
-        """Whether the whole file is here, as it came."""
+        """True if the whole file is here, as it came."""
         try:
             return _is_untouched(os.lstat(self._path(key)), size)
         except OSError:
@@ -137,7 +137,7 @@ class DataCache:
     # --- size
 
     def use(self) -> CacheUse:
-        """How many files there are, and how large."""
+        """The number of files, and their sizes."""
         files = size = linked = 0
         for _, found in self._all():
             files, size = files + 1, size + found.st_size
@@ -177,7 +177,7 @@ class DataCache:
         return removed
 
     def make_room(self, needed_bytes: int) -> None:
-        """Let so many bytes fit below the limit, as far as files that nobody uses can be removed for them."""
+        """Let so many bytes fit below the limit, as far as unused files can be removed for them."""
         if needed_bytes > 0:
             self.prune(make_room_bytes=needed_bytes)
 
@@ -210,7 +210,7 @@ class DataCache:
         remove_tree(self.views / run_id)
 
     def drop_dead_views(self) -> None:
-        """Remove the views of runs that nobody holds any more."""
+        """Remove the views of runs that are over."""
         for name in set(_names(self.views)) | set(_names(self._held)):
             if name == ".held":
                 continue

@@ -20,7 +20,7 @@ from paceline.errors import TransferError
 def download_files(
     store: Store, infos: Sequence[FileInfo], target: Path, *, overwrite: bool, progress: Progress | None
 ) -> int:
-    """How many files were copied to `target`, under their paths in the store.
+    """Copy files to `target`, under their paths in the store; returns how many.
 
     Each grows under a name of its own beside its place, so another try goes on with it.
 

@@ -29,7 +29,7 @@ _LINK_TRIES = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What a node has of an input. path: the folder, or the file where one was named exactly.
+    """A node's part of an input. path: the folder, or the file where one was named exactly.
 
     mode: "mount" (the place itself, or links to it) or "download". files, bytes: of this node's part. fetched_bytes: what
     came over the line; the rest was in the cache. fingerprint: of all files of the input, whichever node has them.
@@ -160,7 +160,7 @@ def _parts(
 
 @contextlib.contextmanager
 def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
-    """Nobody takes the view for that of a dead run while it is filled, whether or not the run holds it already."""
+    """A block in which the view is not taken for that of a dead run while it is filled, even if the run holds it already."""
     if cache.views not in view_dir.parents:
         yield
         return

@@ -1,4 +1,4 @@
-"""What is asked of a transfer, for each file."""
+"""One file that a transfer is asked for."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def path_in_store(info: FileInfo) -> str:
 
 
 def is_single_file(infos: Sequence[FileInfo], sources: Sequence[Source], workspace_dir: Path) -> bool:
-    """Whether the sources name one file exactly, rather than a folder or a pattern that has just one."""
+    """True if the sources name one file exactly, rather than a folder or a pattern that has just one."""
     if len(infos) != 1 or len(sources) != 1:
         return False
     record, path = place_of(sources[0], workspace_dir)
@@ -130,7 +130,7 @@ def _plain(store: Store, path: str) -> str:
 
 
 def _may_be_empty(store: Store, base: str) -> bool:
-    """Whether having no files is the truth about a folder that is there; object stores have no empty folders but the top."""
+    """True if having no files is the truth about a folder that is there; object stores have no empty folders but the top."""
     if not base:
         return True
     if store.kind == "local":

@@ -84,7 +84,7 @@ class Partial:
             os.write(self._journal, f"{start} {end}\n".encode())
 
     def held_bytes(self) -> int:
-        """How many bytes the file has now."""
+        """The number of bytes that the file has now."""
         return os.fstat(self._fd).st_size
 
     def finish(self, target: str | Path, *, mode: int, mtime_ns: int | None) -> None:
@@ -162,12 +162,12 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
 
 
 def is_claimed(path: Path) -> bool:
-    """Whether somebody is fetching this file now."""
+    """True if somebody is fetching this file now."""
     return locks.is_held(path)
 
 
 def _is_still(status: os.stat_result, path: Path) -> bool:
-    """Whether the open file is the one of that name; another may have finished or removed it while we waited."""
+    """True if the open file is the one of that name; another may have finished or removed it while we waited."""
     try:
         named = os.stat(path, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""How far a transfer is: counted by many threads, told at most ten times a second."""
+"""The progress of a transfer: counted by many threads, told at most ten times a second."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Meter:
 
 
 def terminal_bar(verb: str, stream: IO[str] | None = None) -> Progress | None:
-    """What draws a bar of bytes on a terminal; None where standard error is none. verb: "downloading"."""
+    """A function that draws a bar of bytes on a terminal; None where standard error is none. verb: "downloading"."""
     out = stream or sys.stderr
     if not out.isatty():
         return None

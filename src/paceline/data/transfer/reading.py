@@ -37,7 +37,7 @@ class Reader(Protocol):
 
 
 def reader_of(store: Store) -> Reader:
-    """What reads this store."""
+    """The reader of this store."""
     if store.kind == "local":
         return _LocalReader(store)
     if store.kind == "http":
@@ -224,7 +224,7 @@ class _FsspecReader:
 
 
 def version_of(info: dict[str, Any]) -> str:
-    """What fsspec tells of a file's version, as text; "" where it tells nothing."""
+    """The version of a file as fsspec tells it, as text; "" where it tells nothing."""
     found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory lists a number, and tells a time of one file.
     return str(found.timestamp() if isinstance(found, dt.datetime) else found)

@@ -3,7 +3,7 @@ before they are.
 
     job -> a lock on its .part -> what is missing of it, from the reader -> its size -> renamed to its place
 
-One thread works on one small file at a time, so nobody waits for a lock while holding another.
+One thread works on one small file at a time, so no thread waits for a lock while it holds another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
     """Fetch these files; how many bytes came over the line.
 
     Raises:
-        DataError, TransferError: the first file that can't be had; the others are given up, what has come is kept.
+        DataError, TransferError: the first file that can't be fetched; the others are given up, what has come is kept.
     """
     if not jobs:
         return 0

@@ -39,7 +39,7 @@ READ_ONLY = {"http": "HTTP can only be read from", "memory": "it is the memory o
 
 @dataclass(frozen=True, kw_only=True)
 class Uploaded:
-    """What was stored. files, bytes: of this upload. skipped: relative names that were there and stayed as they were.
+    """The result of an upload. files, bytes: of this upload. skipped: relative names that were there and stayed as they were.
     left_out: of a run's output, the names in it that are no files of the run, each with what it is instead."""
 
     name: str
@@ -50,7 +50,7 @@ class Uploaded:
 
 
 def check_upload(reference: DataReference, workspace_dir: Path) -> None:
-    """Nothing, if the run's output can be stored there; a small file is written and removed again to see it.
+    """Refuse a place where the run's output can't be stored; a small file is written and removed again to see it.
 
     Raises:
         DataError: a store that can't be written, or files are there and the output may not overwrite.

@@ -1,4 +1,4 @@
-"""What runs on each node of a run: starts command lines, reports their ends, sends files; standard library only.
+"""The agent, which runs on each node of a run: starts command lines, reports their ends, sends files; standard library only.
 
     supervisor  ── link (ssh, srun, a socket) ──  guardian ── agent ── commands
                      frames, pings both ways        │           └ mirror: files of the run, back to the supervisor

@@ -109,7 +109,7 @@ def remove(path: str) -> None:
 
 
 def census(path: str) -> list[int]:
-    """How many files and links there are below `path`, and how many bytes in the files; [-1, -1] where it is no folder."""
+    """The number of files and links below `path`, and of bytes in the files; [-1, -1] where it is no folder."""
     if not os.path.isdir(path):
         return [-1, -1]
     count = size = 0

@@ -46,7 +46,7 @@ def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     found = None
     try:
         os.makedirs(top, 0o700, exist_ok=True)
-        # Made first: what is there then nobody else can put there any more.
+        # Made first: once the folder is there, and ours, no other user can put anything at its place.
         check_owner(top)
         for folder in (settings["shared"], mine):
             if folder and found is None and digest(os.path.join(folder, "paceline")) == settings["digest"]:

@@ -1,4 +1,4 @@
-"""How full a disk is, asked where it is."""
+"""Questions to a disk on the machine that has it: how full it is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def disks_here(paths: Iterable[str]) -> dict[str, tuple[int, int, int]]:
 
 
 def is_low(free: int, total: int) -> bool:
-    """Whether a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
+    """True if a disk is about to be full: less than a twentieth of it is free, or 2 GB; of a large one 20 GB, of a small
     one a tenth."""
     gb = 10**9
     return free < min(max(total / 20, 2 * gb), 20 * gb, total / 10)

@@ -37,7 +37,7 @@ _HANG_UP_S = 1.0
 #: After its end, how long what it has started may go on writing to its output.
 _DRAIN_S = 0.5
 _CHUNK = 1 << 14
-#: How much of the output may be there that nobody has read.
+#: The command waits when so much of its output is unread.
 _AHEAD_BYTES = 8 << 20
 
 
@@ -64,11 +64,11 @@ class Channel:
             self._written += self._output.write(line)
 
     def let_go(self) -> None:
-        """Nobody waits for the output to be read any more."""
+        """Stop waiting for the output to be read."""
         self._is_over = True
 
     def heard(self) -> list[dict[str, Any]]:
-        """What has come since the last call."""
+        """The messages that have come since the last call."""
         found: list[dict[str, Any]] = []
         while True:
             try:
@@ -121,7 +121,7 @@ class _Run:
         self._readers: list[threading.Thread] = []
 
     def code(self) -> int | None:
-        """Its exit code as a shell gives it; None while it runs."""
+        """The command's exit code as a shell gives it; None while it runs."""
         code = self.process.poll()
         return code if code is None or code >= 0 else 128 - code
 

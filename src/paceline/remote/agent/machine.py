@@ -1,4 +1,4 @@
-"""What there is to know about the machine that an agent runs on."""
+"""Facts about the machine that an agent runs on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK = 0x8915, 0x891B
 
 
 def about(settings: dict[str, Any]) -> dict[str, Any]:
-    """What an agent says of itself first (`paceline.remote.link.handshake.Hello`)."""
+    """The first frame of an agent, which describes itself (`paceline.remote.link.handshake.Hello`)."""
     return {
         "op": "hello",
         "host": socket.gethostname(),
@@ -66,7 +66,7 @@ def interfaces() -> dict[str, tuple[str, int]]:
 
 
 def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
-    """`count` ports on which nobody listens now, not among `taken`; fewer where there are not so many."""
+    """`count` ports on which no process listens now, not among `taken`; fewer where there are not so many."""
     found: list[int] = []
     # From a place of its own, so that two who ask at once, or who ask again, get others.
     start = int.from_bytes(os.urandom(4), "big") % len(_PORTS)

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed a process for memory: it counts, for the whole machine and for each control group.
+"""The kernel's counts of processes that it has killed for memory, for the whole machine and for each control group.
 
 /proc/vmstat, oom_kill: the machine. memory.events, oom_kill (cgroup v2) and memory.oom_control, oom_kill (v1): the
 group this process is in, which catches a container's or a batch system's limit on kernels without the first.
@@ -10,7 +10,7 @@ import re
 
 
 def oom_kills() -> int:
-    """How many processes the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
+    """The number of processes that the kernel has killed for memory so far, as far as can be seen; 0 where nothing tells."""
     return sum(_count(path) for path in ["/proc/vmstat", *_group_files()])
 
 

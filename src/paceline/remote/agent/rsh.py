@@ -39,11 +39,11 @@ class Relay:
             self._listener, self.path = listener, path
 
     def fds(self) -> list[int]:
-        """What to wait for."""
+        """The file descriptors to poll."""
         return [*([self._listener.fileno()] if self._listener else []), *self._asking]
 
     def look(self, ready: set[int]) -> None:
-        """Take what has come."""
+        """Accept a program that asks, or read what one has said."""
         if self._listener is not None and self._listener.fileno() in ready:
             asking, _ = self._listener.accept()
             self._count += 1

@@ -36,7 +36,7 @@ class SendQueue(threading.Thread):
         """Have a frame written. wait: first until there is room for more of its kind.
 
         Raises:
-            BrokenPipeError: with `wait`, when there is nobody to write to.
+            BrokenPipeError: with `wait`, when the other side is gone.
         """
         text = frame(header, data)
         with self._changed:

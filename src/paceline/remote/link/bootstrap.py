@@ -1,4 +1,4 @@
-"""From a program that has just been started on a node to an agent there (its side: `paceline.remote.agent.boot`)."""
+"""Turns a program that has just been started on a node into an agent there (its side: `paceline.remote.agent.boot`)."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Ends:
         del self.said[:-_SAID_BYTES]
 
     def stderr(self) -> str:
-        """What was said on standard error, as text."""
+        """The text that came on standard error."""
         return self.said.decode(errors="replace").strip()
 
     def exit_code(self, wait_s: float = 0.0) -> int | None:
-        """How the local program ended; None while it runs, or where there is none."""
+        """The local program's exit code; None while it runs, or where there is none."""
         if self.process is None:
             return None
         try:
@@ -61,7 +61,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     settings: `folder`, `shared` and `agent` of `paceline.remote.agent.boot`.
 
     Raises:
-        LinkError: no Python there, too old a one, no room, or nobody answers.
+        LinkError: no Python there, too old a one, no room, or no answer.
     """
     nonce = f"PACELINE-{secrets.token_hex(8)}"
     talk = _Talk(ends, name, nonce, time.monotonic() + timeout_s, timeout_s)

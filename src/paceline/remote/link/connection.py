@@ -1,4 +1,14 @@
-"""The frames of one link, both ways: who asks what, what comes by itself, and when the other side counts as lost."""
+"""The frames of one link, both ways: requests and their answers, news, and signs of life.
+
+    any thread   ask          -> SendQueue, a thread of its own    -> the node
+    reader       poll, take   <-                                   <- the node
+                   an answer that may come at once: settles its request
+                   news, and answers in order            -> _inward -> filer: puts files in place, calls `hear`
+
+The reader never waits for a disk but where `_inward` is full, so answers and signs of life overtake files. An answer "in
+order" counts only once all files that came before it are in their place, so it goes through the filer as well. The reader
+alone ends the connection: it notes why, ends the program, and tells the filer (None); requests are ended when the filer is
+done, for it may still settle some."""
 
 from __future__ import annotations
 
@@ -75,7 +85,7 @@ class AgentConnection:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer did not come, and nothing else has come since: it is no use to wait for another."""
+        """True if an answer did not come in time, and nothing else has come since: waiting for another is no use."""
         return self._waited_in_vain > self._heard
 
     def wait_for(self, pending: Pending, what: str, timeout_s: float | None) -> tuple[dict[str, Any], bytes]:
@@ -100,7 +110,7 @@ class AgentConnection:
         self._close_fds()
 
     def close(self, wait_s: float) -> None:
-        """End it from this side; the agent has been told, or gets to know."""
+        """End the connection from this side; the agent has been told, or notices."""
         self._closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
@@ -130,7 +140,7 @@ class AgentConnection:
             self._over.set()
 
     def _end_requests_later(self) -> None:
-        """Answers that wait for files come first; those who wait for others are told now."""
+        """End the requests once the filer is done, for answers that wait for files still come; the reader goes on meanwhile."""
         for_files = threading.Thread(target=self._end_requests, daemon=True)
         for_files.start()
 
@@ -139,7 +149,7 @@ class AgentConnection:
         self.requests.end()
 
     def _read_all(self) -> str:
-        """Read until there is nothing more; why that is."""
+        """Read until nothing more comes, and return why."""
         self._take(self._first)
         self._heard = time.monotonic()
         while True:

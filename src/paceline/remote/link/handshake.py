@@ -1,4 +1,4 @@
-"""What an agent says of its node."""
+"""The description that an agent gives of its node."""
 
 from __future__ import annotations
 

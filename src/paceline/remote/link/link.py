@@ -152,7 +152,7 @@ class Link(LinkFiles):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether an answer did not come in time and nothing has come since: asking for more takes time in vain."""
+        """True if an answer did not come in time and nothing has come since: asking for more only takes time."""
         return self._connection.is_stuck
 
     # --- commands
@@ -166,7 +166,13 @@ class Link(LinkFiles):
         cwd: str | None = None,
         timeout_s: float = 60.0,
     ) -> CommandEnd:
-        """How a short command ended that was waited for; killed, and LinkError, after `timeout_s`. env: None, the agent's."""
+        """Run a short command, wait for it, and return how it ended; after `timeout_s` it is killed.
+
+        env: of the command; None for the agent's own.
+
+        Raises:
+            LinkError: also where time was up.
+        """
         pending = self._connection.requests.new()
         given = dict(env) if env is not None else None
         header = {"op": "run", "id": pending.number, "argv": list(argv), "env": given, "cwd": cwd}
@@ -179,7 +185,7 @@ class Link(LinkFiles):
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
-        """What a function of the library answers there, without a process of its own: `module:name` of one JSON value.
+        """Call a function of the library there, in the agent's process, and return its answer: `module:name` of one JSON value.
 
         It may block, and must start no process: the agent would take its end for that of a command.
         """
@@ -226,7 +232,7 @@ class Link(LinkFiles):
         return bool(self._connection.ask("signal", timeout_s=3.0, pid=pid, number=int(number), run_id=run_id)[0]["ok"])
 
     def is_alive(self, pid: int) -> bool:
-        """Whether there is such a process on the node."""
+        """True if there is such a process on the node."""
         return bool(self._connection.ask("alive", timeout_s=3.0, pid=pid)[0]["ok"])
 
     def ends(self) -> list[tuple[int, int, float]]:

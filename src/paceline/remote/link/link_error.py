@@ -1,4 +1,4 @@
-"""What is raised when a node can't be had."""
+"""The error that a node can't be reached, or is lost."""
 
 from __future__ import annotations
 

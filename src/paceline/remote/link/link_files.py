@@ -17,7 +17,10 @@ from paceline.runs.folder import RunFolder
 
 
 class LinkFiles:
-    """What `Link` can do with files. Its calls raise `LinkError` where the node is lost, and OSError for what it met with."""
+    """The part of `Link` that has to do with files.
+
+    Its calls raise `LinkError` where the node is lost, and OSError for what the agent met with.
+    """
 
     _connection: AgentConnection
 
@@ -89,7 +92,7 @@ class LinkFiles:
         return bool(self._connection.ask("exists", path=path)[0]["ok"])
 
     def sees(self, path: str, token: str) -> bool:
-        """Whether there is a file at `path` on the node that says `token`."""
+        """True if there is a file at `path` on the node that says `token`."""
         return bool(self._connection.ask("sees", path=path, token=token)[0]["ok"])
 
     def have(self, path: str) -> dict[str, list[int]]:
@@ -107,16 +110,16 @@ class LinkFiles:
         return int(self._connection.ask("disk_free", timeout_s=5.0, path=path)[0]["found"])
 
     def disk(self, path: str) -> tuple[int, int, int]:
-        """Of the disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
+        """The disk of a folder there: bytes that can still be written, bytes in all, number of the file system."""
         free, total, number = self._connection.ask("disk", timeout_s=5.0, path=path)[0]["found"]
         return free, total, number
 
     def oom_kills(self) -> int:
-        """How many processes the node's kernel has killed for memory so far, as far as can be seen."""
+        """The number of processes that the node's kernel has killed for memory so far, as far as can be seen."""
         return int(self._connection.ask("oom_kills", timeout_s=3.0)[0]["found"])
 
     def free_ports(self, count: int) -> list[int]:
-        """Ports that nobody listens on there."""
+        """Free ports there: no process listens on them now."""
         return list(self._connection.ask("free_ports", count=count)[0]["found"])
 
     def mirror(

@@ -231,8 +231,8 @@ class AgentNodes:
         try:
             self.kill_all()
             if self._copies is not None:
-                with contextlib.suppress(TargetError, EngineError):  # what can't be had stays where it is
-                    self.fetch()  # nobody has, where no attempt was made
+                with contextlib.suppress(TargetError, EngineError):  # what can't be fetched stays where it is
+                    self.fetch()  # not fetched yet, where no attempt was made
                 self._copies.remove()
             on_each(self._links, lambda link: link.close())
             if self._copies is not None:

@@ -1,4 +1,4 @@
-"""What one side of a link has asked and not yet been answered."""
+"""The requests of one side of a link that have not been answered yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nodes that do not see the supervisor's files are given of a run, and where they have it."""
+"""Sends a run's files to nodes that do not see the supervisor's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _EMPTY = ("logs", "outputs", "metrics", "checkpoints", "attempts", "prepared")
 
 
 def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Exception]:
-    """What `work` gives for each link, or raised there, all at once: a slow node does not hold up the others."""
+    """Call `work` for each link, all at once; the results in their order, an error in the place of what raised it.
+
+    A slow node does not hold up the others."""
     if not links:
         return []
 
@@ -46,7 +48,11 @@ def on_each(links: Sequence[Link], work: Callable[[Link], T]) -> list[T | Except
 def all_or_error(
     links: Sequence[Link], found: Sequence[T | Exception], what: str, *, may_be_lost: bool = False
 ) -> list[T]:
-    """What was found on each; TargetError that names the first node where it was not, lost ones left out if they may be."""
+    """The results of `on_each`, without errors; those of lost nodes are left out if they may be.
+
+    Raises:
+        TargetError: one failed; the first such node is named.
+    """
     for link, one in zip(links, found, strict=True):
         if isinstance(one, LinkError):
             if may_be_lost and link.lost:
@@ -61,7 +67,7 @@ def all_or_error(
 
 
 def see_same(links: Sequence[Link], folder: Path) -> bool:
-    """Whether every node sees this very folder."""
+    """True if every node sees this very folder."""
     token = secrets.token_hex(16)
     mark = folder / f".seen-{token[:8]}"
     mark.write_text(token)
@@ -111,7 +117,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
 
 
 def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], bool]:
-    """Whether a file of `source` is on the node as it is here."""
+    """True if a file of `source` is on the node as it is here."""
 
     def is_there(name: str) -> bool:
         path = source / name

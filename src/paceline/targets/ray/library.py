@@ -10,7 +10,8 @@ from paceline.targets.ray.client import PACKAGE_BYTES, RayClient
 
 def send_library(client: RayClient, library_dir: Path) -> str:
     """The URI of the package that holds `library_dir`'s Paceline, which the cluster has from now on."""
-    # By its content, so that a cluster keeps one for each version, and that it is packed for the first run alone.
+    # The name follows from the content, so a cluster keeps one package for each version of the library, and only the
+    # first run of a version packs and sends it.
     name = f"_ray_pkg_{library_digest(library_dir)[:16]}.zip"
     if not client.has_package(name):
         data = packed_library(library_dir)

@@ -1,4 +1,4 @@
-"""What `horovod.keras` and `horovod.tensorflow.keras` share.
+"""The common part of `horovod.keras` and `horovod.tensorflow.keras`.
 
     libraries        which Keras a script uses: Keras 3, or the older one, tf_keras
     settings         how a DistributedOptimizer reduces gradients

@@ -14,7 +14,7 @@ from paceline.compat.horovod.common import basics, objects
 
 @functools.cache
 def callbacks_for(keras: Any) -> dict[str, type]:
-    """What `horovod.keras.callbacks` has, as subclasses of that Keras's own, by name. The same ones each time."""
+    """The classes of `horovod.keras.callbacks`, as subclasses of that Keras's own, by name. The same ones each time."""
     base = keras.callbacks.Callback
     return {
         "BestModelCheckpoint": _made(_BestModel, keras.callbacks.ModelCheckpoint, "BestModelCheckpoint"),
@@ -74,7 +74,7 @@ class _Broadcast:
             )
 
     def _send(self, when: str) -> bool:
-        """Whether it was sent: only if all ranks have the same variables."""
+        """Send the variables if all ranks have the same ones; True if they were sent."""
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built

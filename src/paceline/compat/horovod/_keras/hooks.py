@@ -16,7 +16,7 @@ from paceline.compat.horovod._keras.reducing import Distribution
 
 
 def distribution_of(optimizer: Any) -> Distribution | None:
-    """How the optimizer, or the one within it, is distributed; None if it isn't."""
+    """The distribution of the optimizer, or of the one within it; None if it isn't."""
     inner = inner_of(optimizer)
     distribution = getattr(type(optimizer if inner is None else inner), "distribution", None)
     return distribution if isinstance(distribution, Distribution) else None

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer adds to an optimizer of tf_keras: to the present kind, and to that of `optimizers.legacy`.
+"""The classes by which DistributedOptimizer extends an optimizer of tf_keras, of the present kind or of `optimizers.legacy`.
 
     minimize          computes gradients, and applies them
     computing         gives them reduced, as in Horovod, so that a script can clip them
@@ -26,7 +26,7 @@ class _DistributedKeras2:
 
     @property
     def _agg_helper(self) -> Any:
-        """What adds up the gradients of several backward passes; None with one pass a step. Scripts ask whether there is one."""
+        """The adder of several backward passes' gradients; None with one pass a step. Scripts ask whether there is one."""
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
@@ -39,7 +39,7 @@ class _DistributedKeras2:
         return reduced
 
     def _computed(self, grads_and_vars: Any) -> list[tuple[Any, Any]]:
-        """What a script gets that has gradients computed: reduced, unless they are added up over several passes first."""
+        """The gradients for a script that has them computed: reduced, unless several passes are added up first."""
         pairs = list(grads_and_vars)
         if self.distribution.settings.passes > 1 or not pairs:
             return pairs
@@ -63,7 +63,7 @@ class _DistributedKeras2:
         vars(self)["_reduced_in"] = weakref.ref(_graph())
 
     def _were_reduced(self) -> bool:
-        """Whether gradients of this graph were reduced when they were computed. Asked once for each time."""
+        """True if gradients of this graph were reduced when they were computed. Asked once for each time."""
         place = vars(self).pop("_reduced_in", None)
         return place is not None and place() is _graph()
 

@@ -1,4 +1,4 @@
-"""What DistributedOptimizer adds to an optimizer of Keras 3, whose every update goes through `apply`."""
+"""The class by which DistributedOptimizer extends an optimizer of Keras 3, whose every update goes through `apply`."""
 
 from __future__ import annotations
 

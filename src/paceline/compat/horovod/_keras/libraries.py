@@ -25,7 +25,7 @@ def of_tensorflow() -> Any:
 
 
 def wants_keras_2() -> bool:
-    """Whether TensorFlow would take tf_keras; it knows the same three words."""
+    """True if TensorFlow would take tf_keras; it knows the same three words."""
     return os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True")
 
 

@@ -12,7 +12,7 @@ from paceline.compat.horovod.common.process_sets import registered_ranks
 
 
 class Distribution:
-    """How one optimizer's gradients are reduced. library: the Keras that the optimizer is of."""
+    """The reduction of one optimizer's gradients. library: the Keras that the optimizer is of."""
 
     def __init__(self, settings: KerasSettings, library: str) -> None:
         self.settings, self.library = settings, library
@@ -43,7 +43,7 @@ class Distribution:
         return result
 
     def on_all_ranks(self, condition: Any) -> Any:
-        """Whether it holds on every rank of the process set; a tensor, as it is given."""
+        """A tensor that is true if the given one is on every rank of the process set."""
         is_alone = len(registered_ranks(self.settings.process_set)) == 1 or not self.settings.process_set.included()
         return condition if is_alone else self._side.on_all_ranks(condition, self.settings)
 

@@ -1,4 +1,4 @@
-"""How a DistributedOptimizer treats gradients: what the script has said, checked."""
+"""The settings of a DistributedOptimizer, as the script has given them, checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.compat.horovod.common.process_sets import ProcessSet, global_proce
 
 @dataclass(frozen=True, kw_only=True)
 class KerasSettings:
-    """What is done to gradients between the backward pass and the update.
+    """The treatment of gradients between the backward pass and the update.
 
     compression: None stands for `Compression.none`.
     passes: gradients of so many backward passes are added up, and averaged too with `average_passes`.
@@ -49,7 +49,7 @@ class KerasSettings:
 
 
 def key_of(variable: Any) -> int:
-    """What tells a variable from others: Keras's own object and the backend's variable in it count as one."""
+    """A key that tells a variable from others. Keras's own object and the backend's variable in it count as one."""
     return id(getattr(variable, "_value", variable))
 
 

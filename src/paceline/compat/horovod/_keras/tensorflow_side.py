@@ -65,7 +65,7 @@ def divided(grad: Any, number: int) -> Any:
 
 
 def tensor(value: Any) -> Any:
-    """What a collective takes, of a number, an array, a tensor or a variable."""
+    """The tensor of a number, an array, a tensor or a variable, as a collective takes it."""
     return tf.convert_to_tensor(value)
 
 

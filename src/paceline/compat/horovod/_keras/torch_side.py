@@ -77,7 +77,7 @@ class Accumulator:
 
 
 def tensor(value: Any) -> Any:
-    """What a collective takes, of a number, an array, a tensor or a variable."""
+    """The tensor of a number, an array, a tensor or a variable, as a collective takes it."""
     import keras
 
     return keras.ops.convert_to_tensor(value).detach()

@@ -1,1 +1,1 @@
-"""What Horovod's names mean before any framework is loaded."""
+"""The part of Horovod's interface that needs no framework."""

@@ -19,7 +19,7 @@ def plain(array: Array) -> Array:
 
 
 def as_type(array: Array, like: Array) -> Array:
-    """What `plain` has made of an array of the type of `like`, in that type again."""
+    """An array that `plain` has made, in the type of `like` again."""
     return array if array.dtype == like.dtype else array.view(like.dtype)
 
 

@@ -74,7 +74,8 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """Also in a child that was forked since, such as a DataLoader's worker: it has its parent's rank and size."""
+    """True after `init`, also in a child that was forked since, such as a DataLoader's worker: it has its parent's rank and
+    size."""
     return registry.is_begun
 
 
@@ -114,13 +115,13 @@ def cross_rank() -> int:
 
 
 def is_homogeneous() -> bool:
-    """Whether every machine has equally many ranks."""
+    """True if every machine has equally many ranks."""
     running = engine()
     return bool(running.local_size * running.cross_size == running.size)
 
 
 def mpi_threads_supported() -> bool:
-    """Whether MPI was initialised for calls from several threads.
+    """True if MPI was initialised for calls from several threads.
 
     Raises:
         ValueError: `init` has not been called, or the ranks talk to each other without MPI.
@@ -133,22 +134,22 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_enabled() -> bool:
-    """Whether the ranks talk over MPI; before `init`, whether they will."""
+    """True if the ranks talk over MPI; before `init`, whether they will."""
     return _transport_name() == "mpi"
 
 
 def mpi_built() -> bool:
-    """Whether mpi4py is installed."""
+    """True if mpi4py is installed."""
     return find_spec("mpi4py") is not None
 
 
 def gloo_enabled() -> bool:
-    """Whether the ranks talk over torch's Gloo; before `init`, whether they will."""
+    """True if the ranks talk over torch's Gloo; before `init`, whether they will."""
     return _transport_name() == "gloo"
 
 
 def gloo_built() -> bool:
-    """Whether torch is installed, every build of which for Linux has Gloo."""
+    """True if torch is installed, every build of which for Linux has Gloo."""
     return find_spec("torch") is not None
 
 
@@ -172,12 +173,12 @@ def ccl_built() -> bool:
 
 
 def cuda_built() -> bool:
-    """Whether the torch that the script has loaded was built for CUDA."""
+    """True if the torch that the script has loaded was built for CUDA."""
     return getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) is not None
 
 
 def rocm_built() -> bool:
-    """Whether the torch that the script has loaded was built for ROCm."""
+    """True if the torch that the script has loaded was built for ROCm."""
     return getattr(getattr(sys.modules.get("torch"), "version", None), "hip", None) is not None
 
 
@@ -206,7 +207,7 @@ def stop_timeline() -> None:
 
 
 def _place() -> str:
-    """What this process's launcher has said of it; another launcher's ranks have another place."""
+    """The place that this process's launcher has given it, as text; another launcher's ranks have another one."""
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
@@ -245,7 +246,7 @@ def _check_comm(comm: Any, world_size: int) -> None:
 
 
 class HorovodBasics:
-    """What this module has, as attributes of an object: scripts and libraries read `mpi_ops._basics.size()`.
+    """This module's functions as attributes of an object: scripts and libraries read `mpi_ops._basics.size()`.
 
     args: what Horovod is told of its compiled library; nothing is compiled here.
     """

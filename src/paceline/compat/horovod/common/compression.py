@@ -1,4 +1,4 @@
-"""What is done to a tensor before it is sent, and undone after: the part that no framework has to know."""
+"""Compression of tensors that are sent: the part that needs no framework."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _RESTORES_WITHOUT_COMMIT = 10
 
 
 class Kept:
-    """What can be saved, restored and spread. Subclasses say how."""
+    """Something that can be saved, restored and sent to all ranks. Subclasses say how."""
 
     def save(self) -> None:
         """Remember the present values."""
@@ -40,7 +40,7 @@ class Kept:
 
 
 class State(Kept):
-    """What a training script keeps between batches. Subclasses say how it is saved, restored and spread.
+    """The state that a training script keeps between batches. Subclasses say how it is saved, restored and spread.
 
     bcast_object: gives every rank the first one's object. get_rank: this process's rank.
     """
@@ -128,7 +128,7 @@ class NotificationManager:
         self._listeners: list[Listener] = []
 
     def init(self) -> None:
-        """Nothing: there is no service to connect to. Paceline starts an attempt anew where hosts have changed."""
+        """Do nothing: there is no service to connect to. Paceline starts an attempt anew where hosts have changed."""
 
     def register_listener(self, listener: Listener) -> None:
         if listener not in self._listeners:

@@ -73,7 +73,7 @@ def _next_unnamed(kind: str, process_set: int) -> str:
 
 
 def poll(handle: int) -> bool:
-    """Whether `synchronize(handle)` would return at once.
+    """True if `synchronize(handle)` would return at once.
 
     Raises:
         ValueError: there is no such handle, or it was synchronized.

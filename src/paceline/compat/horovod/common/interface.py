@@ -1,4 +1,4 @@
-"""What the module of every framework offers beside its collectives: each takes all of it over with `*`."""
+"""The names that the module of every framework offers beside its collectives: each takes all of it over with `*`."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def _signed(data: bytes) -> bytes:
 
 
 def _unpickled(data: bytes) -> Any:
-    """The object. A pickle can run anything, and Gloo and MPI ask nobody who he is: so where the ranks share a secret, only
+    """The object. A pickle can run anything, and Gloo and MPI do not check who sends: so where the ranks share a secret, only
     what one of them has signed is taken.
 
     Raises:

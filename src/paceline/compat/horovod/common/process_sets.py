@@ -45,7 +45,7 @@ class ProcessSet:
         return None if self.process_set_id is None else checked_members(self).index(registry.engine().rank)
 
     def included(self) -> bool:
-        """Whether this rank belongs to it."""
+        """True if this rank belongs to it."""
         return registry.engine().rank in (self.ranks or ())
 
     def __repr__(self) -> str:
@@ -82,8 +82,10 @@ def checked_members(process_set: ProcessSet) -> list[int]:
 
 
 def check_root(root_rank: int, process_set: ProcessSet) -> None:
-    """Raises:
-    ValueError: `root_rank` is not in the set, or the set can't be used; see `checked_members`.
+    """Refuse a `root_rank` that is not in the process set.
+
+    Raises:
+        ValueError: it is not, or the set can't be used; see `checked_members`.
     """
     members = checked_members(process_set)
     if root_rank not in members:
@@ -223,7 +225,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Whether it was removed; False for the world and for a set that isn't registered. Every rank calls it.
+    """Remove a process set; True if it was removed, False for the world and for a set that isn't registered. Every rank calls it.
 
     Raises:
         ValueError: sets are not dynamic.

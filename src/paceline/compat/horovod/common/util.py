@@ -35,12 +35,12 @@ num_rank_is_power_2 = is_power_of_two
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether `horovod.<ext_base_name>` can be used: its framework is installed, and Paceline has it."""
+    """True if `horovod.<ext_base_name>` can be used: its framework is installed, and Paceline has it."""
     return ext_base_name in ("torch", "tensorflow") and find_spec(ext_base_name) is not None
 
 
 def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *args: Any) -> None:
-    """Nothing: there is nothing to build.
+    """Do nothing but look for the framework: there is nothing to build.
 
     Raises:
         ImportError: the framework is missing.
@@ -51,7 +51,7 @@ def check_extension(ext_name: str, ext_env_var: str = "", pkg_path: str = "", *a
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether the framework sees a GPU."""
+    """True if the framework sees a GPU."""
     if ext_base_name == "torch":
         import torch
 
@@ -102,7 +102,7 @@ def env(**values: str | None) -> Iterator[None]:
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """Whether `version` is at least `target`, which has three numbers ("2.1.0").
+    """True if `version` is at least `target`, which has three numbers ("2.1.0").
 
     Raises:
         ValueError: `target` has fewer.

@@ -1,4 +1,4 @@
-"""Read ahead of an iterable, in a thread that ends when nobody wants more."""
+"""Read ahead of an iterable, in a thread that ends when no more is wanted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Prefetcher:
             self._put("end", None)
 
     def _put(self, kind: str, value: Any) -> bool:
-        """Whether it was taken: not once the reader is closed."""
+        """Put it into the queue; False once the reader is closed."""
         while not self._closed.is_set():
             try:
                 self._queue.put((kind, value), timeout=_TICK_S)

@@ -1,4 +1,4 @@
-"""What `horovodrun` and `horovod.run` make of their arguments alike, and of a job's end."""
+"""The common part of `horovodrun` and `horovod.run`: the job that is asked for, and how its end is told."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ) -> float:
-    """How long ranks may take to come up: as given, else as HOROVOD_START_TIMEOUT says."""
+    """The seconds that ranks may take to come up: as given, else as HOROVOD_START_TIMEOUT says."""
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if given is not None or not text:
         return _START_TIMEOUT_S if given is None else float(given)

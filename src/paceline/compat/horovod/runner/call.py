@@ -142,7 +142,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
 
 
 def _loaded(data: bytes) -> Any:
-    """What a rank has sent; an error where it has not, or where this process can't read it."""
+    """The result that a rank has sent; an error where it has not, or where this process can't read it."""
     if not data:
         return None
     content = pickle.loads(data)

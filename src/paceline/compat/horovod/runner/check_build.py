@@ -1,4 +1,4 @@
-"""What `horovodrun --check-build` prints."""
+"""The text that `horovodrun --check-build` prints."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _line(name: str, is_there: bool) -> str:
 
 
 def _has_nccl() -> bool:
-    """Whether torch was built with NCCL: only torch itself can tell."""
+    """True if torch was built with NCCL: only torch itself can tell."""
     try:
         import torch  # noqa: F401 - loaded for `nccl_built`
     except ImportError:

@@ -147,7 +147,7 @@ class RanksDriver:
             self._launchers.append((command, process))
 
     def _addresses(self) -> list[str]:
-        """Where the ranks' hosts may reach this process."""
+        """The addresses at which the ranks' hosts may reach this process."""
         if self._is_here:
             return ["127.0.0.1"]
         return [*self._routes(), socket.gethostname(), "127.0.0.1"]

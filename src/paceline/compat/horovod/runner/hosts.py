@@ -22,7 +22,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """Where one rank runs. cross_rank, cross_size: its place among the hosts that have as many ranks."""
+    """The place of one rank. cross_rank, cross_size: its place among the hosts that have as many ranks."""
 
     rank: int
     host: str
@@ -101,7 +101,7 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
 
 
 def is_here(name: str) -> bool:
-    """Whether the name is this machine's.
+    """True if the name is this machine's.
 
     Raises:
         UserError: nobody knows the name.

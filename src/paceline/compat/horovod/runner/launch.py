@@ -100,7 +100,7 @@ def _run(args: Any) -> list[Any] | None:
 
 
 def _driven(options: Namespace) -> RankOutcome:
-    """What came of the job that the options describe."""
+    """Run the job that the options describe, and return its outcome."""
     job = _job(options)
     for line in settings.without_meaning(options):
         print(f"horovodrun: without effect here: {line}.", file=sys.stderr)

@@ -1,4 +1,9 @@
-"""Where the processes beside the ranks connect to: who has come, and what each says, in the order in which it came."""
+"""The server to which the processes beside the ranks connect.
+
+    accept, a thread for each address    -> a thread for each connection
+    that thread: proof of the key, hello -> `joined`; then what the rank says, in its order -> `events`
+
+The driver's thread alone takes from the two queues. `events` is bounded, so ranks that print faster than they are read wait."""
 
 from __future__ import annotations
 
@@ -57,7 +62,7 @@ class RankListener:
                 connected, _ = listener.accept()
             except OSError:
                 return
-            # A thread each: whoever connects and says nothing keeps nobody waiting.
+            # A thread each: one that connects and says nothing does not keep the others waiting.
             threading.Thread(target=self._hear, args=(connected,), daemon=True).start()
 
     def _hear(self, connected: socket.socket) -> None:

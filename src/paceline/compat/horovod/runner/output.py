@@ -1,4 +1,4 @@
-"""What the ranks print, line by line: `[rank]<stdout>:text` on this process's own output, and in a file for each."""
+"""The ranks' output, line by line: `[rank]<stdout>:text` on this process's own output, and in a file for each."""
 
 from __future__ import annotations
 

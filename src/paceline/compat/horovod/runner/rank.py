@@ -184,7 +184,7 @@ class _Rank:
 
 
 def _dies_with_parent() -> "Callable[[], object] | None":
-    """What makes the kernel kill the program when this process is killed; Linux only."""
+    """A function that has the kernel kill the program when this process is killed; Linux only."""
     if not sys.platform.startswith("linux"):
         return None
     prctl = ctypes.CDLL(None).prctl

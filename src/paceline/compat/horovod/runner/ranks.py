@@ -1,4 +1,4 @@
-"""What is known of each rank of a job, and what each finds in its environment of itself."""
+"""The ranks of a job: what is known of each, and the variables that each finds in its environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.compat.horovod.runner.hosts import Slot
 
 @dataclass
 class RankEnd:
-    """What is known of one rank. exit_code: as a shell gives it; None while it runs."""
+    """One rank, as far as it is known. exit_code: as a shell gives it; None while it runs."""
 
     host: str
     connection: Connection | None = None
@@ -28,7 +28,7 @@ class RankEnd:
 
 @dataclass
 class RankOutcome:
-    """How the job ended. problem: why it could not be started; stopped_by: the signal that this process was sent."""
+    """The end of a job. problem: why it could not be started; stopped_by: the signal that this process was sent."""
 
     ranks: list[RankEnd]
     problem: str | None = None

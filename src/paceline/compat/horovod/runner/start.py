@@ -21,7 +21,7 @@ _RANK = str(Path(__file__).with_name("rank.py"))
 
 @dataclass(frozen=True, kw_only=True)
 class SshStart:
-    """How other hosts are reached."""
+    """The way to reach other hosts."""
 
     port: int | None = None
     identity_file: str | None = None
@@ -81,7 +81,7 @@ def with_mpi(
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(ssh.arguments)]
         if is_5:
-            # A host that vanishes is noticed by nobody else (and not for two hours).
+            # Only ssh itself notices a host that vanishes; TCP alone would take two hours.
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if tcp:
@@ -113,7 +113,7 @@ def with_mpi(
 
 
 def exported(mpi_args: str | None) -> dict[str, str]:
-    """What `-x NAME=value` among mpirun's arguments gives the ranks, whose environment is not mpirun's."""
+    """The variables that `-x NAME=value` among mpirun's arguments gives the ranks, whose environment is not mpirun's."""
     words = _words("--mpi-args", mpi_args)
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
     return {name: value for name, _, value in pairs}
@@ -139,7 +139,7 @@ def plain(
 
 
 def has_mpi(python: str | None = None) -> bool:
-    """Whether there is an Open MPI."""
+    """True if there is an Open MPI."""
     from paceline.launchers.mpi import find_open_mpi
 
     try:
@@ -150,7 +150,7 @@ def has_mpi(python: str | None = None) -> bool:
 
 
 def are_here(slots: Sequence[Slot]) -> bool:
-    """Whether all ranks run on this machine."""
+    """True if all ranks run on this machine."""
     return all(is_here(name) for name in dict.fromkeys(slot.host for slot in slots))
 
 

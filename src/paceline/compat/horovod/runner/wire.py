@@ -87,7 +87,7 @@ def hang_up(connection: Connection) -> None:
 
 
 def is_of_host(variable: str) -> bool:
-    """Whether an environment variable belongs to a machine or a login, and means nothing on another host."""
+    """True if an environment variable belongs to a machine or a login, and means nothing on another host."""
     return variable in _OF_HOST or variable.startswith(("SSH_", "BASH_FUNC_"))
 
 

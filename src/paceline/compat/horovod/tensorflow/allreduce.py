@@ -93,7 +93,7 @@ def reduce_all(
     groups: Sequence[tuple[str | None, Sequence[int]]] = (),
     sparse: How | None = None,
 ) -> list[Any]:
-    """Each tensor reduced, dense or sparse; all are under way before any is waited for.
+    """Reduce each tensor, dense or sparse; all are under way before any is waited for.
 
     sparse: how sparse ones are reduced, where that is another way.
     groups: (name, places in `tensors`) of those that begin together; dense ones.

@@ -42,7 +42,7 @@ def checked(array: Array) -> Array:
 
 
 def told_dtype(array: Array) -> str | None:
-    """What the engine has to be told beside the type of `plain(array)`, to reduce it.
+    """The type that the engine has to be told beside that of `plain(array)`, to reduce it.
 
     Raises:
         ValueError: nothing can be added up in this type.

@@ -102,7 +102,7 @@ def broadcast_piece(tensor: Any, root: int, name: str | None, process_set: Proce
 
 
 def _assigned(variable: Any, value: Any) -> Any:
-    """What the variable holds, after it was given this value."""
+    """The variable's value, after it was given this one."""
     if tf.executing_eagerly() or hasattr(variable, "handle"):
         done = variable.assign(value)
         with tf.control_dependencies([] if tf.executing_eagerly() else [done]):

@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class _Error:
-    """What all have in common: they are made as TensorFlow's own are, which Keras makes anew with more in the message.
+    """The common part of the errors: they are made as TensorFlow's own are, which Keras makes anew with more in the message.
 
     node_def, op: the operation of the graph that failed; None in eager execution.
     """
@@ -67,7 +67,7 @@ _CLASSES: dict[str, type[Any]] = {cls.__name__: cls for cls in (HorovodPrecondit
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """What collectives raise, under TensorFlow's classes too."""
+    """Raise the errors of collectives in the block under TensorFlow's classes too."""
     try:
         yield
     except tf.errors.OpError:

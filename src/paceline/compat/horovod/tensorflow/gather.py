@@ -67,7 +67,7 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """What every rank has sent to this one, in the order of the ranks; with `splits` also how many rows of each.
+    """The rows that every rank has sent to this one, in the order of the ranks; with `splits` also how many came from each.
 
     splits: rows to send to each rank, from the first row on; a list, or a tensor of int32. What is left over is not
         sent. None: equal parts.

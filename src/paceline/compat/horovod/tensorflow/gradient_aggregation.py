@@ -36,7 +36,7 @@ class Accumulator:
 
     @property
     def counter(self) -> Any:
-        """How many passes of this step there have been: a variable; 0 before the first."""
+        """The number of passes of this step so far: a variable; 0 before the first."""
         return 0 if self._count is None else self._count
 
     def step(self, grads: Sequence[Any], variables: Sequence[Any], act: Callable[[list[Any]], object]) -> Any:

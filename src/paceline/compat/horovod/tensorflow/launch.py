@@ -1,4 +1,4 @@
-"""How a collective runs: at once on eager tensors, or as operations of a graph.
+"""Runs collectives: at once on eager tensors, or as operations of a graph.
 
 In a graph each collective is two operations: one that submits, and one that waits.
 
@@ -85,7 +85,7 @@ def refuse_xla() -> None:
 
 
 def bytes_of(shape: Any, dtype: tf.DType) -> float:
-    """How many bytes a tensor has; infinity where its shape isn't known."""
+    """The number of bytes of a tensor; infinity where its shape isn't known."""
     count = tf.TensorShape(shape).num_elements()
     return float("inf") if count is None else count * dtype.size
 

@@ -47,7 +47,7 @@ def raw(variable: Any) -> Any:
 
 
 def key(variable: Any) -> int:
-    """What tells variables apart; the same for one of Keras 3 and the one within it."""
+    """A key that tells variables apart; the same for one of Keras 3 and the one within it."""
     return id(raw(variable))
 
 

@@ -32,7 +32,7 @@ def as_written(function: F) -> F:
 
 
 def opened() -> list[Any]:
-    """What has to run before a submission in the graph that is being made."""
+    """The operations that have to run before a submission in the graph that is being made."""
     graph = ops.get_default_graph()
     line = _variable() if _is_ordered(graph) else None
     if line is None:
@@ -79,7 +79,7 @@ class _Stretch:
 
 
 def _is_ordered(graph: Any) -> bool:
-    """Whether TensorFlow keeps the order of writes in this graph: it does in those of tf.function."""
+    """True if TensorFlow keeps the order of writes in this graph: it does in those of tf.function."""
     return getattr(graph, "experimental_acd_manager", None) is not None
 
 
@@ -87,7 +87,7 @@ def _variable() -> Any:
     global _line
     with tf.init_scope():
         if _line is None and tf.executing_eagerly():
-            # Not tf.Variable: a function may be traced for the second time, and lets nobody make one of those any more.
+            # Not tf.Variable: a function may be traced for the second time, and does not allow one of those to be made then.
             with tf.device("/CPU:0"):
                 _line = ResourceVariable(0, dtype=tf.int64, trainable=False, name="paceline_order")
         return _line if tf.executing_eagerly() else None

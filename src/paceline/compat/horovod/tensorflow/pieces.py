@@ -25,7 +25,7 @@ from paceline.compat.horovod.tensorflow.names import unique_in_graph
 
 @dataclass(frozen=True, kw_only=True)
 class How:
-    """How tensors are reduced."""
+    """The way in which tensors are reduced."""
 
     op: int
     prescale: float = 1.0

@@ -1,4 +1,4 @@
-"""What a rank knows about the world, as operations: a graph asks when it runs, not when it is traced."""
+"""A rank's knowledge of the world, as operations: a graph asks when it runs, not when it is traced."""
 
 from __future__ import annotations
 

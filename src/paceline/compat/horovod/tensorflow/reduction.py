@@ -26,7 +26,7 @@ __all__ = ["Accumulator", "Reduction", "reduce_gradients"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reduction:
-    """How gradients are reduced.
+    """The way in which gradients are reduced.
 
     gradient_predivide_factor: averages are divided by this before the sum, and by the rest of the size after it.
     num_groups: so many groups of gradients, each reduced as one; groups: the same number, or lists of variables.

@@ -13,7 +13,7 @@ from paceline.compat.horovod.tensorflow.names import key
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether Adasum works with so many ranks.
+    """True if Adasum works with so many ranks.
 
     Raises:
         ValueError: there are less than one.
@@ -24,7 +24,7 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 
 
 def gpu_available(verbose: bool = False) -> bool:
-    """Whether TensorFlow sees a GPU."""
+    """True if TensorFlow sees a GPU."""
     return bool(tf.config.list_physical_devices("GPU"))
 
 
@@ -41,7 +41,7 @@ def vars_to_refs(variables: Any) -> Any:
 
 
 def same_variable(one: Any, other: Any) -> bool:
-    """Whether both are the same, one of Keras 3 and the one of TensorFlow within it included."""
+    """True if both are the same, one of Keras 3 and the one of TensorFlow within it included."""
     return key(one) == key(other)
 
 

@@ -24,7 +24,7 @@ class HostTensor(NamedTuple):
 
     @property
     def dtype(self) -> str | None:
-        """What the engine has to be told beside the array's own type."""
+        """The type that the engine has to be told beside the array's own."""
         return "bfloat16" if self.tensor.dtype == torch.bfloat16 else None
 
 
@@ -34,7 +34,7 @@ def differentiable(function: Any, *given: Any) -> Any:
 
 
 def stays_on_device(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether NCCL reduces them where they lie: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
+    """True if NCCL reduces them where they lie: HOROVOD_GPU_OPERATIONS=NCCL, and all are on one GPU."""
     for tensor in tensors:
         if not (isinstance(tensor, torch.Tensor) and tensor.is_cuda):
             return False

@@ -1,4 +1,4 @@
-"""What is done to a tensor before it is sent, and undone after."""
+"""Compression of torch's tensors before they are sent, undone after."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class AdasumOptimizer(GradientOptimizer):
     """The part of a DistributedOptimizer with Adasum that comes before the wrapped optimizer's class."""
 
     def synchronize(self) -> None:
-        """Nothing: there is nothing to wait for before `step`."""
+        """Do nothing: there is nothing to wait for before `step`."""
 
     def skip_synchronize(self) -> NoReturn:
         """Raise: with Adasum nothing is reduced before the step, so nothing can be skipped."""
@@ -46,4 +46,4 @@ class AdasumOptimizer(GradientOptimizer):
         return loss
 
     def _submit(self, p: torch.Tensor) -> None:
-        """Nothing is sent during the backward pass; only the passes are counted."""
+        """Count the backward passes; nothing is sent during them."""

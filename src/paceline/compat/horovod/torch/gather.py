@@ -88,7 +88,7 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """What every rank has sent to this one, in the order of the ranks; with `splits` also how many rows of each.
+    """The rows that every rank has sent to this one, in the order of the ranks; with `splits` also how many came from each.
 
     splits: rows to send to each rank, from the first row on; a list, or an int32 tensor. What is left over is not
         sent. None: equal parts.

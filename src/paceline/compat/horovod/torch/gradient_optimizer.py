@@ -1,4 +1,4 @@
-"""What DistributedOptimizer adds to an optimizer: gradients are reduced, from hooks that the backward pass calls."""
+"""The class by which DistributedOptimizer extends an optimizer: hooks that the backward pass calls reduce gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HOOKS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 @dataclass(frozen=True, kw_only=True)
 class GradientReduction:
-    """How gradients are reduced."""
+    """The way in which gradients are reduced."""
 
     compression: Any
     op: int
@@ -319,7 +319,7 @@ class GradientOptimizer:
 
 
 def check_passes(passes: int) -> None:
-    """Raises ValueError unless it is a number of backward passes."""
+    """Raise ValueError unless it is a number of backward passes."""
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"backward_passes_per_step={passes!r} must be > 0, a whole number.")
 

@@ -13,7 +13,7 @@ from paceline.compat.horovod.common import basics
 
 
 class ElasticSampler(Sampler[int]):
-    """Each rank's share of what is left of an epoch. The ranks get equally many: some samples come twice for that.
+    """Samples each rank's share of what is left of an epoch. The ranks get equally many: some samples come twice for that.
 
     record_batch is called after each batch, set_epoch at the END of an epoch.
     """

@@ -56,7 +56,7 @@ class TorchState(ObjectState):
 
 
 class StateHandler(Kept):
-    """How one value is saved, restored and spread. Subclasses can be registered for other types; they are saved at once."""
+    """Saves, restores and spreads one value. Subclasses can be registered for other types; they are saved at once."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -96,7 +96,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 class SamplerStateHandler(StateHandler):
-    """How far an ElasticSampler has come."""
+    """Handles an ElasticSampler's progress."""
 
     def save(self) -> None:
         self._saved = copy.deepcopy(self.value.state_dict())

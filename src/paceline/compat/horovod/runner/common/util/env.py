@@ -1,4 +1,4 @@
-"""What a process's environment says of its rank, and which of its variables may go to other machines."""
+"""A process's environment: its rank in it, and the variables that may go to other machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RSH_AGENT = "OMPI_MCA_plm_rsh_agent"
 
 
 def is_exportable(v: str) -> bool:
-    """Whether the variable of this name may go to another machine."""
+    """True if the variable of this name may go to another machine."""
     return not any(re.match(pattern, v) for pattern in IGNORE_REGEXES)
 
 
@@ -40,5 +40,5 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
 
 def is_kubeflow_mpi() -> bool:
-    """Whether ranks are started by Kubeflow's MPI operator."""
+    """True if ranks are started by Kubeflow's MPI operator."""
     return os.environ.get(_RSH_AGENT) == KUBEFLOW_MPI_EXEC

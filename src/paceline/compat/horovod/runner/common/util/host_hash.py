@@ -1,4 +1,4 @@
-"""What tells machines apart, containers on one machine too."""
+"""A text that tells machines apart, and containers on one machine too."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ class HostInfo:
 
     @staticmethod
     def from_string(host_string: str) -> HostInfo:
-        """Of `name:slots`."""
+        """The host of a text `name:slots`."""
         [name], [slots] = parse_hosts_and_slots(host_string)[0], parse_hosts_and_slots(host_string)[1].values()
         return HostInfo(name, slots)
 
 
 @dataclass
 class SlotInfo:
-    """Where one rank runs."""
+    """The place of one rank."""
 
     hostname: str
     rank: int

@@ -23,5 +23,5 @@ def compute_digest(key: bytes, message: bytes) -> bytes:
 
 
 def check_digest(key: bytes, message: bytes, digest: bytes) -> bool:
-    """Whether it is the message's digest; takes as long for a wrong one."""
+    """True if it is the message's digest; takes as long for a wrong one."""
     return hmac.compare_digest(compute_digest(key, message), digest)

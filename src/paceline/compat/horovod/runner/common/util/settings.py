@@ -1,4 +1,4 @@
-"""What helpers keep of a job: plain attributes. Nothing here reads them."""
+"""The settings that helpers keep of a job: plain attributes. Nothing here reads them."""
 
 from __future__ import annotations
 

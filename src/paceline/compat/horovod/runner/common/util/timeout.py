@@ -25,7 +25,7 @@ class Timeout:
         return max(0.0, self._end_s - time.monotonic())
 
     def timed_out(self) -> bool:
-        """Whether time is up."""
+        """True if time is up."""
         return time.monotonic() > self._end_s
 
     def check_time_out_for(self, activity: str) -> None:

@@ -11,7 +11,7 @@ from paceline.compat.horovod.runner.common.util import safe_shell_exec
 
 
 def execute(command: str | Sequence[str], env: Mapping[str, str] | None = None) -> tuple[str, int] | None:
-    """What the command has printed, to both streams, and its exit code; None, and a traceback, where it can't be started."""
+    """Run a command; (what it has printed to both streams, its exit code), or None and a traceback if it can't start."""
     output = io.StringIO()
     try:
         code = safe_shell_exec.execute(command, env=env, stdout=output, stderr=output)
