@@ -100,6 +100,7 @@ class Coordinator:
         if message.payload is not None:
             self._keep(rank, message, message.payload)
         if message.epoch != self._epoch:
+            # Sent before that rank had heard that numbers are given out anew.
             for slot in message.slots:
                 key, requests = self._old_slots[slot]
                 self._ask(rank, key, requests[rank])
@@ -111,6 +112,8 @@ class Coordinator:
                 mask = asked[slot]
                 key = self._slots[slot].key
                 if not mask:
+                    # The quick way counts bits only: where another rank has asked for something else under this name, or has
+                    # joined, requests are compared one by one.
                     if key in self._open or self._joined:
                         self._ask(rank, key, self._slots[slot].requests[rank])
                         continue
@@ -143,6 +146,7 @@ class Coordinator:
         results: list[tuple[int, bytes]] = []
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
+        # Not before every rank has sent a number of this epoch: numbers of the one before would then be under way still.
         if self._full and not self._behind:
             self._start_epoch()
         agreements = tuple(self._settle(self._ready)) if self._ready else ()

@@ -429,7 +429,8 @@ class Engine:
     # Process sets; both are run in the world's thread, in the same order on all ranks.
 
     def _change_sets(self, op: str, ranks: tuple[int, ...], finish: Callable[[Any], Any]) -> Handle:
-        # By their place in the order of all changes, so that ranks that want different ones meet, and are told.
+        # Named by its place in the order of all changes, so that ranks that want different ones meet, and are told. Under the
+        # lock: the number and the submission belong together, where several threads change sets.
         with self._lock:
             name = f"change.{self.counted(0, next(self._set_changes))}"
             return self._submit(CHANGE_SETS, name, [], 0, op=op, splits=ranks, finish=finish)
@@ -443,6 +444,8 @@ class Engine:
         same = [number for number, others in self._sets.items() if others == members]
         if same:
             raise ArgumentError(f"ranks {list(members)} are process set {same[0]} already. Use that one.")
+        # The same number on every rank, and the split in the same place of the world's order: this is called in the turn of
+        # the world's loop, so nothing else uses its transport meanwhile.
         number = next(self._set_numbers)
         world = self._loops[0].transport
         transport = world.split(members, number) if world is not None and len(members) > 1 else None
@@ -528,6 +531,7 @@ class Engine:
         if self._failure is not None and not self._world.lost_ranks:
             # A process that dies closes its connections some time before the kernel says that it is gone.
             time.sleep(_DYING_S)
+        # First: from now on other ranks may end as they like.
         self._peer_watch.close()
         loops = [self._loops[number] for number in sorted(self._loops, reverse=True)]
         if self._failure is not None:
@@ -536,7 +540,9 @@ class Engine:
                 # a thread of Gloo's that gives back its tensor then aborts the process.
                 for loop in loops:
                     loop.join(_LET_GO_S)
+            # Over MPI a thread may be stuck in a call that never returns. It is a daemon, and MPI is not finalised.
             return
+        # All leave before the first is waited for: the sets end beside each other.
         for loop in loops:
             loop.leave()
         ended = [loop.join() for loop in loops]
@@ -557,11 +563,13 @@ def start(settings: EngineSettings | None = None) -> Engine:
         ArgumentError: one of the HOROVOD_* settings can't be read.
     """
     global _engine
+    # Held while the ranks meet, which may take minutes: whoever calls it meanwhile gets the same engine.
     with _lock:
         if _engine is None:
             settings = settings or EngineSettings.from_environment()
             joined = world.join(os.environ)
-            # Runs before MPI is finalised: what is registered last comes first.
+            # `atexit` calls last what was registered first, and MPI's end has been registered by `join`: so this comes before
+            # it. Registered anew, for another engine may have been started before.
             atexit.unregister(stop)
             atexit.register(stop)
             _engine = Engine(joined, settings)

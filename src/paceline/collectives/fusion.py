@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from paceline.collectives.shared_memory import SharedSegments
     from paceline.collectives.transport import Transport
 
-#: Of a rank's part of the segments: what it has filled stays in its cache until it is added up.
+#: Of a segment: what a rank has filled stays in its cache until it is added up.
 SEGMENT_BYTES = 1 << 20
 
 
@@ -61,6 +61,7 @@ class Fusion:
     def open(self) -> None:
         """Open memory that all ranks see, where they can. Every rank calls it before its first reduction, and not
         earlier, because it takes memory."""
+        # All ranks come here with the same operation, so all of them open it or none does.
         if not self._is_open and self._transport is not None:
             self._shared = self._transport.share_segments(SEGMENT_BYTES)
         self._is_open = True

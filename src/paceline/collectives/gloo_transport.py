@@ -58,6 +58,7 @@ class GlooTransport:
             options = gloo._Options()
             options._devices = [meeting.device()]
             options._timeout = meeting.operation_timeout
+            # One operation is done at a time, so one thread of Gloo's is enough.
             options._threads = 1
             # Kept: torch holds what is its own of a store, and not what makes it a signed one.
             self._store = meeting.store("gloo")
@@ -66,8 +67,6 @@ class GlooTransport:
         for link in self._links.values():
             self._poll.register(link.fileno(), select.POLLIN)
         self._rank_of = {link.fileno(): rank for rank, link in self._links.items()}
-
-    # Messages.
 
     def send(self, data: bytes, rank: int) -> None:
         try:
@@ -81,6 +80,7 @@ class GlooTransport:
             raise self._gone(rank, error) from error
 
     def receive(self) -> tuple[int, bytes] | None:
+        # First what was read already: poll tells only of what is still in the kernel.
         for rank, link in self._links.items():
             if link.has_message():
                 return self._taken(rank, link)
@@ -108,8 +108,6 @@ class GlooTransport:
             f"rank {self._ranks[rank]} is gone: the connection to it has ended ({error})", self._ranks[rank]
         )
 
-    # Arrays.
-
     def allreduce(self, source: Any, target: Any, op: str) -> None:
         if source is not target:
             target[...] = source
@@ -132,6 +130,7 @@ class GlooTransport:
         whole = _bytes(result)
         if min(rows) == most:
             self._run("allgather", lambda g: g._allgather_base(self._tensor(whole), self._tensor(_bytes(array))))
+        # Gloo gathers equal parts alone. Unequal ones are padded where that is little, else each rank sends its own.
         elif most * self.size * row_bytes <= max(2 * whole.size, _PADDED_BYTES):
             padded = numpy.zeros(most * row_bytes, numpy.uint8)
             padded[: array.nbytes] = _bytes(array)
@@ -163,6 +162,7 @@ class GlooTransport:
 
     def exchange(self, array: Any, other: Any, partner: int) -> None:
         def both(group: Any) -> Any:
+            # Both receive before they send: neither waits for the other to take what it sends.
             received = group.recv([self._tensor(other)], partner, _EXCHANGE_TAG)
             group.send([self._tensor(array)], partner, _EXCHANGE_TAG).wait()
             return received
@@ -211,6 +211,7 @@ class GlooTransport:
         self._run("allreduce", lambda group: group.allreduce(self._tensor(array), kinds[op]))
 
     def _run(self, what: str, start: Any) -> None:
+        # Another thread may let go meanwhile (`abandon`): this reference keeps the group for as long as the call takes.
         group = self._group
         if group is None:
             raise ShutDownError(self._reason or "the transport was closed")
@@ -232,13 +233,12 @@ class GlooTransport:
     def _tensor(self, array: Any) -> Any:
         return self._torch.from_numpy(array if array.flags.writeable else array.copy())
 
-    # Life.
-
     def share_segments(self, size: int) -> SharedSegments | None:
         # TCP has no barrier that is cheap enough to meet once for each buffer.
         return None
 
     def gather_objects(self, value: Any) -> list[Any]:
+        # New keys each time: the store keeps the values of the time before.
         store = self._meeting.said(f"objects{next(self._gathered)}")
         with self._meeting.translated("hear from the other ranks"):
             store.set(str(self.rank), value)
@@ -253,7 +253,8 @@ class GlooTransport:
         return {link.fileno(): rank for rank, link in self._links.items()}
 
     def close(self) -> None:
-        # Nobody lets go before all have come to the end: a rank that still takes its last array would lose it.
+        # No rank lets go before all have come to the end: one that still takes its last array would lose it. The first rank
+        # hears all others say so, and then says so to all.
         end_s = time.monotonic() + _LEAVE_S
         if self.rank == 0:
             self._hear(end_s)
@@ -265,6 +266,8 @@ class GlooTransport:
         self._let_go()
 
     def abandon(self, reason: str) -> None:
+        # The lock only decides which thread is the first. It is given back before anything is sent, and the reason is there
+        # before a connection ends, so a thread in the middle of an operation finds it (`_say_why`).
         with self._lock:
             first, self._reason = self._reason is None, self._reason or reason
         if first:

@@ -22,6 +22,8 @@ class Handle:
         it is done, or time is up."""
         self._key = key
         self._await = wait
+        # Held until the operation is done. Whoever waits takes it and gives it back, so all who wait get through; an Event
+        # would be three objects and more in its place.
         self._lock = threading.Lock()
         self._lock.acquire()
         self._done = False
@@ -58,7 +60,10 @@ class Handle:
         return self._result
 
     def add_done_callback(self, callback: Callable[[Handle], object]) -> None:
-        """Call `callback(self)` when the operation is done, in the engine's thread; at once if it is done already."""
+        """Call `callback(self)` when the operation is done, in the thread that did it; at once if it is done already.
+
+        It may submit operations, and must not wait for one: the thread that calls it is the one that would do it.
+        """
         with _callbacks_lock:
             if not self._done:
                 self._callbacks = [*(self._callbacks or ()), callback]
@@ -75,10 +80,12 @@ class Handle:
         with _callbacks_lock:
             if self._done:
                 return False
+            # In this order: `wait` looks at `_done` without a lock, and then takes the result.
             self._result, self._error = result, error
             self._done = True
             callbacks, self._callbacks = self._callbacks, None
         self._lock.release()
+        # Without `_callbacks_lock`: a callback may finish, or add to, another handle.
         for callback in callbacks or ():
             try:
                 callback(self)

@@ -83,7 +83,8 @@ class PeerWatch:
     ) -> None:
         self._lost, self._tick = lost, tick
         self._ranks: dict[int, tuple[int, PeerPlace]] = {}
-        # Copies, which stay open until this thread is done with them. Processes of this machine are watched better.
+        # Copies, which stay open until this thread is done with them: the transport closes its own at any time, and the kernel
+        # gives their numbers to other files. Processes of this machine are watched by their pidfd, which is surer.
         self._links: dict[int, tuple[int, PeerPlace]] = {}
         self._end, self._stop = os.pipe()
         here = places[rank]
@@ -100,6 +101,7 @@ class PeerWatch:
 
     def close(self) -> None:
         """Stop watching."""
+        # Hangs up the other end of the pipe, for which the thread polls.
         os.close(self._stop)
         if threading.current_thread() is not self._thread:
             self._thread.join(5)
@@ -116,6 +118,7 @@ class PeerWatch:
                 for fd, _ in events:
                     if fd == self._end:
                         continue
+                    # It would be ready at each poll from now on.
                     poll.unregister(fd)
                     if fd in self._ranks:
                         rank, place = self._ranks[fd]

@@ -30,6 +30,7 @@ _LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI"), ("MPI_LOCALNRANKS", "MPICH")
 #: One of these is there for every process that a launcher of MPI's has started.
 _STARTED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "SLURM_PROCID")
 
+#: Guards `_world`. `_broken` needs no lock: it becomes true once, and stays so.
 _lock = threading.Lock()
 _world: MPI.Intracomm | None = None
 _broken = False
@@ -70,6 +71,7 @@ class CommThread:
     """
 
     def __init__(self, comm: MPI.Comm, name: str = "paceline-mpi") -> None:
+        # Its own: two threads that use one communicator would take each other's messages.
         self.comm = comm.Dup()
         self._calls: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._closed = False
@@ -80,6 +82,7 @@ class CommThread:
     def submit(self, call: Callable[[MPI.Comm], T]) -> Future[T]:
         """The future of `call(comm)`, which is run after all that was submitted before."""
         future: Future[T] = Future()
+        # The lock keeps calls before the None with which `close` ends the thread: one behind it would never be run.
         with self._lock:
             if self._closed:
                 raise CollectivesError("this communicator's thread is closed; nothing can be submitted to it any more.")
@@ -98,6 +101,7 @@ class CommThread:
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
+            # Cancelled before it began; afterwards it can't be cancelled any more, for the other ranks take part.
             if not future.set_running_or_notify_cancel():
                 continue
             try:
@@ -124,6 +128,7 @@ def _initialise() -> MPI.Intracomm:
                 f"collectives over MPI need mpi4py, which {sys.executable} doesn't have. "
                 "Install it and an Open MPI with it: pip install 'paceline[mpi]'."
             ) from error
+        # Else mpi4py initialises MPI when it is imported, and finalises it at the end even where a rank is dead.
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
     try:

@@ -48,12 +48,14 @@ class MpiTransport:
         self._operations = {False: sums, True: truths}
 
     def send(self, data: bytes, rank: int) -> None:
+        # MPI reads the bytes until the request is done, so both are kept until then.
         if self._sends:
             self._sends = [(request, kept) for request, kept in self._sends if not request.Test()]
         self._sends.append((self.comm.Isend([data, len(data), self._mpi.BYTE], rank, self._tag), data))
 
     def receive(self) -> tuple[int, Any] | None:
         status = self._mpi.Status()
+        # A matched probe: it takes the message out of MPI's queue and tells its length, so the buffer can be made for it.
         message = self.comm.Improbe(self._mpi.ANY_SOURCE, self._tag, status)
         if message is None:
             return None
@@ -113,7 +115,8 @@ class MpiTransport:
             self.comm.Free()
 
     def abandon(self, reason: str) -> None:
-        # Its end at interpreter exit would wait for the rank that is gone.
+        # MPI has no call that wakes a thread in the middle of another one. What can be done is to keep MPI's end out of the
+        # process's own: it would wait for the rank that is gone.
         mpi.abandon()
 
     def _meet(self) -> None:

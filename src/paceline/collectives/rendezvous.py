@@ -26,7 +26,8 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 #: For all ranks to come, and for one operation that all of them have begun. As torch's own.
 _START_S, _OPERATION_S = 300.0, 1800.0
 
-#: Of this process: the store's client (and server, on rank 0), and Gloo's network devices. They are kept to the end.
+#: The process's client of each store (and its server, on rank 0), and Gloo's network devices. They are kept to the end: the
+#: script's own process groups, and the next engine, use the same server.
 _stores: dict[tuple[str, int], Any] = {}
 _devices: dict[str, Any] = {}
 
@@ -99,6 +100,7 @@ class Meeting:
         store = self.said("here")
         with self.translated("say that this rank is here"):
             store.set(str(self.rank), self.address)
+        # Asked again and again, though the store can wait: at its time limit it doesn't say which keys were missing.
         end_s = time.monotonic() + self.timeout_s
         pause_s = 0.002
         missing = list(range(self.size))

@@ -21,6 +21,7 @@ class ResponseCache:
 
         A step makes hundreds: what is made anew and kept until it is done wakes Python's garbage collector.
         """
+        # No lock: one look into the table, which the thread with the turn changes key by key or replaces as a whole.
         found = self._numbers.get((fields[0], fields[1]))
         return found[1] if found is not None and found[1] == fields else Request(*fields)
 
@@ -39,7 +40,7 @@ class ResponseCache:
         """The operations to do, in this order. asked: gives this rank's request for a key; None if it has joined and has none."""
         known = [self._agreements[slot] for slot in response.slots]
         if response.epoch != self._epoch:
-            # All numbers are void, also those that have just been looked up.
+            # All numbers are void from now on, those of this response too, which were looked up before.
             self._numbers, self._agreements, self._epoch = {}, {}, response.epoch
         for agreement in response.agreements:
             request = asked(agreement.request.key) if agreement.slot >= 0 else None

@@ -27,9 +27,15 @@ _HEAD_BYTES = mmap.PAGESIZE
 
 
 class SharedSegments:
-    """Segments of `size` bytes, two of each rank, used in turn.
+    """Segments of `size` bytes, two of each rank, A and B, used in turn.
 
-    What a rank fills anew the others have read: they have met since, after they read it and filled the other one.
+        rank 0   fill A0 | meet | read A0 A1, fill B0 | meet | read B0 B1, fill A0 | meet
+        rank 1   fill A1 | meet | read A0 A1, fill B1 | meet | read B0 B1, fill A1 | meet
+
+    Rank 0 fills A0 again after the second meeting, to which rank 1 came when it had read A0. So one meeting for each buffer
+    is enough, and with one segment each it would take two. A segment has one writer. The meeting also orders memory: on one
+    machine MPI's barrier goes through shared memory, with fences, or through the kernel, so what was stored before it is seen
+    after it.
     """
 
     def __init__(self, maps: list[mmap.mmap], size: int, rank: int, barrier: Callable[[], object]) -> None:
@@ -74,7 +80,8 @@ def share_segments(
     token, fd = secrets.token_bytes(_TOKEN_BYTES), -1
     maps: list[mmap.mmap] = []
     try:
-        # OSError: there are no more files, or there is no more memory. AttributeError: not Linux.
+        # OSError: there are no more files, or there is no more memory. AttributeError: not Linux. The rank goes on to `gather`
+        # all the same, for the others wait for it there.
         with contextlib.suppress(OSError, AttributeError):
             fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(fd, _HEAD_BYTES + 2 * size)
@@ -82,7 +89,8 @@ def share_segments(
         told = gather((token, os.getpid(), fd))
         with contextlib.suppress(OSError, ValueError):
             maps = [_mapped(one, _HEAD_BYTES + 2 * size, mine=other == rank) for other, one in enumerate(told)]
-        # Also what lets each close its file: all have opened it, or will not. Ranks that share a core wait better in MPI.
+        # After this second exchange each may close its file: all have opened it by then, or never will. Ranks that share a
+        # core wait better in MPI.
         is_seen = all(gather(len(maps) == ranks <= processes.core_count()))
     finally:
         if fd >= 0:

@@ -105,6 +105,8 @@ def _join_mpi(environ: Mapping[str, str]) -> RankedWorld:
         text = f"{told}. Let the run be restarted (max_restarts)."
         raise LostRankError(text, min(_lost_of_mpi)) if _lost_of_mpi else CollectivesError(text)
     generation = next(_generations[MPI])
+    # One communicator for all engines of the process: to free it and make another takes all ranks, and one may be dead by
+    # then. The generation becomes the tag by which an engine's messages are told from those of the one before.
     if _comm is None:
         _comm = world.Dup()
         _comm_places = PeerPlace.of_all(MpiTransport(_comm), environ)

@@ -27,6 +27,7 @@ from paceline.collectives.when_loaded import when_loaded
 _MODULE = "torch.distributed"
 _MARK = "_paceline_mpi"
 
+#: timeout: of the group that this thread is making. torch hands it to every backend but MPI's.
 _making = threading.local()
 
 
@@ -87,6 +88,7 @@ def _patch(distributed: ModuleType) -> None:
         def make_group(*args: Any, **kwargs: Any) -> Any:
             given = parameters.bind(*args, **kwargs).arguments
             _refuse_mixture(str(given["backend"]))
+            # Kept, for groups are made in the making of others.
             before = getattr(_making, "timeout", None)
             _making.timeout = given.get("timeout")
             try:

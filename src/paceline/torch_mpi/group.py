@@ -72,8 +72,6 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._group_desc = "undefined"
         _GROUPS.add(self)
 
-    # What torch asks about the group.
-
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
@@ -123,8 +121,6 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._lane.timeout_s = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
-
-    # Collectives.
 
     def allreduce(self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None) -> MpiWork:
         opts = _reducing(opts, op, timeout, AllreduceOptions)
@@ -250,6 +246,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _start(self, call: Call, opts: Any) -> MpiWork:
         if self._is_shut_down:
+            # A lane that was broken off says why, which is more than that the group is gone.
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
@@ -275,6 +272,7 @@ def _leave_well() -> None:
     atexit.register(_abandon_if_busy)
     before = sys.excepthook
 
+    # The hook runs before what is registered with `atexit`, and MPI's end is registered there.
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         mpi.abandon()
         before(kind, error, traceback)
@@ -283,6 +281,7 @@ def _leave_well() -> None:
 
 
 def _abandon_if_busy() -> None:
+    # A call that other ranks have not come to: to finalise MPI would wait for them in it.
     if any(group.is_busy for group in list(_GROUPS)):
         mpi.abandon()
 

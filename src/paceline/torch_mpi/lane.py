@@ -55,8 +55,12 @@ class Lane:
         self.size: int = comm.size
         self._thread = mpi.CommThread(comm, "paceline-torch")
         self.comm = self._thread.comm
+        #: The lane's thread, once it has run a call.
         self._worker: int | None = None
+        #: Held while a call runs, by the lane's thread or a caller's.
         self._turn = threading.Lock()
+        #: Guards `_waiting`: how many calls are queued for the lane's thread or run there. Whoever holds it only tries
+        #: `_turn`, and never waits for it.
         self._count_lock = threading.Lock()
         self._waiting = 0
         self._broken: str | None = None
@@ -75,15 +79,19 @@ class Lane:
             except BaseException as error:
                 future.set_exception(error)
             return future
+        # Under the lock, so that the count can't go down before it has gone up; after `submit`, which refuses a closed lane.
         with self._count_lock:
+            future = self._thread.submit(lambda _: self._run_aside(call, timeout_s))
             self._waiting += 1
-            return self._thread.submit(lambda _: self._run_aside(call, timeout_s))
+        return future
 
     def finish(self, call: Call, timeout_s: float | None = None) -> Any:
         """The call's outputs; it is run here and now if nothing is before it."""
         if threading.get_ident() == self._worker:
+            # A callback again. Its call has given the turn back, but a caller's thread may have it by now.
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
+        # Here and now only if nothing is queued: a call that overtook a queued one would meet another one on other ranks.
         with self._count_lock:
             free = self._waiting == 0 and self._turn.acquire(blocking=False)
         if not free:
@@ -114,6 +122,7 @@ class Lane:
             with self._turn:
                 return self._run(call, timeout_s, _LOOKS_ASIDE)
         finally:
+            # Before the future is done: a caller that has waited for it finds the lane free.
             with self._count_lock:
                 self._waiting -= 1
 

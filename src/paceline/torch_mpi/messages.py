@@ -80,13 +80,16 @@ class Messages:
         return work
 
     def _look(self) -> None:
+        """Look after the messages under way until there are none; runs in the thread."""
         sleep_s = SHORTEST_SLEEP_S
         while True:
             with self._lock:
                 works = list(self._open)
+            # Without the lock: to settle a message calls the script's callbacks, which may send another one.
             finished = [work for work in works if work.is_completed()]
             with self._lock:
                 self._open = [work for work in self._open if work not in finished]
+                # Under the same lock as `_follow`: a message that comes now finds no thread and starts one.
                 if not self._open:
                     self._thread = None
                     return
@@ -104,6 +107,7 @@ class MessageWork(MpiWork):
         self._memory = memory
         self._into = into
         self._source = -1
+        #: A request may be tested by one thread at a time: whoever waits, and the thread of `Messages`, take turns.
         self._looking = threading.Lock()
 
     def is_completed(self) -> bool:
@@ -169,6 +173,8 @@ class MessageWork(MpiWork):
 
 
 def _bytes(tensor: torch.Tensor) -> list[Any]:
+    # As bytes, so that the two sides' types need not match; a count of 2 GiB or more doesn't fit into MPI's 32 bits, so a
+    # longer message goes by elements.
     if tensor.numel() * tensor.element_size() < (1 << 31):
         return [buffers.raw(tensor), MPI.BYTE]
     return buffers.elements(tensor)

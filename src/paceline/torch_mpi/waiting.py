@@ -24,6 +24,7 @@ def wait_until(look: Callable[[], bool], limit_s: float, late: str, *, looks: in
     for _ in range(looks):
         if look():
             return
+        # Where ranks share cores, the one that is waited for needs this one.
         os.sched_yield()
     end = time.monotonic() + limit_s
     sleep_s = SHORTEST_SLEEP_S

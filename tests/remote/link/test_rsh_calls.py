@@ -70,7 +70,6 @@ def test_the_end_of_a_command_is_answered(links: list[Any]) -> None:
 
 
 def test_a_command_that_ends_before_its_start_is_answered_gets_no_signal_later(links: list[Any]) -> None:
-    """It was noted once more after its end, and a hang-up went to a process that was no longer there."""
     links[1].on_start = lambda tag: links[1].on_tagged_end({"tag": tag, "code": 0})
     links[0].on_rsh(RSH)
     settle()

@@ -104,6 +104,8 @@ class Store:
         import fsspec
 
         options: dict[str, Any] = {**self.record.options, **self.secrets.options(), "skip_instance_cache": True}
+        # Without `skip_instance_cache` fsspec keeps each file system, secrets and all, for the life of the process, and gives
+        # the same object to whoever asks with the same options.
         if self.kind == "local":
             return fsspec.filesystem("file")
         if self.kind == "s3":
@@ -113,7 +115,8 @@ class Store:
                 "retries": {"max_attempts": 1},
             }
             fs = fsspec.filesystem("s3", **{**options, "config_kwargs": {**config, **options.get("config_kwargs", {})}})
-            # Trying again is done here, where what has come so far is known.
+            # Our own code tries again, because it knows which part has come already. botocore and s3fs each have a loop of
+            # tries, one inside the other: a store that is down would be asked for minutes.
             fs.retries = 2
             return fs
         if self.kind == "http":

@@ -43,6 +43,8 @@ def object_store(store: Store) -> Any | None:
         provider = lambda: {**found, "token": token, "expires_at": None}  # noqa: E731
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     else:
+        # obstore does not read botocore's files and profiles; so it is given what botocore finds, and both libraries work
+        # as the same user.
         provider, chain_region, chain_endpoint = _botocore_chain(store, options.get("profile"))
         region, endpoint = region or chain_region, endpoint or chain_endpoint
     if endpoint is None and region is None:
@@ -83,6 +85,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
     def provide() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
         store.secrets.add("secret_access_key", frozen.secret_key)
+        # Credentials of a role expire; obstore asks again when they do. botocore keeps the time in a private name alone.
         expiry = getattr(credentials, "_expiry_time", None)
         return {
             "access_key_id": frozen.access_key,
@@ -91,6 +94,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
             "expires_at": expiry,
         }
 
+    # Called once here, so that credentials that can't be read are an error before anything is fetched.
     provide()
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 

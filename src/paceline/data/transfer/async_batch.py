@@ -26,8 +26,9 @@ _AT_ONCE = 32
 def fetch_small(reader: ObjectReader, jobs: Sequence[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """Fetch a batch and return how many bytes came.
 
-    The jobs that are still to be done are put into `left`: those that failed in any way, that
-    another process is fetching, or of which something has come before."""
+    left: gets the jobs that are still to be done: those that failed in any way, that another process is fetching, or of
+        which something has come before.
+    """
     return asyncio.run(_fetch(reader, iter(jobs), meter, left))
 
 
@@ -39,11 +40,13 @@ async def _fetch(reader: ObjectReader, jobs: Iterator[FileToFetch], meter: Meter
 async def _take(reader: ObjectReader, waiting: Iterator[FileToFetch], meter: Meter, left: list[FileToFetch]) -> int:
     """Fetch one after the other, as long as there are any and none has failed."""
     fetched = 0
+    # All 32 take from one iterator: they run in one thread, and change only where they wait for a download.
     for job in waiting:
         # After a failure the threads try again, slower; they also find out what is wrong.
         if left:
             left.append(job)
             continue
+        # Never waits for another process's lock: this thread has all the other downloads to go on with.
         try:
             partial = claim(job.part, job.size, wait=False)
         except OSError:

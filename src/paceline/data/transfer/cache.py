@@ -195,9 +195,12 @@ class DataCache:
         path = self._held / run_id
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            # Shared: each node's supervisor on this machine may hold it.
+            # Shared: each node's supervisor on this machine may hold it. The kernel gives the lock back when the process ends,
+            # however that is, so views of the dead can be told from those in use.
             fcntl.flock(fd, fcntl.LOCK_SH)
             try:
+                # Whoever removes dead views may have removed this very file between the two calls above: a lock on a file
+                # without a name holds nothing.
                 if os.stat(path).st_ino == os.fstat(fd).st_ino:
                     return fd
             except FileNotFoundError:
@@ -222,7 +225,7 @@ class DataCache:
                 # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
                 path.unlink(missing_ok=True)
             except OSError:
-                pass
+                pass  # a living run holds it
             finally:
                 os.close(fd)
 

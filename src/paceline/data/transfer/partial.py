@@ -34,6 +34,8 @@ class Partial:
         self.size = size
         self._fd = fd
         self._ranges = path.with_suffix(".ranges") if size > SINGLE_BYTES else None
+        #: Guards `_done` and the journal: several ranges of one file are marked by as many threads. Bytes need no lock, for
+        #: `pwrite` has no common position.
         self._guard = threading.Lock()
         self._journal: int | None = None
         self._done = self._read_ranges() if held else []
@@ -81,6 +83,7 @@ class Partial:
                 return
             if self._journal is None:
                 self._journal = os.open(self._ranges, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            # One write of one line, to the end: what a kill cuts short is the last line alone, and that is left out when read.
             os.write(self._journal, f"{start} {end}\n".encode())
 
     def held_bytes(self) -> int:
@@ -150,6 +153,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
             except BlockingIOError:
                 if not wait:
                     return None
+                # The other one has let go: it has renamed the file, or has failed. The caller looks which, and comes again.
                 fcntl.flock(fd, fcntl.LOCK_EX)
                 return None
             status = os.fstat(fd)

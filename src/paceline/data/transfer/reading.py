@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -122,15 +121,18 @@ class _HttpReader:
         self._store = store
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
+        # fsspec has one event loop for the process, in a thread of its own; a session belongs to it, and is used nowhere else.
         from fsspec.asyn import sync
 
         fs = self._store.fs
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
+        # Compressed, a range would be one of the compressed bytes, and sizes would not be those that were listed.
         headers = {"Accept-Encoding": "identity", **fs.kwargs.get("headers", {})}
         if not whole:
             headers["Range"] = f"bytes={start}-{end - 1}"
+            # A strong etag alone: a weak one (W/"...") never matches in If-Match (RFC 9110, 13.1.1).
             if version.startswith('"'):
                 headers["If-Match"] = version
         session = await fs.set_session()
@@ -161,7 +163,6 @@ class _HttpReader:
 class _SftpReader:
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._guard = threading.Lock()
 
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         full = self._store.full(path)
@@ -177,6 +178,7 @@ class _SftpReader:
                 ):
                     counted(data)
             counted.check()
+            # SFTP has no versions: a file that is written to while it is read shows only by its time, before and after.
             found = file.stat()
             if f"{found.st_mtime}" != version or (found.st_size or 0) < end:
                 raise ChangedError(path)

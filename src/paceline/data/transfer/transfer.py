@@ -58,9 +58,13 @@ def transfer(store: Store, jobs: Sequence[FileToFetch], meter: Meter) -> int:
 class _Work:
     def __init__(self, store: Store, reader: Reader, meter: Meter) -> None:
         self._store, self._reader, self._meter = store, reader, meter
+        #: Set at the first error and at the end. Each write looks at it, so what others fetch ends with their next piece.
         self._stop = threading.Event()
         self._fetched = 0
+        #: Guards `_fetched`, and the making of `_ranges`.
         self._guard = threading.Lock()
+        # A second pool: threads of the first wait for ranges, and would wait for ever if these stood behind them in one pool.
+        # A range submits nothing itself.
         self._ranges: ThreadPoolExecutor | None = None
 
     def run(self, jobs: Sequence[FileToFetch]) -> int:
@@ -98,6 +102,7 @@ class _Work:
         while not self._stop.is_set():
             with self._telling(job):
                 partial = claim(job.part, job.size, wait=True)
+                # Looked at under the lock, or after another has given it up: that one may have fetched the file.
                 if job.is_there():
                     if partial is not None:
                         partial.discard()
@@ -154,6 +159,7 @@ class _Work:
         try:
             _first_error(reads, stop)
         finally:
+            # Until none of them writes any more: the caller closes the file, and its number goes to another.
             stop.set()
             wait(reads)
 
@@ -172,6 +178,7 @@ class _Work:
             self._meter.add(size)
             with self._guard:
                 self._fetched += size
+            # Marked after it is written, so a kill in between only means that these bytes come again.
             if position - marked >= _MARK_BYTES:
                 partial.mark(marked, position)
                 marked = position
@@ -191,6 +198,7 @@ class _Work:
                     raise
                 if position == end:
                     return  # all had come before the line broke
+                # Of unknown length: there is no end to ask for a range up to, so it comes from the front again.
                 if end < 0:
                     self._meter.add(before - position)
                     position = marked = before
@@ -223,6 +231,7 @@ def _first_error(futures: Sequence[Future[None]], stop: threading.Event) -> None
     """Wait for all; at the first error, stop the others and raise it."""
     done, _ = wait(futures, return_when=FIRST_EXCEPTION)
     errors = [error for future in done if (error := future.exception()) is not None]
+    # Those that were stopped because of another's error tell nothing.
     errors.sort(key=lambda error: isinstance(error, _StoppedError))
     if errors:
         stop.set()

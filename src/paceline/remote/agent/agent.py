@@ -67,6 +67,7 @@ class Agent:
                 if wake in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
+                # Before requests are read: the end of a command may be what the next request asks about.
                 self._reap()
                 self._relay.look(ready)
                 if self._mirror is not None and self._mirror.has_failed:

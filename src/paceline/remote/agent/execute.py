@@ -60,6 +60,7 @@ class Channel:
         # A command that prints for ever must not fill the disk.
         while self._written - self._read > _AHEAD_BYTES and not self._is_over:
             time.sleep(_LOOK_S)
+        # Two threads say something, one for each output: a line must not be cut by another.
         with self._lock, contextlib.suppress(OSError):
             self._written += self._output.write(line)
 
@@ -98,6 +99,7 @@ def main(argv: list[str]) -> int:
                 ended.set()
             run.take(told)
     code = run.code()
+    # From here on nothing waits for a reader: the command is over, or whoever asked for it is gone.
     channel.let_go()
     if code is None:
         run.hang_up()
@@ -130,6 +132,7 @@ class _Run:
         raise NotImplementedError
 
     def hang_up(self) -> None:
+        # It leads a session of its own, so its group is all that it has started and that has not left.
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGHUP)
 

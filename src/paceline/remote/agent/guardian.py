@@ -29,6 +29,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     processes.become_subreaper()
+    # After the handlers, which the fork hands on; before any thread is there, for a fork copies only the one that forks.
     guardians, agents = socket.socketpair()
     agent = os.fork()
     if agent == 0:
@@ -40,6 +41,7 @@ def be_agent(read_fd: int, write_fd: int, settings: dict[str, Any]) -> None:
             processes.become_subreaper()
             code = Agent(read_fd, write_fd, agents, settings).run()
         except BaseException:
+            # To standard error, which the link's other end keeps the last of. `_exit` skips what the parent has registered.
             import traceback
 
             traceback.print_exc()

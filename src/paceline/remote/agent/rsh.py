@@ -66,6 +66,7 @@ class Relay:
             data = asking.recv(1 << 16)
         except OSError:
             data = b""
+        # The program was killed before it had its answer; it never closes its side itself.
         if not data:
             del self._asking[fd]
             asking.close()

@@ -40,6 +40,8 @@ class SendQueue(threading.Thread):
         """
         text = frame(header, data)
         with self._changed:
+            # Only senders of files wait for room: they read as fast as the link takes it, and hold little in memory. Whoever
+            # asks, answers or reports an end must never stand still here.
             while wait and self._sizes[kind] >= _ROOM_BYTES and not self._closed:
                 self._changed.wait()
             if self._closed or self._closing:
@@ -69,6 +71,8 @@ class SendQueue(threading.Thread):
 
     def run(self) -> None:
         while (text := self._next()) is not None:
+            # Without the lock: the other side may take nothing for seconds, and others go on queueing meanwhile. A frame is
+            # written whole, so what is urgent waits for one frame at most.
             try:
                 view = memoryview(text)
                 while view:

@@ -94,6 +94,8 @@ class _Talk:
         self.heard = b""
 
     def write(self, data: bytes) -> None:
+        # Not blocking, and with a look at standard error: a login's banner may fill that pipe, and the shell then reads nothing
+        # of what is written here.
         view = memoryview(data)
         os.set_blocking(self._ends.write_fd, False)
         try:
@@ -117,6 +119,7 @@ class _Talk:
         return told
 
     def _line(self) -> bytes | None:
+        # A login shell may print anything before; the nonce, which it can't know, marks our lines.
         _, found, rest = self.heard.partition(self._nonce + b" ")
         if not found or b"\n" not in rest:
             return None

@@ -48,6 +48,7 @@ class AgentConnection:
 
     def __init__(self, ends: Ends, name: str, silence_s: float, hear: Callable[[dict[str, Any], bytes], None]) -> None:
         self.lost: str | None = None
+        # Written by the reader, and by whoever asks; two numbers that are only compared need no lock.
         self._heard = self._waited_in_vain = time.monotonic()
         self.out = SendQueue(ends.write_fd, ping_s(silence_s))
         self.requests = Requests()
@@ -128,13 +129,16 @@ class AgentConnection:
         except OSError as error:
             why = f"the link broke: {error.strerror or error}"
         try:
+            # First the reason: whoever is woken by what follows looks at it.
             if not self._closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
             self._end_program(2.0 if self._closing else 0.2)
+            # Behind all that has come: the filer puts that into its place before it ends.
             self._inward.put(None)
             self._end_requests_later()
         finally:
+            # First the writer ends: the kernel gives the number of a closed descriptor to the next file that is opened.
             self.out.join(5.0)
             self._close_fds()
             self._over.set()
@@ -172,6 +176,7 @@ class AgentConnection:
                 return f"nothing heard for {self._silence_s:g} s."
 
     def _take(self, data: bytes) -> None:
+        # Any byte counts as a sign of life, so a ping has nothing more to say.
         for header, content in self._frames.feed(data):
             if header.get("op") == "ping":
                 continue

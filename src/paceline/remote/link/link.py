@@ -42,6 +42,7 @@ class Link(LinkFiles):
         self._connection = AgentConnection(ends, name, silence_s, self._hear)
         self._said_hello = threading.Event()
         self._ends: list[tuple[int, int, float]] = []
+        #: Guards `_ends`, which the connection's filer fills and the supervisor empties.
         self._lock = threading.Lock()
         #: Called with frames of the remote shell, and with the ends of commands that were started with a tag.
         self.on_rsh: Callable[[dict[str, Any]], None] = lambda header: None
@@ -90,6 +91,7 @@ class Link(LinkFiles):
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
+        # Copies of our own: the three file objects would close theirs when they are collected, under the threads that use them.
         fds = [os.dup(file.fileno()) for file in (process.stdout, process.stdin, process.stderr)]
         for file in (process.stdin, process.stdout, process.stderr):
             file.close()
@@ -137,6 +139,7 @@ class Link(LinkFiles):
             raise
         link._connection.start(first)
         deadline = time.monotonic() + timeout_s
+        # In short waits: a link that is lost sets no event.
         while not link._said_hello.wait(0.1) and not link.lost and time.monotonic() < deadline:
             pass
         if not link._said_hello.is_set():

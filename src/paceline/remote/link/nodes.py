@@ -72,6 +72,7 @@ class AgentNodes:
         self._closed = False
         #: Called, in another thread, when a command has ended.
         self.on_news: Callable[[], None] = lambda: None
+        # By way of `_tell`: `on_news` is set later, and a link keeps what it was given.
         for link in self._links:
             link.on_end = self._tell
 
@@ -139,6 +140,7 @@ class AgentNodes:
             )
         except LinkError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from error
+        # A number may come up again: an end that was told of the process before it is not this one's.
         self._started.add((command.node_rank, pid))
         self._over.discard((command.node_rank, pid))
         if self._copies is not None:
@@ -229,6 +231,7 @@ class AgentNodes:
             return
         self._closed = True
         try:
+            # First all writers end, then the last of what they wrote is fetched, and only then is it removed there.
             self.kill_all()
             if self._copies is not None:
                 with contextlib.suppress(TargetError, EngineError):  # what can't be fetched stays where it is

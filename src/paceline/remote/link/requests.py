@@ -41,6 +41,7 @@ class Requests:
     def new(self, *, in_order: bool = False) -> Pending:
         with self._lock:
             pending = Pending(next(self._count), in_order)
+            # Under the lock of `end`: a request is ended by it, or finds the end here.
             if self._over:
                 pending.settle(None)
             else:
@@ -67,5 +68,6 @@ class Requests:
             self._over = True
             left = list(self._pending.values())
             self._pending.clear()
+        # Without the lock: those who wait are woken, and may ask for something else at once.
         for pending in left:
             pending.settle(None)
