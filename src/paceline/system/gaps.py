@@ -130,6 +130,7 @@ class Keeper:
                 begin = gap.begin if gap else _after_line(file.fileno(), self._limit // 4 - _LINE_BYTES)
                 if size - (gap.end if gap else begin) <= self._limit - begin:
                     return
+                # First the note, then the hole: whoever reads a hole finds in the note what it is.
                 self._gap = Gap(begin, _after_line(file.fileno(), size - self._limit // 2), self._limit)
                 # First the note, then the hole: a reader who meets the hole's zeros must find out what they stand for.
                 _write(self._log, self._gap)
@@ -219,6 +220,7 @@ def _copy(source: int, target: int, begin: int, end: int) -> None:
 
 def _write(log: str, gap: Gap, *, size: int | None = None) -> None:
     """size: of the short file."""
+    # Written beside it and renamed: a reader finds the old note or the new one, and never a part.
     beside = f"{path_of(log)}.new"
     with open(beside, "w", encoding="utf-8") as file:
         json.dump({"begin": gap.begin, "end": gap.end, "limit": gap.limit, "size": size}, file)

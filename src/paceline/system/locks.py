@@ -43,6 +43,7 @@ def take(path: Path) -> int | None:
         if not path.exists():
             raise
         return None
+    # flock(2), not fcntl's locks: those belong to the process, and any close of the file in it would give them up.
     try:
         # Never to wait: many ask in passing, with nothing lost if somebody has it.
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,7 +81,7 @@ def is_held(path: Path, *, here: bool = True) -> bool:
 def locked(
     path: Path, *, on_wait: Callable[[], object] | None = None, patience_s: float | None = None
 ) -> Iterator[int]:
-    """While it lasts, no other process holds the lock; the open file that holds it.
+    """A block in which no other process holds the lock; its value is the open file that holds it.
 
     on_wait: called once where another process holds it, before waiting for that one. patience_s: how long to wait for a lock
     that is only ever held for moments; None: for ever.
@@ -104,12 +105,13 @@ def locked(
                 _wait(fd, path, patience_s)
         yield fd
     finally:
+        # Gives the lock back: programs that were started meanwhile have not inherited the file (O_CLOEXEC).
         os.close(fd)
 
 
 @contextlib.contextmanager
 def shared(path: Path) -> Iterator[int]:
-    """While it lasts, no process can hold the lock alone, though others may share it; the open file that holds it.
+    """A block in which no process can hold the lock alone, though others may share it; its value is the open file.
 
     Raises:
         OSError: as `locked`.
@@ -155,6 +157,7 @@ def _open(path: Path) -> int:
         # exclusive lock only on a file that is open for writing.
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
+        # Two processes may come here at once: without O_EXCL the second one opens the file that the first has made.
         is_shared = os.stat(path.parent).st_mode & stat.S_IWGRP
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o660 if is_shared else 0o600)
 
@@ -163,6 +166,7 @@ def _wait(fd: int, path: Path, patience_s: float) -> None:
     end_s = time.monotonic() + patience_s
     while True:
         try:
+            # Asked again and again: flock has no time limit, and an alarm would be the whole process's.
             return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > end_s:

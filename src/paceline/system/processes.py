@@ -68,7 +68,8 @@ def is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        return True  # another user's, so it is there
+    # A zombie takes signals as well; it has only not been waited for yet.
     return _state(pid) != "Z"
 
 
@@ -98,6 +99,7 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     """
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
+    # SIGKILL, for a process that handles SIGTERM may start others in its handler, and each look would find new ones.
     while left := descendants(pid):
         for child in left:
             killed.add(child)
@@ -236,5 +238,6 @@ def _has_variable(pid: int, name: str, value: str | None = None) -> bool:
             environment = b"\0" + file.read()
     except OSError:
         return False
+    # As it was at the start: what a process sets in its own environment later does not show in /proc.
     wanted = f"\0{name}=".encode() + (os.fsencode(value) + b"\0" if value is not None else b"")
     return wanted in environment

@@ -98,10 +98,16 @@ def test_what_ssh_says_is_in_the_error(open_link):
 
 
 def test_who_never_answers_is_given_up_and_ended(open_link, tmp_path):
-    with pytest.raises(LinkError, match=r"node-0: no agent answered within 0\.3 s\. It said: Password:"):
-        open_link(words=["sh", "-c", f"echo $$ > {tmp_path}/pid; echo Password:; exec sleep 600"], timeout_s=0.3)
+    with pytest.raises(LinkError, match=r"node-0: no agent answered within 2 s\. It said: Password:"):
+        open_link(words=["sh", "-c", f"echo $$ > {tmp_path}/pid; echo Password:; exec sleep 600"], timeout_s=2)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_who_takes_nothing_until_time_is_up_has_not_answered(open_link):
+    """It was told as a program that could not be started: the error at the time limit is an OSError as well."""
+    with pytest.raises(LinkError, match=r"node-0: no agent answered within 0 s\."):
+        open_link(words=["sleep", "600"], timeout_s=0)
 
 
 def test_a_program_that_is_not_there_is_named(open_link):

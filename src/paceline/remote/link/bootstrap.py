@@ -102,6 +102,8 @@ class _Talk:
             while view:
                 if self._ends.write_fd in self._wait(writes=True):
                     view = view[os.write(self._ends.write_fd, view) :]
+        except LinkError:
+            raise  # an OSError as well: time is up
         except OSError:
             self._fail("ended")
         finally:

@@ -65,7 +65,7 @@ def shutdown() -> None:
     try:
         collectives.stop()
     finally:
-        # A forked child leaves its parent's place in the world alone.
+        # A forked child inherits the variable, and leaves its parent's place in the world alone.
         if os.environ.get(_JOINED, "").partition(" ")[0] == str(os.getpid()):
             del os.environ[_JOINED]
         timeline.end()

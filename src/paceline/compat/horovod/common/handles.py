@@ -60,6 +60,8 @@ def submit(
         handle = start(registry.engine(), full)
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
+    # `itertools.count` and dictionaries are changed in one step each, so threads that submit need no lock. If two
+    # submit the same name at once, the engine refuses the second.
     made = next(_numbers)
     _in_flight[key] = handle
     _pending[made] = (key, handle, finish)
@@ -99,6 +101,7 @@ def synchronize(handle: int) -> Any:
     except CollectivesError as error:
         raise HorovodInternalError(str(error)) from error
     finally:
+        # Another thread may have submitted the next of this name, as soon as this one was done.
         if _in_flight.get(key) is submitted:
             del _in_flight[key]
     return finish(result)

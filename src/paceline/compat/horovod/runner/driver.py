@@ -38,7 +38,7 @@ _LAUNCHER_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class RanksJob:
-    """What is to be run.
+    """A job to run.
 
     argv: of each rank; payload: bytes that each rank finds in the file `call` of its scratch folder.
     environment: of the ranks, beside their ranks. transport: "mpi" or "gloo".
@@ -171,6 +171,7 @@ class RanksDriver:
         """Wait until every rank has come up; why not, if one hasn't."""
         deadline = time.monotonic() + self._job.start_timeout_s
         while any(rank.connection is None for rank in self._ranks):
+            # Set by the handler, between any two lines of this thread; so it is looked at after each short wait.
             if self._signal is not None:
                 return None
             with contextlib.suppress(queue.Empty):
@@ -192,6 +193,7 @@ class RanksDriver:
             ended = [(command, process) for command, process in self._launchers if process.poll() is not None]
             for command, process in ended:
                 theirs = [rank for rank in missing if rank in command.ranks]
+                # Not while one is queued that has come up: it may be one of these.
                 if theirs and self._listener.joined.empty():
                     return (
                         f"{named(theirs, self._ranks)} could not be started: {_program(process)} ended with exit code "
@@ -242,6 +244,7 @@ class RanksDriver:
                 return None
             if failed_at is None and any(place.exit_code for place in self._ranks):
                 failed_at = time.monotonic()
+            # Others get a moment to report theirs: what failed first may be reported last.
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
             if self._job.transport == "mpi" and (self._launchers[0][1].poll() or 0) < 0:
@@ -288,6 +291,7 @@ class RanksDriver:
     # --- ending
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Runs in the main thread, which is that of `run`: nothing else uses the connections meanwhile but their readers.
         if self._signal is not None:
             self._close()  # the second time: at once
         self._signal = number
@@ -323,6 +327,7 @@ class RanksDriver:
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.05, deadline - time.monotonic()))
+            # Its ranks are gone, so it should end by itself; mpirun removes its own files when it may.
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):

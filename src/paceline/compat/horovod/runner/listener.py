@@ -49,6 +49,7 @@ class RankListener:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # First: threads that wait for room in `events` give up when they see it.
         self._closed = True
         for listener in self._listeners:
             # Closing alone would leave the thread waiting.
@@ -77,6 +78,7 @@ class RankListener:
             return
         self.joined.put((connection, hello))
         with contextlib.suppress(OSError, EOFError):
+            # One thread reads a connection, so what a rank says stays in its order.
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
         self._pass_on(rank, None)

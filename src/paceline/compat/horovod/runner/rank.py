@@ -90,9 +90,10 @@ class _Rank:
                 file.write(payload)
 
     def run(self) -> bool:
-        """See the program through. Whether `horovodrun` has gone meanwhile."""
+        """See the program through; True if `horovodrun` has gone meanwhile."""
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            # In a thread: a handler that slept for the grace period would keep this one from noticing the program's end.
             signal.signal(number, lambda *_: threading.Thread(target=self._end, daemon=True).start())
         try:
             process = self._process = self._started()
@@ -106,6 +107,7 @@ class _Rank:
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
+        # What it has started and left behind holds its pipes open, and the pumps would wait for that.
         processes.kill_descendants(os.getpid())
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
@@ -149,6 +151,7 @@ class _Rank:
                 if message.get("end"):
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
+            # `horovodrun` is gone, or its host: no rank outlives it.
             self._deserted = True
             processes.kill_descendants(os.getpid())
 
@@ -176,6 +179,7 @@ class _Rank:
         self._send(b"E" + json.dumps({"exit_code": exit_code, "error": error, "time": time.time()}).encode())
 
     def _send(self, data: bytes) -> None:
+        # Both pumps and the main thread send: a message that is cut in two by another would end the connection.
         with self._lock:
             try:
                 self._connection.send_bytes(data)

@@ -80,6 +80,7 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 def hang_up(connection: Connection) -> None:
     """Close the connection for both sides, also where a thread of this process is reading from it."""
+    # To close a file descriptor does not wake a thread that reads from it; to shut the socket down does.
     with contextlib.suppress(OSError):
         with socket.socket(fileno=os.dup(connection.fileno())) as twin:
             twin.shutdown(socket.SHUT_RDWR)

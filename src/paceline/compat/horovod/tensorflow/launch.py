@@ -117,6 +117,7 @@ def _results(pieces: Sequence[Piece], tensors: Sequence[Any]) -> list[Any]:
 
 
 def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any]:
+    # Now, while the graph is made: a program that XLA has compiled can't call Python, and fails without a word of why.
     refuse_xla()
     alone = [
         index
@@ -128,6 +129,7 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any
     # Where in the bunches' handles that of each piece will be found.
     order = [index for bunch in bunches for index in bunch]
     before = opened()
+    # On the CPU, where Python is: on a GPU TensorFlow would have no kernel for these.
     with tf.device("/CPU:0"), tf.control_dependencies(before):
         tokens = []
         for bunch in bunches:
@@ -142,11 +144,13 @@ def _in_graph(pieces: Sequence[Piece], tensors: Sequence[list[Any]]) -> list[Any
             tokens.append(token)
         kinds = [result for piece in pieces for result in piece.results]
         dtypes = [dtype for dtype, _ in kinds]
+        # With an order, waiting operations come one after the other, and one thread of TensorFlow's is enough for them.
         if before:
             results = tf.numpy_function(_waiter(order), tokens, dtypes, name="HorovodWait")
         else:
             results = _wait_beside(_waiter(order), tokens, dtypes)
     closed(results[0].op)
+    # What comes back from Python has no shape; layers that follow may want one while the graph is made.
     for result, (_, shape) in zip(results, kinds, strict=True):
         result.set_shape(shape)
     return list(results)
@@ -196,6 +200,7 @@ def _wait(submitted: Sequence[int]) -> list[Array]:
     """The results of all of them, one after the other. An error is raised when none is in flight any more."""
     arrays: list[Array] = []
     failure: BaseException | None = None
+    # All are waited for, also after an error: the engine writes into the arrays of those that go on.
     for handle in submitted:
         try:
             arrays += handles.synchronize(handle)

@@ -68,6 +68,7 @@ class _Stretch:
         self._seen = len(graph.get_operations())
 
     def is_over(self) -> bool:
+        # A call of a function that writes to the variable has it among its inputs: that is how it is noticed.
         new = self._graph.get_operations()[self._seen :]
         self._seen += len(new)
         line = self._graph.capture(self._line.handle)
