@@ -130,7 +130,6 @@ class Keeper:
                 begin = gap.begin if gap else _after_line(file.fileno(), self._limit // 4 - _LINE_BYTES)
                 if size - (gap.end if gap else begin) <= self._limit - begin:
                     return
-                # First the note, then the hole: whoever reads a hole finds in the note what it is.
                 self._gap = Gap(begin, _after_line(file.fileno(), size - self._limit // 2), self._limit)
                 # First the note, then the hole: a reader who meets the hole's zeros must find out what they stand for.
                 _write(self._log, self._gap)
