@@ -153,7 +153,11 @@ def test_what_an_engine_has_started_of_a_run_is_the_agent_s_once_it_has_adopted_
                     pipe.close()
 
 
-def test_a_link_that_is_closed_says_so(link):
+def test_a_link_that_is_closed_says_so(link, monkeypatch):
+    """Also where the agent is gone before this side has gone on to close its own: it counted as lost then."""
+    connection = link._connection
+    close = connection.close
+    monkeypatch.setattr(connection, "close", lambda wait_s: connection._over.wait(60) and close(wait_s))
     link.close()
     link.close()
     with pytest.raises(LinkError, match="node-0: the link is closed"):

@@ -55,7 +55,8 @@ class AgentConnection:
         self._ends, self._name, self._silence_s, self._hear = ends, name, silence_s, hear
         self._frames = Frames()
         self._inward: queue.Queue[tuple[dict[str, Any], bytes] | None] = queue.Queue(_WAITING)
-        self._closing = False
+        #: The end is meant: what comes of it is no loss.
+        self.is_closing = False
         self._over = threading.Event()
         self._reader = threading.Thread(target=self._read, name=f"paceline-link-{name}", daemon=True)
         self._filer = threading.Thread(target=self._file, name=f"paceline-files-{name}", daemon=True)
@@ -102,7 +103,7 @@ class AgentConnection:
 
     def give_up(self) -> None:
         """End what was never started."""
-        self._closing = True
+        self.is_closing = True
         with contextlib.suppress(OSError):
             if self._ends.write_fd != self._ends.read_fd:
                 os.close(self._ends.write_fd)
@@ -112,7 +113,7 @@ class AgentConnection:
 
     def close(self, wait_s: float) -> None:
         """End the connection from this side; the agent has been told, or notices."""
-        self._closing = True
+        self.is_closing = True
         self.out.finish()
         if not self._over.wait(wait_s):
             self._end_program(0.5)
@@ -130,10 +131,10 @@ class AgentConnection:
             why = f"the link broke: {error.strerror or error}"
         try:
             # First the reason: whoever is woken by what follows looks at it.
-            if not self._closing:
+            if not self.is_closing:
                 self.lost = f"{self._name}: {why}"
             self.out.drop()
-            self._end_program(2.0 if self._closing else 0.2)
+            self._end_program(2.0 if self.is_closing else 0.2)
             # Behind all that has come: the filer puts that into its place before it ends.
             self._inward.put(None)
             self._end_requests_later()

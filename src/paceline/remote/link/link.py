@@ -261,6 +261,8 @@ class Link(LinkFiles):
 
     def close(self, wait_s: float = 6.0) -> None:
         """End the agent and all that it has started; harmless the second time."""
+        # First: the agent goes as soon as it has answered, and must not count as lost.
+        self._connection.is_closing = True
         try:
             self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
