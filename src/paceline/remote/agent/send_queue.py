@@ -53,7 +53,7 @@ class SendQueue(threading.Thread):
             self._changed.notify_all()
 
     def has_room(self, kind: int) -> bool:
-        """Whether a frame of this kind would be taken at once."""
+        """True if a frame of this kind would be taken at once."""
         # Not under the lock: by the time the answer is used it is old either way, and `put` waits.
         return self._sizes[kind] < _ROOM_BYTES
 
