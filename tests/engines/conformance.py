@@ -21,6 +21,8 @@ from paceline.testing.worker_environment import comparable, expected
 PLACE = {"OMP_NUM_THREADS", "OMPI_MCA_btl", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
 #: What readers leave to a supervisor whose job is gone: these clusters' files are this machine's, where nothing is late.
 GRACE_S = 2.0
+#: How old Slurm's or Ray's answer may be, 5 s otherwise: few runs ask here, and nobody else.
+FRESH_S = 0.5
 #: `silence_s` of targets whose nodes are lost without a word; each kind has a test at the default.
 SILENCE_S = 3.0
 

@@ -55,7 +55,7 @@ def check(run: pl.Run, python: str, rank: int = 0) -> None:
     ours_on_path, names = [path for path in found["path"] if path.startswith(library)]
     assert os.listdir(ours_on_path) == ["paceline"]
     # Behind everything else, names for packages that are not installed.
-    assert found["path"][-1] == names == os.path.join(ours_on_path, "paceline", "compat", "names")
+    assert found["path"][-1] == names == os.path.join(ours_on_path, "paceline", "compat", "shim", "first")
     assert run.get_metrics("version", rank=rank) == {"version": found["version"][1]}
 
 

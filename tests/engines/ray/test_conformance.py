@@ -12,10 +12,11 @@ import pytest
 from paceline.data.stores.datastore import Datastore
 from paceline.runs import remote_status
 from paceline.runs.run import Run
+from paceline.targets.ray import jobs
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
 from paceline.workspace import Workspace
-from tests.engines.conformance import GRACE_S, SILENCE_S, SameAsLocal
+from tests.engines.conformance import FRESH_S, GRACE_S, SILENCE_S, SameAsLocal
 from tests.engines.ray_lab import TOKEN, TOKEN_VARIABLE, RayLab
 
 
@@ -64,6 +65,7 @@ class TestRay(SameAsLocal):
     def under_test(self, ray: Ray, any_mpirun: str, monkeypatch: pytest.MonkeyPatch) -> Ray:
         monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        monkeypatch.setattr(jobs, "FRESH_S", FRESH_S)
         return ray
 
 

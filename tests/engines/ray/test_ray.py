@@ -17,8 +17,9 @@ from paceline.runs import remote_status, states
 from paceline.runs.record import user_name
 from paceline.system import processes
 from paceline.targets import configured
+from paceline.targets.ray import jobs
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
-from tests.engines.conformance import GRACE_S
+from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import use_mpirun
 from tests.engines.container_lab import words_of
 from tests.engines.lab import KEEP, WHEEL, Lab, exit_codes, log_text, seen, wait_for_end
@@ -51,6 +52,7 @@ def cluster(ray_cluster: RayLab) -> RayLab:
 def token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+    monkeypatch.setattr(jobs, "FRESH_S", FRESH_S)
 
 
 @pytest.fixture(autouse=True)

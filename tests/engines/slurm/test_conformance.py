@@ -11,9 +11,10 @@ import pytest
 
 from paceline.runs import remote_status
 from paceline.runs.run import Run
+from paceline.targets.slurm import query
 from paceline.testing.reading import ReadingChecks
 from paceline.testing.targets import TargetConformance, TargetUnderTest
-from tests.engines.conformance import GRACE_S, SILENCE_S, SameAsLocal
+from tests.engines.conformance import FRESH_S, GRACE_S, SILENCE_S, SameAsLocal
 from tests.engines.places import logged_in
 from tests.engines.slurm_lab import SlurmLab
 
@@ -57,6 +58,7 @@ class TestSlurm(SameAsLocal):
         for name, value in slurm.cluster.environment.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+        monkeypatch.setattr(query, "FRESH_S", FRESH_S)
         return slurm
 
 

@@ -23,7 +23,7 @@ from paceline.targets.configured import Configured
 from paceline.targets.slurm import SlurmTarget, query
 from tests.engines import slurm_lab
 from tests.engines.beside import LIMIT, LOUD, WAITS, check_exec, check_short
-from tests.engines.conformance import GRACE_S
+from tests.engines.conformance import FRESH_S, GRACE_S
 from tests.engines.conftest import require_engine
 from tests.engines.lab import (
     KEEP,
@@ -73,6 +73,7 @@ def slurm(cluster: SlurmLab, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(remote_status, "_GRACE_S", GRACE_S)
+    monkeypatch.setattr(query, "FRESH_S", FRESH_S)
     add(lab, time="10")
     yield cluster
     try:
