@@ -29,7 +29,7 @@ class Ended:
 
 
 def run_on_ranks(
-    size: int, folder: Path, *command: str, timeout_s: float = 900.0, variables: Mapping[str, str] | None = None
+    size: int, folder: Path, *command: str, timeout_s: float = 2700.0, variables: Mapping[str, str] | None = None
 ) -> list[Ended]:
     """How each of so many ranks of this Python program ended; none outlives the call."""
     port = free_port()

@@ -13,7 +13,7 @@ CHECKS = [
 ]
 
 
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("size", "check"), CHECKS, ids=[f"{check}-{size}" for size, check in CHECKS])
 def test_on_ranks(size: int, check: str, outcome: Callable[[int, str], None]) -> None:
     outcome(size, check)

@@ -40,7 +40,7 @@ def run_on_ranks(ranks: int, program: Path, *arguments: str, **variables: str) -
     if ranks > 1:
         command = [str(mpirun), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none", "-n", str(ranks), *command]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=900, env=clean_environment() | MPI | variables, check=False
+        command, capture_output=True, text=True, timeout=2700, env=clean_environment() | MPI | variables, check=False
     )
 
 

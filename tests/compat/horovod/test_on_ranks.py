@@ -8,7 +8,7 @@ from tests.compat.horovod.conftest import MODULES, every_check
 
 
 # The first of a world waits for all of it.
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("ranks", "check"), [(ranks, check) for ranks, modules in MODULES.items() for check in every_check(modules)]
 )

@@ -11,7 +11,7 @@ PLACES = [("keras-tensorflow", 2), ("keras-torch", 1), ("keras-torch", 3), ("tf_
 
 
 # The first of a world waits for all of it.
-@pytest.mark.timeout(1000)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(
     ("kind", "ranks", "check"), [(kind, ranks, check) for kind, ranks in PLACES for check in checks(kind)]
 )
