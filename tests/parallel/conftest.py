@@ -64,6 +64,15 @@ def run_on_ranks(
     return ended
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """torch's threads spin while they wait for each other: small tensors take 100 times as long on busy cores."""
+    if find_spec("torch"):
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], None]:
     """A function that fails as the check (`module.check_...`) did on any of so many ranks."""
