@@ -51,11 +51,13 @@ MAY_IMPORT = {
     "pruning": "errors system runs environments data containers",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
+    # Children are runs like all others; a sweep's controller submits them.
+    "sweeps": f"{UP_TO_SUBMIT} estimator",
     "workspace_dir": "errors",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps",
     "__main__": "cli",
 }
 
@@ -77,7 +79,8 @@ THIRD_PARTY = {
     "matplotlib": "parallel",
     "tensorflow": "data compat",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
-    "pandas": "data runs",
+    "pandas": "data runs sweeps",
+    **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
     "pyarrow": "data",
 }
 

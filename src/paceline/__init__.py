@@ -23,6 +23,25 @@ if TYPE_CHECKING:
     from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
     from paceline.runs.failure import FailureReport
     from paceline.runs.record import RunRecord
+    from paceline.sweeps.expressions import (
+        choice,
+        fixed,
+        lognormal,
+        loguniform,
+        normal,
+        qlognormal,
+        qloguniform,
+        qnormal,
+        quniform,
+        randint,
+        uniform,
+    )
+    from paceline.sweeps.policies.asha import ASHA, Hyperband
+    from paceline.sweeps.policies.bandit import Bandit
+    from paceline.sweeps.policies.median import MedianStopping
+    from paceline.sweeps.policies.truncation import TruncationSelection
+    from paceline.sweeps.sweep import Sweep
+    from paceline.sweeps.sweep_run import SweepRun
     from paceline.workspace import Experiment, Run, Workspace
 
 __version__ = "0.1.0"
@@ -39,10 +58,31 @@ _HOMES = {
     "paceline.runs.failure": ("FailureReport",),
     "paceline.runs.record": ("RunRecord",),
     "paceline.job.secret_values": ("secret",),
+    "paceline.sweeps.expressions": (
+        "choice",
+        "fixed",
+        "lognormal",
+        "loguniform",
+        "normal",
+        "qlognormal",
+        "qloguniform",
+        "qnormal",
+        "quniform",
+        "randint",
+        "uniform",
+    ),
+    "paceline.sweeps.policies.asha": ("ASHA", "Hyperband"),
+    "paceline.sweeps.policies.bandit": ("Bandit",),
+    "paceline.sweeps.policies.median": ("MedianStopping",),
+    "paceline.sweeps.policies.truncation": ("TruncationSelection",),
+    "paceline.sweeps.sweep": ("Sweep",),
+    "paceline.sweeps.sweep_run": ("SweepRun",),
     "paceline.workspace": ("Experiment", "Run", "Workspace"),
 }
 
 __all__ = [
+    "ASHA",
+    "Bandit",
     "DataParallel",
     "DataReference",
     "Dataset",
@@ -52,19 +92,35 @@ __all__ = [
     "Experiment",
     "FailureReport",
     "FullyShard",
+    "Hyperband",
     "Job",
+    "MedianStopping",
     "PipelineParallel",
     "PyTorch",
     "Run",
     "RunRecord",
     "SKLearn",
+    "Sweep",
+    "SweepRun",
     "TensorFlow",
     "TensorParallel",
+    "TruncationSelection",
     "Workspace",
     "__version__",
+    "choice",
     "errors",
+    "fixed",
+    "lognormal",
+    "loguniform",
+    "normal",
     "parallelize",
+    "qlognormal",
+    "qloguniform",
+    "qnormal",
+    "quniform",
+    "randint",
     "secret",
+    "uniform",
 ]
 
 __getattr__ = face(__name__, _HOMES)

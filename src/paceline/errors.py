@@ -14,6 +14,7 @@ classes in all source files.
     │   ├── LauncherError                 the launcher that the job asks for is not to be had
     │   ├── EnvironmentSpecError          what an environment is to be made of
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
+    │   ├── SweepError                    a space, a sampler, a policy or another part of a sweep
     │   ├── MetricError                   a value that can't be logged
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
     │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
@@ -90,6 +91,10 @@ class EnvironmentSpecError(UserError):
 
 class DataError(UserError):
     """A datastore, a reference to data, a dataset or the place of a credential is wrong or unknown."""
+
+
+class SweepError(UserError):
+    """A space, a sampler, a policy or another part of a sweep is wrong."""
 
 
 class MetricError(UserError):

@@ -353,6 +353,11 @@ def interpreter(python: str | None) -> str | None:
     return os.path.abspath(found)
 
 
+def is_estimator(config: object) -> bool:
+    """Whether this is an estimator of one of the kinds that there are."""
+    return isinstance(config, _Script)
+
+
 def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     """The estimator with what `submit` may override: script_params, arguments and inputs.
 

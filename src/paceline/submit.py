@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from paceline import snapshot
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
@@ -52,6 +53,7 @@ def submit(
     *,
     tags: Mapping[str, object] | None = None,
     parent_run_id: str | None = None,
+    trial: Mapping[str, Any] | None = None,
     progress: snapshot.Progress | None = None,
     display_name: str | None = None,
     values: Mapping[str, str] | None = None,
@@ -60,8 +62,9 @@ def submit(
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
 
+    trial: what the record says of a sweep's child.
     values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
-    run_id: one that `new_run_id` has made for this submission; by default it is made here.
+    run_id: of the new run; by default a fresh one.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -79,7 +82,7 @@ def submit(
     try:
         _check(job, workspace_dir, described, target)
         is_here = described.kind == configured.LOCAL
-        taken = _snapshot(job, source, workspace_dir, progress, leave_out, is_here=is_here)
+        taken = _taken(job, source, workspace_dir, progress, leave_out, is_here=is_here)
     except BaseException:
         if early:
             target.release(runs_dir / run_id)
@@ -88,6 +91,7 @@ def submit(
         run_id=run_id,
         experiment=experiment,
         parent_run_id=parent_run_id,
+        trial=trial,
         created_utc=utc_now(),
         submitted_by=user_name(),
         target=job.compute_target,
@@ -196,7 +200,23 @@ def warn_of_secrets(job: Job) -> None:
             )
 
 
-def _snapshot(
+def take_snapshot(
+    job: Job,
+    source: SourceCopy,
+    workspace_dir: Path,
+    progress: snapshot.Progress | None = None,
+    leave_out: Sequence[Path] = (),
+) -> snapshot.Snapshot:
+    """The snapshot of the job's source, for several runs of it. leave_out: files that it is not to hold.
+
+    Raises:
+        UserError: it can't be copied, or lacks the job's script.
+    """
+    is_here = configured.read(workspace_dir, job.compute_target).kind == configured.LOCAL
+    return _taken(job, source, workspace_dir, progress, leave_out, is_here=is_here)
+
+
+def _taken(
     job: Job,
     source: SourceCopy,
     workspace_dir: Path,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from paceline.environments.environment import Environment
-from paceline.errors import JobError, WorkspaceError
+from paceline.errors import JobError, SweepError, WorkspaceError
 from paceline.job.job import Job
 from paceline.runs import interactive, read, tags_and_properties
 from paceline.runs.folder import RunFolder
@@ -193,7 +193,8 @@ class Workspace:
         Raises:
             RunNotFoundError: there is none, or there are several.
         """
-        return Run.get(self, run_id)
+        run: Run = Run.get(self, run_id)
+        return run
 
 
 class Experiment:
@@ -260,6 +261,8 @@ class Experiment:
         """
         from paceline.estimator import _Script, with_overrides
         from paceline.submit import SourceCopy, submit
+        from paceline.sweeps.sweep import Sweep
+        from paceline.sweeps.sweep_run import SweepRun
 
         if isinstance(config, Job):
             if overrides or source_directory is None:
@@ -268,9 +271,18 @@ class Experiment:
         elif isinstance(config, _Script):
             config = with_overrides(config, overrides)
             job, directory = config.job(), Path(source_directory or config.source_directory)
+        elif isinstance(config, Sweep):
+            if overrides or parent_run_id is not None or source_directory is not None:
+                raise SweepError(
+                    "a sweep is submitted without overrides: what its trials run is its estimator's to say."
+                )
+            swept = config.submit(
+                self._workspace.path, self._name, tags=tags, progress=progress, display_name=display_name
+            )
+            return SweepRun(self, swept.run_id)
         else:
             raise JobError(
-                f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn or Job."
+                f"can't submit a {type(config).__name__}. Submit an Estimator, PyTorch, TensorFlow, SKLearn, Job or Sweep."
             )
         folder = submit(
             job,
@@ -346,5 +358,12 @@ def _open_dataset(reference: DataReference, path: str) -> object:
     return opened(reference, path)
 
 
+def _sweep_run() -> type[Run]:
+    from paceline.sweeps.sweep_run import SweepRun
+
+    return SweepRun
+
+
+Run.kinds["sweep"] = _sweep_run
 Run.make_experiment = staticmethod(_make_experiment)
 Run.open_dataset = staticmethod(_open_dataset)

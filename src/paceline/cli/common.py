@@ -12,6 +12,7 @@ from typing import IO, Any
 from paceline.errors import RunNotFoundError, UserError
 from paceline.runs import states, store
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import is_trial
 from paceline.runs.metrics import json_safe
 from paceline.runs.record import parse_utc
 from paceline.runs.visible import visible
@@ -24,7 +25,7 @@ _STATE_COLOURS = {states.COMPLETED: 32, states.FAILED: 31, states.CANCELED: 33, 
 
 
 def folder_of(run_id: str | None) -> RunFolder:
-    """The run of this id (or its beginning), or the latest one.
+    """The run of this id (or its beginning), or the latest one that is no sweep's trial.
 
     Raises:
         RunNotFoundError: there is none.
@@ -32,7 +33,7 @@ def folder_of(run_id: str | None) -> RunFolder:
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
-    ids = store.ids(runs_dir)
+    ids = [run_id for run_id in store.ids(runs_dir) if not is_trial(run_id)]
     if not ids:
         raise RunNotFoundError(
             f"there is no run in {str(runs_dir.parent)!r} yet. Start one with `paceline run SCRIPT`."

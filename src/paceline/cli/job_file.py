@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +86,10 @@ _OPTIONS = {
 }
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
     """The description (`paceline.cli.description`) in a job file. Relative paths start from the file's folder, which is the
-    source folder too unless the file names another.
+    source folder too unless the file names another. sections: further keys that the file may have; their values are what YAML
+    makes of them.
 
     Raises:
         JobError: no YAML, an unknown key, or a value that its key does not take; file, line and key are named.
@@ -104,7 +105,11 @@ def read(path: Path) -> dict[str, Any]:
         raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(node, yaml.MappingNode):
         raise JobError(f"{str(path)!r} is no job: write keys and values, such as `entry_script: train.py`.")
+    further = {key.value: value for key, value in node.value if key.value in sections}
+    node.value = [(key, value) for key, value in node.value if key.value not in sections]
     found = _Reader(path).job(node)
+    loader = yaml.SafeLoader("")
+    found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
     found.setdefault("source_directory", str(path.parent))
     if "script_params" in found:
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}

@@ -28,6 +28,7 @@ from paceline.data.transfer.progress import size_text
 from paceline.runs import left_out, read, removal, states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import duration_text
+from paceline.runs.ids import is_trial
 from paceline.runs.record import Attempt, RunRecord, parse_utc, utc_now
 from paceline.runs.select import matches
 from paceline.runs.visible import visible
@@ -85,6 +86,7 @@ def list_runs(
     ] = None,
     limit: Annotated[int, typer.Option("-n", "--limit", min=1, help="So many at most, newest first.")] = _SHOWN,
     everything: Annotated[bool, typer.Option("--all", help="Without a limit.")] = False,
+    trials: Annotated[bool, typer.Option("--trials", help="The trials of sweeps, too.")] = False,
     long: Annotated[
         bool, typer.Option("-l", "--long", help="With what they take on the disk, and their tags.")
     ] = False,
@@ -98,7 +100,7 @@ def list_runs(
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
-        for record in read.all_records(runs_dir)
+        for record in read.all_records(runs_dir, trials=trials)
         for folder in [RunFolder(runs_dir / record.run_id)]
         if (experiment is None or record.experiment == experiment)
         and matches(record, folder, status=status, tags=tags, children=True)
@@ -123,7 +125,7 @@ def list_runs(
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:], status_column=1)
-    total = len(store.ids(runs_dir))
+    total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
     return 0

@@ -44,6 +44,7 @@ VERBS: dict[str, tuple[str, str]] = {
         "execute",
         "Run a command on a worker's node, in its working folder and container, with its environment variables.",
     ),
+    "sweep": ("sweep", "Sweeps: hyperparameters tuned over runs."),
     "env": ("env", "Environments: list, show, build and prune them."),
     "data": ("data", "Datastores: list, add and remove them, move files; the cache."),
     "compute": ("compute", "Compute targets: add, list, show, remove and examine them."),

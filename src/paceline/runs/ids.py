@@ -13,6 +13,8 @@ from paceline.errors import FileNameError, WorkspaceError
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 _EXPERIMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}")
+#: The time in an id: seconds, and their fraction; a sweep's trials have a number after it.
+_AGE = re.compile(r"_([0-9]+)_([0-9a-f]{8})(?:_([0-9]+))?$")
 #: Longest file name that the usual file systems take is 255 bytes; an id adds 20 to the experiment's name.
 _EXPERIMENT_LENGTH = 200
 
@@ -55,7 +57,13 @@ def new_run_id(experiment: str) -> str:
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 
-def age_key(run_id: str) -> tuple[int, str]:
-    """Sorts ids by the time in them; ids that were given by hand, without one, come first."""
-    _, second, fraction = ("", *run_id.rsplit("_", 2))[-3:] if run_id.count("_") > 1 else ("", "", run_id)
-    return (int(second), fraction) if second.isascii() and second.isdigit() else (0, run_id)
+def age_key(run_id: str) -> tuple[int, str, int]:
+    """Sorts ids by the time in them, a sweep's trials by their numbers; ids that were given by hand, without one, come first."""
+    found = _AGE.search(run_id)
+    return (int(found[1]), found[2], int(found[3] or -1)) if found else (0, run_id, -1)
+
+
+def is_trial(run_id: str) -> bool:
+    """Whether this is the id of a sweep's trial, which has a number behind the sweep's."""
+    found = _AGE.search(run_id)
+    return bool(found and found[3])

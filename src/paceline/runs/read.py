@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunNotFoundError
-from paceline.runs import remote_status, states, store
+from paceline.runs import controllers, remote_status, states, store
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import is_trial
 from paceline.runs.record import RunRecord, utc_now
 from paceline.system import locks
 from paceline.system.files import read_json, write_json
@@ -39,7 +40,9 @@ def record(folder: RunFolder) -> RunRecord:
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # The owner may have written the end and gone between our two looks.
         found = store.stored(folder)
-        return found if found.is_terminal else store.set_right(folder)
+        if found.is_terminal:
+            return found
+        return store.set_right(folder) if found.sweep is None else controllers.resume(folder, found)
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
@@ -62,9 +65,11 @@ def raw(folder: RunFolder) -> dict[str, Any] | None:
         return None
 
 
-def all_records(runs_dir: Path) -> Iterator[RunRecord]:
-    """Every run's record, newest first; folders without a readable one are passed over."""
+def all_records(runs_dir: Path, *, trials: bool = True) -> Iterator[RunRecord]:
+    """Every run's record, newest first; folders without a readable one are passed over. trials: those of sweeps, too."""
     for run_id in store.ids(runs_dir):
+        if not trials and is_trial(run_id):
+            continue
         try:
             yield record(RunFolder(runs_dir / run_id))
         except RunNotFoundError:

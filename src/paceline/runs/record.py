@@ -45,7 +45,10 @@ class Attempt:
 class RunRecord:
     """The record of a run: all that is known of it.
 
-    kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`).
+    kind: "script" for one with a supervisor, "interactive" for one that a program logs by itself (`start_logging`), "sweep" for
+        one whose children try points of a space.
+    sweep: what a sweep tries (`paceline.sweeps.spec`). trial: of a sweep's child, its number, its point as samplers know it
+        (chosen) and as its script gets it (values).
     status: one of `paceline.runs.states`.
     times: UTC, ISO 8601 with milliseconds.
     git: commit, branch, dirty and repository_uri of the source directory, where it lies in a git repository.
@@ -63,6 +66,8 @@ class RunRecord:
     kind: str = "script"
     status: str = NOT_STARTED
     parent_run_id: str | None = None
+    sweep: Mapping[str, Any] | None = None
+    trial: Mapping[str, Any] | None = None
     created_utc: str = ""
     started_utc: str | None = None
     ended_utc: str | None = None

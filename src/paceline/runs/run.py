@@ -75,6 +75,8 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     make_experiment: ExperimentMaker
     #: What `get_context` gives a script that belongs to no run.
     offline_class: ClassVar[type[OfflineRun]] = OfflineRun
+    #: Set by `paceline.workspace`: kind -> what gives the class of runs of this kind, where they have one of their own.
+    kinds: ClassVar[dict[str, Callable[[], type[Run]]]] = {}
     #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
     open_dataset: Callable[[DataReference, str], object]
 
@@ -124,14 +126,19 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return run
 
     @classmethod
-    def get(cls, workspace: Any, run_id: str) -> Self:
+    def get(cls, workspace: Any, run_id: str) -> Any:
         """A run of the workspace by its id, or by the beginning of it that no other run has.
 
         Raises:
             RunNotFoundError: there is none, or there are several.
         """
-        folder = store.find(workspace.runs_dir, run_id)
-        return cls(cls.make_experiment(workspace.runs_dir, read.record(folder).experiment), folder.run_id)
+        record = read.record(store.find(workspace.runs_dir, run_id))
+        return cls._handle(cls.make_experiment(workspace.runs_dir, record.experiment), record)
+
+    @classmethod
+    def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
+        """A handle on another run: of its kind's own class, where there is one, else of this class."""
+        return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
     # --- what it is
 
@@ -164,9 +171,12 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         return len(ids) - ids.index(self.id)
 
     @property
-    def parent(self) -> Self | None:
+    def parent(self) -> Any:
+        """The run that this one is below; None where there is none."""
         parent = self.record().parent_run_id
-        return type(self)(self._experiment, parent) if parent else None
+        if parent is None:
+            return None
+        return self._handle(self._experiment, read.record(store.find(self._folder.path.parent, parent)))
 
     @property
     def status(self) -> str:
@@ -451,7 +461,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 status=status,
                 children=True,
             ):
-                yield type(self)(self._experiment, record.run_id)
+                yield self._handle(self._experiment, record)
 
     def submit_child(self, config: Any, tags: Mapping[str, object] | None = None, **overrides: Any) -> Run:
         """Submit an estimator or a job as a run below this one."""

@@ -1,0 +1,245 @@
+"""sweep run, show, best, stop, more, resume: hyperparameters tuned over runs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli import job_file
+from paceline.cli.common import folder_of, print_fields, print_json, print_table
+from paceline.cli.description import Asked, asked, combined
+from paceline.cli.options import takes
+from paceline.cli.run_options import words
+from paceline.cli.shared_options import Json
+from paceline.cli.summary import summary
+from paceline.cli.sweep_options import SWEEP, spec
+from paceline.errors import SweepError
+from paceline.runs import read, states
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord, user_name
+from paceline.runs.visible import visible, visible_line
+from paceline.submit import SourceCopy, check
+from paceline.sweeps import children, following, results, start
+from paceline.sweeps.points import job_of
+from paceline.sweeps.samplers.samplers import make_sampler
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial import Trial, ranked
+from paceline.workspace import Workspace
+
+#: Points that --dry-run shows.
+_SHOWN = 10
+
+SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep, or the beginning of its id.")]
+Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
+Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    verbs = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+    verbs.command("run", help=_RUN_HELP)(takes(*SWEEP)(run))
+    verbs.command("show")(show)
+    verbs.command("best")(best)
+    verbs.command("stop")(stop)
+    verbs.command("more")(more)
+    verbs.command("resume")(resume)
+    app.add_typer(verbs, name="sweep", help="Sweeps: hyperparameters tuned over runs.")
+
+
+_RUN_HELP = """Try a script with different hyperparameters, each time in a run of its own, and follow the sweep to its end.
+
+All options of `paceline run` say what a trial is. Ctrl-C only stops the following; the sweep goes on."""
+
+
+def run(**given: Any) -> int:
+    file, description = words(given)
+    section: Any = {}
+    if file is not None:
+        said = job_file.read(file, sections=("sweep",))
+        section = said.pop("sweep", {})
+        description = combined(said, description)
+    if not isinstance(section, dict):
+        raise SweepError(f"{str(file)!r}: sweep takes keys and values, such as `metric: accuracy`.")
+    wanted, sweep = asked(description), spec(given, section, file)
+    if given["dry_run"]:
+        return _print_points(wanted, sweep, as_json=given["json"])
+    folder = start.submit_sweep(
+        wanted.job,
+        sweep,
+        SourceCopy(directory=wanted.directory.absolute()),
+        Workspace.from_config().path,
+        wanted.experiment,
+        tags=wanted.tags,
+        display_name=wanted.display_name,
+        values=wanted.values,
+        leave_out=wanted.leave_out,
+    )
+    if given["detach"]:
+        return _print_submitted(folder, as_json=given["json"])
+    return _follow(folder, as_json=given["json"], quiet=given["quiet"])
+
+
+def show(run_id: SweepId, top: Top = 0, as_json: Json = False) -> int:
+    """How a sweep stands: its trials, the best first."""
+    folder, record, sweep = _sweep(run_id)
+    trials = children.trials(folder, sweep)
+    order = ranked(trials, sweep.goal)[: top or None]
+    if as_json:
+        print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
+        return 0
+    over = sum(trial.is_over for trial in trials)
+    print_fields(
+        [
+            ("Sweep", record.run_id),
+            ("Status", record.status),
+            ("Metric", f"{sweep.metric}, to {sweep.goal}"),
+            ("Trials", f"{over} of {sweep.trials} ended, {len(trials) - over} running"),
+            *([("Why", str(record.failure.message))] if record.failure else []),
+            *[("Warning", warning) for warning in record.warnings],
+        ]
+    )
+    if order:
+        print()
+        _print_trials(order, sweep)
+    return 0
+
+
+def best(run_id: SweepId, as_json: Json = False) -> int:
+    """The best trial: its run, its value and its hyperparameters."""
+    folder, _, sweep = _sweep(run_id)
+    found = results.best_trial(children.trials(folder, sweep), sweep)
+    if found is None:
+        raise SweepError(f"no trial of {folder.run_id} has logged {sweep.metric!r} yet.")
+    if as_json:
+        print_json(results.rows([found], sweep)[0])
+        return 0
+    print(found.run_id)
+    print(f"{sweep.metric} {found.best(sweep.goal):g}", *_said(found), sep="\n", file=sys.stderr)
+    return 0
+
+
+def stop(run_id: SweepId) -> int:
+    """End a sweep: its trials get SIGTERM and their grace, and keep what they have made."""
+    folder, record, _ = _sweep(run_id)
+    if not record.is_terminal:
+        read.request_cancel(folder, by=user_name(), reason="paceline sweep stop")
+    print(f"{folder.run_id} is {record.status if record.is_terminal else states.CANCEL_REQUESTED}.", file=sys.stderr)
+    return 0
+
+
+def more(run_id: SweepId, trials: Trials) -> int:
+    """Ask for more trials of a sweep that runs, or let one that has ended go on."""
+    folder, _, _ = _sweep(run_id)
+    start.more(folder, trials)
+    print(f"{folder.run_id} goes on. Follow it: paceline sweep show {folder.run_id}", file=sys.stderr)
+    return 0
+
+
+def resume(run_id: SweepId) -> int:
+    """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
+    folder, record, _ = _sweep(run_id)
+    print(f"{folder.run_id} is {record.status}.", file=sys.stderr)
+    return 0
+
+
+def _sweep(run_id: str) -> tuple[RunFolder, RunRecord, SweepSpec]:
+    folder = folder_of(run_id)
+    record = read.record(folder)
+    if record.sweep is None:
+        raise SweepError(f"run {folder.run_id} is no sweep. `paceline sweep run` starts one.")
+    return folder, record, SweepSpec.from_json(record.sweep)
+
+
+def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
+    workspace = Workspace.from_config(create=False)
+    check(wanted.job, workspace.path)
+    sampler = make_sampler(
+        sweep.sampler, sweep.space, sweep.seed, (sweep.goal,), repeats=sweep.repeats, source=wanted.directory
+    )
+    points: list[dict[str, Any]] = []
+    trials: list[Trial] = []
+    for number in range(min(_SHOWN, sweep.trials)):
+        chosen = (
+            sweep.space.chosen(sweep.points[number]) if number < len(sweep.points) else sampler.propose(number, trials)
+        )
+        if chosen is None:
+            break
+        values = sweep.space.values(chosen)
+        trials.append(Trial(number=number, run_id="", chosen=chosen, values=values))
+        points.append(values)
+    jobs = [job_of(wanted.job, values) for values in points]
+    if as_json:
+        print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
+        return 0
+    size = sweep.space.size
+    print(
+        f"{size if size is not None else 'no end of'} points; the first {len(points)} of {sweep.trials} trials:",
+        file=sys.stderr,
+    )
+    for job in jobs:
+        print(visible(" ".join([*job.entry_words, *job.arguments])))
+    return 0
+
+
+def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:
+    if as_json:
+        print_json(summary(folder))
+        return 0
+    print(folder.run_id)
+    print(
+        f"\nSee it:      paceline sweep show {folder.run_id}\nThe best:    paceline sweep best {folder.run_id}\n"
+        f"End it:      paceline sweep stop {folder.run_id}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
+    def line(text: str) -> None:
+        if not quiet:
+            print(visible_line(text), file=sys.stderr, flush=True)
+
+    line(f"Sweep {folder.run_id}")
+    try:
+        record = following.to_the_end(folder, line)
+    except KeyboardInterrupt:
+        line(f"\nThe sweep goes on. End it with: paceline sweep stop {folder.run_id}")
+        return 0
+    sweep = SweepSpec.from_json(record.sweep or {})
+    trials = children.trials(folder, sweep)
+    if as_json:
+        print_json({**summary(folder, record), "trials": results.rows(ranked(trials, sweep.goal), sweep)})
+    elif not quiet:
+        _print_trials(ranked(trials, sweep.goal)[:_SHOWN], sweep)
+    if record.failure is not None:
+        print(visible(record.failure.message), file=sys.stderr)
+    return record.exit_code if record.exit_code is not None else 1
+
+
+def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
+    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
+    header = ["TRIAL", "STATUS", sweep.metric, "VALUES", *(name.lstrip("-") for name in names)]
+    print_table(
+        header,
+        [
+            [
+                str(trial.number),
+                trial.status,
+                _number(trial.best(sweep.goal)),
+                str(len(trial.curve)),
+                *(_number(trial.values.get(name)) for name in names),
+            ]
+            for trial in trials
+        ],
+        status_column=1,
+    )
+
+
+def _said(trial: Trial) -> list[str]:
+    return [visible(f"{name.lstrip('-')} {_number(value)}") for name, value in trial.values.items()]
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)

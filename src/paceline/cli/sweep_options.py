@@ -1,0 +1,144 @@
+"""The options of `sweep run` beside those of `run`, and what they, or a file's section `sweep`, come to."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.options import VerbOption
+from paceline.cli.run_options import RUN
+from paceline.errors import SweepError
+from paceline.sweeps.expressions import Expression, parse
+from paceline.sweeps.policies.policies import parse_policy
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from paceline.system import durations
+
+_NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "json")
+
+SWEEP = (
+    *(option for option in RUN if option.name not in _NOT_A_SWEEPS),
+    VerbOption(
+        "--param",
+        "Hyperparameter; may be repeated. Expressions: choice(32,64), uniform(0,1), loguniform(1e-4,1e-1), randint(1,5), "
+        "normal(0,1), and with a step quniform(0,1,0.1) and the like; else one value.",
+        "NAME=EXPRESSION",
+        list,
+    ),
+    VerbOption("--metric", "The primary metric, as the script logs it.", "NAME"),
+    VerbOption("--maximize/--minimize", "What is better. Default: maximize.", type=bool),
+    VerbOption("--trials", "Runs in all; default: 20.", "N", int),
+    VerbOption("--concurrent", "Runs at a time; default: 4.", "N", int),
+    VerbOption(
+        "--sampler",
+        "random, grid, tpe, cmaes, gp, or module:function of the source's own. Default: random.",
+        "NAME",
+    ),
+    VerbOption(
+        "--stop",
+        "Policy that stops trials early: asha(first=3,eta=3), hyperband(last=81), bandit(slack_factor=0.1), median, "
+        "truncation(truncation_percentage=20).",
+        "POLICY",
+    ),
+    VerbOption("--seed", "What is proposed depends on it; default: drawn.", "N", int),
+    VerbOption("--point", "Tried first; may be repeated: lr=0.01,batch=32.", "NAME=VALUE,...", list),
+    VerbOption("--max-failures", "End the sweep after so many failed trials.", "N", int),
+    VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=float),
+    VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
+    VerbOption("-d --detach", "Return at once.", type=bool),
+    VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
+    VerbOption("--json", "Print JSON.", type=bool),
+    VerbOption("-q --quiet", "Only errors, and with --json the JSON.", type=bool),
+)
+
+#: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
+_KEYS = (
+    *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
+    *("max_duration_seconds", "repeats"),
+)
+
+
+def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None) -> SweepSpec:
+    """The sweep that the options say, above what a file's section says.
+
+    Raises:
+        SweepError: something is wrong; the option or the key is named.
+    """
+    if unknown := sorted(set(section) - set(_KEYS)):
+        raise SweepError(f"{str(file)!r}: sweep has an unknown key {unknown[0]!r}. Known are {', '.join(_KEYS)}.")
+    found: dict[str, Any] = dict(section)
+    parts = {
+        **_space(section.get("space") or {}),
+        **{name: parse(text) for name, text in _params(given["param"]).items()},
+    }
+    if not parts:
+        raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
+    found["space"] = Space(parts)
+    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures"):
+        if given[name] is not None:
+            found[name] = given[name]
+    if given["maximize"] is not None:
+        found["goal"] = "maximize" if given["maximize"] else "minimize"
+    if given["repeats"]:
+        found["repeats"] = True
+    if given["max_sweep_duration"] is not None:
+        found["max_duration_seconds"] = given["max_sweep_duration"]
+    elif isinstance(limit := found.get("max_duration_seconds"), str):
+        try:
+            found["max_duration_seconds"] = durations.seconds(limit)
+        except ValueError as error:
+            raise SweepError(f"{str(file)!r}: max_duration_seconds: {error}") from None
+    if not found.get("metric"):
+        raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
+    stop = given["stop"] or found.get("stop")
+    found["stop"] = parse_policy(str(stop)) if stop else None
+    found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
+    found.setdefault("seed", secrets.randbelow(1 << 31))
+    try:
+        return SweepSpec(**found)
+    except TypeError as error:
+        raise SweepError(f"{str(file)!r}: sweep: {error}.") from None
+
+
+def _params(given: list[str] | None) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for word in given or ():
+        name, equals, text = word.partition("=")
+        if not name or not equals or not text:
+            raise SweepError(f"--param {word!r} is not NAME=EXPRESSION, such as lr=loguniform(1e-4,1e-1).")
+        if name in found:
+            raise SweepError(f"--param {name} is there twice.")
+        found[name] = text
+    return found
+
+
+def _space(section: Any) -> dict[str, Any]:
+    """A file's `space`: texts are expressions as on the command line, a list is a choice, a mapping is nested."""
+    if not isinstance(section, Mapping):
+        raise SweepError("the space of a sweep file is a mapping, a line each, such as `lr: loguniform(1e-4, 1e-1)`.")
+    return {str(name): _part(part) for name, part in section.items()}
+
+
+def _part(part: Any) -> Any:
+    from paceline.sweeps.expressions import choice
+
+    if isinstance(part, str):
+        return parse(part)
+    if isinstance(part, Mapping):
+        return _space(part)
+    if isinstance(part, list):
+        spaces = [_space(option) if isinstance(option, Mapping) else option for option in part]
+        return choice(*spaces) if len(spaces) != 1 else choice(spaces)
+    assert not isinstance(part, Expression), "YAML knows none"
+    return part
+
+
+def _point(text: str) -> dict[str, Any]:
+    from paceline.sweeps.expressions import call_of
+
+    _, words = call_of(f"point({text})") or ("", [])
+    if not words or not all(name for name, _ in words):
+        raise SweepError(f"--point {text!r} is not NAME=VALUE,..., such as lr=0.01,batch=32.")
+    return dict(words)

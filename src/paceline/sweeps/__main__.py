@@ -1,0 +1,49 @@
+"""`python -m paceline.sweeps RUN_DIR FD`: see one sweep through. FD: its open lock."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+from paceline.errors import PacelineError
+from paceline.runs import controllers, read, states, store
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import utc_now
+from paceline.supervisor.logs import say
+from paceline.sweeps.controller import Controller
+from paceline.sweeps.results import MORE
+
+
+def main(argv: list[str]) -> int:
+    folder = RunFolder(Path(argv[0]))
+    os.set_inheritable(int(argv[1]), False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
+    try:
+        while True:
+            controller = Controller(folder)
+            controller.record = controllers.own(folder)
+            controller.run()
+            if not (folder.path / MORE).exists():
+                break
+            # Asked for in the moment in which the end was written.
+            folder.cancel_request.unlink(missing_ok=True)
+            controllers.reopen(folder, store.stored(folder))
+    except Exception as error:
+        record = store.stored(folder)
+        if record.is_terminal:
+            return 0
+        if not isinstance(error, PacelineError):
+            say(traceback.format_exc())
+        report = FailureReport(cause="internal", message=f"The sweep's controller has failed: {error}")
+        store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,55 @@
+"""A point, as the script gets it: words on its command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.job.job import Job
+from paceline.sweeps.space import argument
+
+
+def job_of(job: Job, values: Mapping[str, Any]) -> Job:
+    """The sweep's job with a trial's values after its own arguments, so that argparse, for which the last one counts, takes them.
+
+    A word that sets the same argument among the job's own is taken out, as the Azure SDK does it.
+    """
+    own = without(job.arguments, [argument(name) for name in values])
+    return dataclasses.replace(job, arguments=(*own, *words(values)))
+
+
+def words(values: Mapping[str, Any]) -> list[str]:
+    """`--name value` for each value: what `str` makes of it, lists and mappings as JSON. None leaves an argument out."""
+    found: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            text = json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
+            found += [argument(name), text]
+    return found
+
+
+def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments less those of these names, with their values: `--lr 0.1` and `--lr=0.1`."""
+    left: list[str] = []
+    skipping = False
+    for word in arguments:
+        if skipping and not _is_name(word):
+            skipping = False
+            continue
+        skipping = word in names
+        if not skipping and word.partition("=")[0] not in names:
+            left.append(word)
+    return left
+
+
+def _is_name(word: str) -> bool:
+    """Whether a word is an argument's name, not a value: -0.5 is a value."""
+    if not word.startswith("-") or word == "-":
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""Policies: which trials are stopped early, judged by the curves of all. Pure functions: nothing here stops anything."""

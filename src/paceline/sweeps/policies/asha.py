@@ -1,0 +1,126 @@
+"""Asynchronous successive halving, and Hyperband's brackets of it.
+
+Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020; Li et al., Hyperband, JMLR 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.sweeps.policies.policy import check_whole
+from paceline.sweeps.trial import Goal, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class ASHA:
+    """Stops a trial that, where it comes to a rung, is not among the best 1 / eta of those that have come there.
+
+        rungs  first, first * eta, first * eta^2, ... below last        first 3, eta 3, last 81:  3  9  27
+
+    first: the interval of the first rung; a rung of 1 picks wrongly where curves cross early. eta: 2 or more.
+    last: trials end by themselves after so many intervals; None where that is not known.
+    bracket: so many rungs are left out at the beginning, as in Hyperband's brackets.
+
+    Raises:
+        SweepError: numbers that can't be.
+    """
+
+    first: int = 3
+    eta: int = 3
+    last: int | None = None
+    bracket: int = 0
+
+    def __post_init__(self) -> None:
+        check_whole("ASHA", "first", self.first, at_least=1)
+        check_whole("ASHA", "eta", self.eta, at_least=2)
+        check_whole("ASHA", "bracket", self.bracket, at_least=0)
+        if self.last is not None:
+            check_whole("ASHA", "last", self.last, at_least=self.first)
+
+    def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Trial number -> why it is to be stopped."""
+        found: dict[int, str] = {}
+        for trial in trials:
+            if trial.is_over:
+                continue
+            for rung in self._rungs(len(trial.curve)):
+                if reason := self._behind(trial, rung, trials, goal):
+                    found[trial.number] = reason
+                    break
+        return found
+
+    def _rungs(self, reached: int) -> list[int]:
+        rungs, rung = [], self.first * self.eta**self.bracket
+        while rung <= reached and (self.last is None or rung < self.last):
+            rungs.append(rung)
+            rung *= self.eta
+        return rungs
+
+    def _behind(self, trial: Trial, rung: int, trials: Sequence[Trial], goal: Goal) -> str | None:
+        own = trial.best(goal, rung)
+        sign = -1 if goal == "maximize" else 1
+        there = sorted(
+            sign * value
+            for other in trials
+            if len(other.curve) >= rung and (value := other.best(goal, rung)) is not None
+        )
+        # The paper promotes the best floor(n / eta); with fewer than eta results nobody can be told from the best.
+        keep = len(there) // self.eta
+        if own is None or not keep or sign * own <= there[keep - 1]:
+            return None
+        return (
+            f"ASHA: its best of {own:g} after {rung} values is not among the best {keep} of {len(there)} trials "
+            f"that came so far"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "asha", **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hyperband:
+    """Hyperband's brackets of ASHA, dealt out by the trial's number: some trials get more time before they are judged.
+
+    first, eta, last: as ASHA's; last is needed, for it sets the number of brackets (Li et al., Hyperband, JMLR 2018).
+    A bracket that starts one rung later gets 1 / eta as many trials.
+
+    Raises:
+        SweepError: numbers that can't be.
+    """
+
+    last: int
+    first: int = 1
+    eta: int = 3
+
+    def __post_init__(self) -> None:
+        ASHA(first=self.first, eta=self.eta, last=self.last)
+
+    def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
+        """Trial number -> why it is to be stopped; each is held against those of its own bracket."""
+        brackets = self._brackets()
+        found: dict[int, str] = {}
+        for bracket in range(brackets):
+            mine = [trial for trial in trials if self._bracket_of(trial.number, brackets) == bracket]
+            found |= ASHA(first=self.first, eta=self.eta, last=self.last, bracket=bracket).stops(mine, goal)
+        return found
+
+    def _brackets(self) -> int:
+        count, rung = 1, self.first
+        while rung * self.eta < self.last:
+            rung *= self.eta
+            count += 1
+        return count
+
+    def _bracket_of(self, number: int, brackets: int) -> int:
+        shares = [self.eta ** (brackets - 1 - bracket) for bracket in range(brackets)]
+        place = number % sum(shares)
+        for bracket, share in enumerate(shares):
+            if place < share:
+                return bracket
+            place -= share
+        raise AssertionError("the shares add up to more than any place")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": "hyperband", **asdict(self)}

@@ -1,0 +1,51 @@
+"""The policies by name, for records and command lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.sweeps.expressions import call_of
+from paceline.sweeps.policies.asha import ASHA, Hyperband
+from paceline.sweeps.policies.bandit import Bandit
+from paceline.sweeps.policies.median import MedianStopping
+from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.policies.truncation import TruncationSelection
+
+POLICIES: dict[str, type[Any]] = {
+    "bandit": Bandit,
+    "median": MedianStopping,
+    "truncation": TruncationSelection,
+    "asha": ASHA,
+    "hyperband": Hyperband,
+}
+
+
+def policy_from_json(data: Mapping[str, Any]) -> Policy:
+    """The policy that its `to_json` wrote."""
+    policy: Policy = POLICIES[data["name"]](**{name: value for name, value in data.items() if name != "name"})
+    return policy
+
+
+def parse_policy(text: str) -> Policy:
+    """The policy that a command line says: `asha`, `bandit(slack_factor=0.1, delay_evaluation=5)`.
+
+    Raises:
+        SweepError: an unknown name, or a parameter that it has not.
+    """
+    name, words = call_of(text) or (text.strip(), [])
+    if name not in POLICIES:
+        raise SweepError(f"stop={text!r}: there is no policy {name!r}. Write one of {', '.join(POLICIES)}.")
+    known = [f.name for f in fields(POLICIES[name])]
+    given: dict[str, Any] = {}
+    for key, value in words:
+        if key not in known:
+            raise SweepError(f"stop={text!r}: write each parameter as name=value; {name} has {', '.join(known)}.")
+        given[key] = value
+    try:
+        policy: Policy = POLICIES[name](**given)
+    except TypeError:
+        raise SweepError(f"stop={text!r}: {name} needs {known[0]}, as in {name}({known[0]}=...).") from None
+    return policy

@@ -1,0 +1,29 @@
+"""Each point of a space, in order."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from paceline.sweeps.expressions import Raw
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Trial
+
+
+class GridSampler:
+    """Trial n gets the n-th point; after the last there is nothing left.
+
+    Raises:
+        SweepError: the space has no end.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._points = space.grid()
+        self._space = space
+        self._known: list[Mapping[str, Raw]] = []
+
+    def propose(self, number: int, trials: Sequence[Trial]) -> Mapping[str, Raw] | None:
+        """Key -> raw value of the n-th point."""
+        # Points are made as they are asked for: a grid may be larger than any sweep over it.
+        self._known += itertools.islice(self._points, max(0, number + 1 - len(self._known)))
+        return self._known[number] if number < len(self._known) else None

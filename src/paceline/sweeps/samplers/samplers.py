@@ -1,0 +1,62 @@
+"""The samplers by name, and a user's own by where it lies."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.errors import SweepError
+from paceline.sweeps.samplers import optuna_sampler
+from paceline.sweeps.samplers.grid_sampler import GridSampler
+from paceline.sweeps.samplers.random_sampler import RandomSampler
+from paceline.sweeps.samplers.sampler import Sampler
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Goal
+
+NAMES = ("random", "grid", "tpe", "cmaes", "gp")
+
+
+def check_sampler(name: object, space: Space) -> None:
+    """Refuse what can be known to be wrong of a sampler before a sweep starts.
+
+    Raises:
+        SweepError: no such sampler, one that does not know this space, or one that is not installed.
+    """
+    if not isinstance(name, str) or (name not in NAMES and ":" not in name):
+        raise SweepError(f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own.")
+    if name == "grid":
+        space.grid()
+    elif name not in ("random", "grid") and ":" not in name:
+        make_sampler(name, space, 0, ("maximize",))
+
+
+def make_sampler(
+    name: str, space: Space, seed: int, goals: Sequence[Goal], *, repeats: bool = False, source: Path | None = None
+) -> Sampler:
+    """The sampler of this name. source: the folder in which the module of a user's own is looked for.
+
+    Raises:
+        SweepError: as `check_sampler`; or the user's own can't be loaded.
+    """
+    if name == "random":
+        return RandomSampler(space, seed, repeats=repeats)
+    if name == "grid":
+        return GridSampler(space)
+    if ":" in name:
+        return optuna_sampler.own(_loaded(name, source), space, seed, goals)
+    makers = {"tpe": optuna_sampler.tpe, "cmaes": optuna_sampler.cmaes, "gp": optuna_sampler.gp}
+    return makers[name](space, seed, goals)
+
+
+def _loaded(name: str, source: Path | None) -> object:
+    module, _, attribute = name.partition(":")
+    if source is not None and str(source) not in sys.path:
+        sys.path.insert(0, str(source))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise SweepError(
+            f"sampler={name!r} can't be loaded: {error}. It is looked for in the sweep's source."
+        ) from error

@@ -1,0 +1,265 @@
+"""Spaces: names and what each may be, nested and conditional.
+
+    Space({"--lr": loguniform(1e-4, 1e-1),
+           "model": {"layers": choice(2, 4)},                       # model.layers
+           "optimizer": choice({"--momentum": uniform(0, 0.99)},    # --momentum, where this branch is chosen
+                               {"beta": uniform(0.9, 0.999)})})     # optimizer.beta
+
+A mapping's names follow its own with a dot; a name that begins with a dash stands as it is. The name of a choice of spaces
+is not given to the script, for what it chose is seen in the names that are there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.sweeps import expressions
+from paceline.sweeps.expressions import Choice, Expression, Fixed, Raw
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One hyperparameter.
+
+    key: what samplers and records call it, unique in its space: its name, with the branches that lead to it.
+    name: what the script calls it.
+    branches: of a choice of spaces, what each option brings.
+    """
+
+    key: str
+    name: str
+    expression: Expression
+    branches: tuple[tuple[Dimension, ...], ...] = ()
+
+
+class Space:
+    """What a sweep's points are taken from.
+
+    Raises:
+        SweepError: no mapping, an empty one, a name that is none, or two of one name.
+    """
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        if not isinstance(parts, Mapping) or not parts:
+            raise SweepError(f'the space {parts!r} is no mapping with a name in it. Give {{"--lr": pl.uniform(0, 1)}}.')
+        self.dimensions = _dimensions(parts, "", "")
+        for names in _names(self.dimensions):
+            _check_names(names)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Space) and other.dimensions == self.dimensions
+
+    def __hash__(self) -> int:
+        return hash(repr(self.dimensions))
+
+    def draw(self, choose: Callable[[Dimension], Raw]) -> dict[str, Raw]:
+        """Key -> raw value of one point.
+
+        choose: is asked for each dimension that the point has, choices before their branches.
+        """
+        chosen: dict[str, Raw] = {}
+        waiting = list(self.dimensions)
+        while waiting:
+            dimension = waiting.pop(0)
+            chosen[dimension.key] = raw = choose(dimension)
+            if dimension.branches:
+                waiting[:0] = dimension.branches[int(raw)]
+        return chosen
+
+    def values(self, chosen: Mapping[str, Raw]) -> dict[str, Any]:
+        """Name -> value, as the script gets them."""
+        values: dict[str, Any] = {}
+
+        def choose(dimension: Dimension) -> Raw:
+            raw = chosen[dimension.key]
+            if not dimension.branches:
+                values[dimension.name] = dimension.expression.value(raw)
+            return raw
+
+        self.draw(choose)
+        return values
+
+    def chosen(self, values: Mapping[str, Any]) -> dict[str, Raw]:
+        """The raw values of a point that is given by its values; which branch is meant is seen by the names.
+
+        Raises:
+            SweepError: a value that can't be, a name that is missing, or one too many.
+        """
+        known = {_plain(name): value for name, value in values.items()}
+        taken: set[str] = set()
+
+        def choose(dimension: Dimension) -> Raw:
+            if dimension.branches:
+                return _branch(dimension, known)
+            name = _plain(dimension.name)
+            if name not in known:
+                if isinstance(dimension.expression, Fixed):
+                    return 0
+                raise SweepError(f"the point {dict(values)!r} has no {dimension.name}. Give all of them.")
+            taken.add(name)
+            try:
+                return dimension.expression.raw(known[name])
+            except SweepError as error:
+                raise SweepError(f"{dimension.name}: {error}") from None
+
+        chosen = self.draw(choose)
+        if unknown := sorted(set(known) - taken):
+            raise SweepError(
+                f"the point {dict(values)!r} has {unknown[0]!r}, which the space has not at this place. Remove it."
+            )
+        return chosen
+
+    @property
+    def size(self) -> int | None:
+        """How many points there are; None for a continuum."""
+        return _size(self.dimensions)
+
+    def grid(self) -> Iterator[dict[str, Raw]]:
+        """All points, the last name's values changing first.
+
+        Raises:
+            SweepError: a name has no end of values.
+        """
+        for dimension in _all(self.dimensions):
+            if dimension.expression.count is None:
+                raise SweepError(
+                    f"{dimension.name}: {dimension.expression.to_json()[0]}() has no end of values, and a grid takes each. "
+                    "Give choice() or randint(), or take the sampler random."
+                )
+        return _grid(self.dimensions)
+
+    def to_json(self) -> dict[str, Any]:
+        return {dimension.name: _json(dimension) for dimension in self.dimensions}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Space:
+        return cls({name: _parsed(part) for name, part in data.items()})
+
+
+def argument(name: str) -> str:
+    """A name as the script's argument: `--lr` of lr, `-b` of -b."""
+    return name if name.startswith("-") else f"--{name}"
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-")
+
+
+def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dimension, ...]:
+    """above: what names inside of a mapping begin with. branch: what keys begin with in a branch of a choice."""
+    found: list[Dimension] = []
+    for name, part in parts.items():
+        if (
+            not isinstance(name, str)
+            or not _plain(name)
+            or any(character.isspace() or character in "=\0" for character in name)
+        ):
+            raise SweepError(f"{name!r} is no name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
+        whole = name if name.startswith("-") or not above else f"{above}.{name}"
+        key = f"{branch}{whole}"
+        if isinstance(part, Mapping):
+            if not part:
+                raise SweepError(f"{whole}: the mapping is empty. Give it a name, or leave it out.")
+            found += _dimensions(part, whole, branch)
+        elif isinstance(part, Choice) and part.is_of_spaces:
+            branches = tuple(_dimensions(option, whole, f"{key}[{n}]/") for n, option in enumerate(part.options))
+            found.append(Dimension(key, whole, part, branches))
+        else:
+            expression = part if isinstance(part, Expression) else Fixed(part)
+            found.append(Dimension(key, whole, expression))
+    return tuple(found)
+
+
+def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
+    """The names of each combination of branches."""
+    sets: list[list[str]] = [[]]
+    for dimension in dimensions:
+        options = [names for branch in dimension.branches for names in _names(branch)] or [[]]
+        own = [] if dimension.branches else [dimension.name]
+        sets = [[*names, *own, *more] for names in sets for more in options]
+    return sets
+
+
+def _check_names(names: list[str]) -> None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if (other := seen.setdefault(_plain(name), name)) is not name:
+            raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
+
+
+def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
+    """The branch of which most names are given, and none is missing."""
+    fits = []
+    for index, branch in enumerate(dimension.branches):
+        for names in _names(branch):
+            if all(_plain(name) in known for name in names):
+                fits.append((len(names), -index))
+    if not fits:
+        raise SweepError(f"no branch of {dimension.name} has all its names in the point. Give those of one branch.")
+    return -max(fits)[1]
+
+
+def _all(dimensions: tuple[Dimension, ...]) -> Iterator[Dimension]:
+    for dimension in dimensions:
+        yield dimension
+        for branch in dimension.branches:
+            yield from _all(branch)
+
+
+def _size(dimensions: tuple[Dimension, ...]) -> int | None:
+    sizes: list[int] = []
+    for dimension in dimensions:
+        branches = [_size(branch) for branch in dimension.branches]
+        size = sum(s for s in branches if s is not None) if branches else dimension.expression.count
+        if size is None or None in branches:
+            return None
+        sizes.append(size)
+    return math.prod(sizes)
+
+
+def _grid(dimensions: tuple[Dimension, ...]) -> Iterator[dict[str, Raw]]:
+    parts = [list(_grid_of(dimension)) for dimension in dimensions]
+    for combination in itertools.product(*parts):
+        yield {key: raw for part in combination for key, raw in part.items()}
+
+
+def _grid_of(dimension: Dimension) -> Iterator[dict[str, Raw]]:
+    if dimension.branches:
+        for index, branch in enumerate(dimension.branches):
+            for chosen in _grid(branch):
+                yield {dimension.key: index, **chosen}
+    else:
+        for raw in _raws(dimension.expression):
+            yield {dimension.key: raw}
+
+
+def _raws(expression: Expression) -> list[Raw]:
+    if isinstance(expression, expressions.Uniform):
+        assert expression.q is not None, "a continuum is refused before"
+        first, last = round(expression.low / expression.q), round(expression.high / expression.q)
+        return [min(max(n * expression.q, expression.low), expression.high) for n in range(first, last + 1)]
+    if isinstance(expression, expressions.Integers):
+        return list(range(expression.low, expression.high))
+    return list(range(expression.count or 0))
+
+
+def _json(dimension: Dimension) -> Any:
+    if not dimension.branches:
+        return dimension.expression.to_json()
+    above = f"{dimension.name}."
+    return [
+        "choice",
+        [[{inner.name.removeprefix(above): _json(inner) for inner in branch} for branch in dimension.branches]],
+    ]
+
+
+def _parsed(part: Any) -> Any:
+    name, arguments = part
+    if name == "choice" and arguments[0] and isinstance(arguments[0][0], Mapping):
+        return Choice(tuple({inner: _parsed(of) for inner, of in option.items()} for option in arguments[0]))
+    return expressions.from_json(part)

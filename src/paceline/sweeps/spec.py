@@ -1,0 +1,93 @@
+"""What a sweep is, as frozen data that its record holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args
+
+from paceline.errors import SweepError
+from paceline.sweeps.policies.policies import policy_from_json
+from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.samplers.samplers import check_sampler
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Goal
+
+#: The most trials of one sweep; a controller holds a curve of each.
+MOST_TRIALS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepSpec:
+    """What to try, how to judge it, and when it is enough.
+
+    metric: the primary one; goal: "maximize" or "minimize". trials: in all. concurrent: at a time.
+    sampler: a name, or "module:function" of a function of the sweep's source that makes one of Optuna's of a seed.
+    stop: the policy, None for none. points: tried first, name -> value.
+    max_failures: failed trials that end the sweep; None for as many as there are trials.
+    max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
+
+    Raises:
+        SweepError: a value is wrong; the message names it, the rule and what to write instead.
+    """
+
+    space: Space
+    metric: str
+    goal: Goal = "maximize"
+    trials: int = 20
+    concurrent: int = 4
+    sampler: str = "random"
+    seed: int = 0
+    stop: Policy | None = None
+    points: tuple[Mapping[str, Any], ...] = ()
+    max_failures: int | None = None
+    max_duration_seconds: float | None = None
+    repeats: bool = False
+    version: int = field(default=1)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.metric, str) or not self.metric:
+            raise SweepError(
+                f"metric={self.metric!r} is no name. Give that by which the script logs it, such as metric='accuracy'."
+            )
+        if self.goal not in get_args(Goal):
+            raise SweepError(f"goal={self.goal!r}: write 'maximize' or 'minimize'.")
+        _check_count("trials", self.trials, MOST_TRIALS)
+        _check_count("concurrent", self.concurrent, MOST_TRIALS)
+        if self.max_failures is not None:
+            _check_count("max_failures", self.max_failures, MOST_TRIALS)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise SweepError(f"seed={self.seed!r} is no integer.")
+        limit = self.max_duration_seconds
+        if limit is not None and not (math.isfinite(limit) and limit > 0):
+            raise SweepError(f"max_duration_seconds={limit!r} is no time above 0.")
+        if self.stop is not None and not isinstance(self.stop, Policy):
+            raise SweepError(
+                f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA or Hyperband."
+            )
+        for point in self.points:
+            self.space.chosen(point)
+        check_sampler(self.sampler, self.space)
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return values | {
+            "space": self.space.to_json(),
+            "stop": self.stop.to_json() if self.stop else None,
+            "points": [dict(point) for point in self.points],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> SweepSpec:
+        """The spec that `to_json` wrote; fields of a newer version are left out."""
+        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
+        values["space"] = Space.from_json(data["space"])
+        values["stop"] = policy_from_json(data["stop"]) if data.get("stop") else None
+        values["points"] = tuple(data.get("points") or ())
+        return cls(**values)
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise SweepError(f"{name}={value!r} is no integer from 1 to {most}.")

@@ -1,0 +1,116 @@
+"""A sweep's start: its record, its snapshot, and its controller."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paceline.errors import PacelineError, SweepError
+from paceline.job.job import Job
+from paceline.runs import controllers, read, states, store, tags_and_properties
+from paceline.runs.failure import FailureReport
+from paceline.runs.folder import RunFolder
+from paceline.runs.ids import new_run_id
+from paceline.runs.record import RunRecord, user_name, utc_now
+from paceline.snapshot import Progress, git_state
+from paceline.submit import SourceCopy, check, take_snapshot, values_of, warn_of_secrets
+from paceline.sweeps.points import job_of
+from paceline.sweeps.results import MORE
+from paceline.sweeps.spec import SweepSpec
+from paceline.system import locks
+from paceline.system.files import PRIVATE, write_json
+
+_LOCK_S = 10.0
+
+
+def submit_sweep(
+    job: Job,
+    spec: SweepSpec,
+    source: SourceCopy,
+    workspace_dir: Path,
+    experiment: str,
+    *,
+    tags: Mapping[str, object] | None = None,
+    progress: Progress | None = None,
+    display_name: str | None = None,
+    values: Mapping[str, str] | None = None,
+    leave_out: Sequence[Path] = (),
+) -> RunFolder:
+    """Start a sweep of `job` and return its folder at once; it goes on when this program ends.
+
+    values, leave_out: as for `paceline.submit.submit`.
+
+    Raises:
+        UserError: anything that can be known to be wrong before a process starts.
+    """
+    secrets = values_of(job, values or {})
+    warn_of_secrets(job)
+    check(job, workspace_dir)
+    # The first point of the space shows whether the job takes what it will be given.
+    first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
+    job_of(job, spec.space.values(first))
+    taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
+    record = RunRecord(
+        run_id=new_run_id(experiment),
+        experiment=experiment,
+        kind="sweep",
+        created_utc=utc_now(),
+        submitted_by=user_name(),
+        target=job.compute_target,
+        source_directory=str(source.directory),
+        snapshot_id=taken.id,
+        git=git_state(source.directory),
+        job=job,
+        sweep=spec.to_json(),
+        owner=store.owner(),
+    )
+    lock_fd = store.create(workspace_dir / "runs", record, secrets)
+    folder = RunFolder(workspace_dir / "runs" / record.run_id)
+    try:
+        folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
+        if tags:
+            tags_and_properties.set_tags(folder.notes, tags)
+        if display_name:
+            tags_and_properties.set_name(folder.notes, "display_name", display_name)
+        controllers.start(folder, lock_fd)
+    except (OSError, PacelineError) as error:
+        report = FailureReport(cause="not_started", message=f"The sweep could not be started: {error}.")
+        store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
+        raise SweepError(f"sweep {record.run_id} could not be started: {error}.") from error
+    finally:
+        os.close(lock_fd)  # the controller holds it now
+    return folder
+
+
+def more(folder: RunFolder, trials: int) -> None:
+    """Ask for more trials of a sweep that runs, or start one again that has ended.
+
+    Raises:
+        SweepError: it is no sweep, or the number is none.
+    """
+    record = read.record(folder)
+    if record.sweep is None:
+        raise SweepError(f"run {folder.run_id} is no sweep; its kind is {record.kind}.")
+    if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
+        raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
+    write_json(folder.path / MORE, {"trials": trials})
+    if not record.is_terminal:
+        return
+    # A controller that has written the end lets go of the lock a moment later.
+    deadline = time.monotonic() + _LOCK_S
+    while (fd := locks.take(folder.lock)) is None:
+        if not (folder.path / MORE).exists():
+            return  # it has seen the request itself
+        if time.monotonic() > deadline:
+            raise SweepError(f"somebody else holds the lock of sweep {folder.run_id}: {locks.holder(folder.lock)}.")
+        time.sleep(0.05)
+    try:
+        folder.cancel_request.unlink(missing_ok=True)
+        if record.job is not None and record.job.secrets:
+            write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
+        controllers.reopen(folder, record)
+        controllers.start(folder, fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,111 @@
+"""What the user writes for a sweep, beside an estimator."""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.errors import SweepError
+from paceline.estimator import is_estimator
+from paceline.submit import SourceCopy
+from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.start import submit_sweep
+from paceline.sweeps.trial import Goal
+from paceline.system import durations
+
+if TYPE_CHECKING:
+    from paceline.runs.folder import RunFolder
+    from paceline.snapshot import Progress
+
+
+@dataclass
+class Sweep:
+    """Hyperparameters of an estimator's script, tried in runs of their own; `Experiment.submit` starts it.
+
+    estimator: what each trial runs: workers, nodes, target, environment and data are its own.
+    space: name -> expression (`choice`, `uniform`, `loguniform`, ...) or value; see `paceline.sweeps.space`.
+    metric: the primary one, by the name under which the script logs it. goal: "maximize" or "minimize".
+    trials: in all (default 20). concurrent: at a time (default 4).
+    sampler: "random", "grid", "tpe", "cmaes", "gp", or "module:function" of one of the source's own that makes an Optuna
+        sampler of a seed.
+    stop: a policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`.
+    seed: what is proposed depends on it, on a trial's number and on what is known by then; default: drawn, and recorded.
+    points: tried first, each name -> value.
+    max_failures: failed trials that end the sweep. max_duration_seconds: seconds, or "2h". repeats: let a point come twice.
+
+    Raises:
+        SweepError: a value is wrong; the message names it, the rule and what to write instead.
+    """
+
+    estimator: Any
+    space: Mapping[str, Any]
+    _: KW_ONLY
+    metric: str
+    goal: Goal = "maximize"
+    trials: int = 20
+    concurrent: int = 4
+    sampler: str = "random"
+    stop: Policy | None = None
+    seed: int | None = None
+    points: Sequence[Mapping[str, Any]] = ()
+    max_failures: int | None = None
+    max_duration_seconds: float | str | dt.timedelta | None = None
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_estimator(self.estimator):
+            raise SweepError(
+                f"a sweep is made of an Estimator, PyTorch, TensorFlow or SKLearn, not of a {type(self.estimator).__name__}."
+            )
+        if self.seed is None:
+            self.seed = secrets.randbelow(1 << 31)
+        self.spec()
+
+    def spec(self) -> SweepSpec:
+        """The sweep as its record will hold it."""
+        try:
+            limit = None if self.max_duration_seconds is None else durations.seconds(self.max_duration_seconds)
+        except ValueError as error:
+            raise SweepError(f"max_duration_seconds: {error}") from None
+        return SweepSpec(
+            space=Space(self.space),
+            metric=self.metric,
+            goal=self.goal,
+            trials=self.trials,
+            concurrent=self.concurrent,
+            sampler=self.sampler,
+            seed=self.seed if self.seed is not None else 0,
+            stop=self.stop,
+            points=tuple(self.points),
+            max_failures=self.max_failures,
+            max_duration_seconds=limit,
+            repeats=self.repeats,
+        )
+
+    def submit(
+        self,
+        workspace_dir: Path,
+        experiment: str,
+        *,
+        tags: Mapping[str, object] | None = None,
+        progress: Progress | None = None,
+        display_name: str | None = None,
+    ) -> RunFolder:
+        """Start it. `Experiment.submit` calls this."""
+        source = SourceCopy(directory=Path(self.estimator.source_directory).absolute())
+        return submit_sweep(
+            self.estimator.job(),
+            self.spec(),
+            source,
+            workspace_dir,
+            experiment,
+            tags=tags,
+            progress=progress,
+            display_name=display_name,
+        )

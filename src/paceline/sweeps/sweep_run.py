@@ -1,0 +1,88 @@
+"""The live handle on a sweep: a run that has trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.errors import SweepError, UserError
+from paceline.runs.record import RunRecord
+from paceline.runs.run import ExperimentLike, Run
+from paceline.runs.visible import visible_line
+from paceline.sweeps import children, following, results
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.start import more
+from paceline.sweeps.trial import Trial
+
+
+class SweepRun(Run):
+    """A sweep. As a run it has a state, a log (`logs/driver.log`) and outputs; its trials are its children.
+
+    Raises:
+        SweepError: the run is no sweep.
+    """
+
+    def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
+        super().__init__(experiment, run_id)
+        if self.record().sweep is None:
+            raise SweepError(f"run {self.id} is no sweep; its kind is {self.record().kind}.")
+
+    @classmethod
+    def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
+        return Run._handle(experiment, record)
+
+    def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
+        """Block until the sweep has ended; its record then.
+
+        show_output: print what its controller says as it comes. Ctrl-C only stops the waiting.
+
+        Raises:
+            RunFailedError: the sweep failed, unless raise_on_error=False: all trials did, or as many as max_failures says.
+        """
+        if show_output:
+            following.to_the_end(self._folder, lambda line: print(visible_line(line), flush=True))
+        return super().wait_for_completion(raise_on_error=raise_on_error)
+
+    @property
+    def spec(self) -> SweepSpec:
+        """What it tries, and how it judges."""
+        return SweepSpec.from_json(self.record().sweep or {})
+
+    def trials(self) -> Any:
+        """The trials as a pandas frame, one row each: trial, run_id, status, the metric's best value, intervals (how often it was
+        logged), and a column for each hyperparameter.
+
+        Raises:
+            UserError: pandas is not installed; `trial_rows()` needs none.
+        """
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError(
+                "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() needs none."
+            ) from error
+        return pandas.DataFrame(self.trial_rows())
+
+    def trial_rows(self) -> list[dict[str, Any]]:
+        """The same as a list of mappings."""
+        return results.rows(self._trials(), self.spec)
+
+    def best_child(self) -> Run | None:
+        """The trial whose primary metric has been the best at any time; None where none has logged it."""
+        best = results.best_trial(self._trials(), self.spec)
+        return None if best is None else Run(self._experiment, best.run_id)
+
+    def best_point(self) -> dict[str, Any] | None:
+        """The values of the best trial, name -> value."""
+        best = results.best_trial(self._trials(), self.spec)
+        return None if best is None else dict(best.values)
+
+    def more(self, trials: int) -> None:
+        """Ask for so many more trials; a sweep that has ended goes on.
+
+        Raises:
+            SweepError: no number of 1 or more.
+        """
+        more(self._folder, trials)
+
+    def _trials(self) -> list[Trial]:
+        return children.trials(self._folder, self.spec)

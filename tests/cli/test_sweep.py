@@ -1,0 +1,93 @@
+"""`paceline sweep`, as a user types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.helpers import write_tree
+
+SCRIPT = """
+import sys
+import paceline
+
+x = float(sys.argv[sys.argv.index("--x") + 1])
+paceline.Run.get_context().log("loss", x * x)
+"""
+
+SPACE = ("--param", "x=choice(-2, 1, 3)", "--metric", "loss", "--minimize", "--sampler", "grid")
+
+
+def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
+    write_tree(cli.folder, {"train.py": SCRIPT})
+    shown = cli("sweep", "run", "train.py", *SPACE, "--dry-run")
+    assert shown.stdout.splitlines() == ["train.py --x -2", "train.py --x 1", "train.py --x 3"]
+    assert "3 points; the first 3 of 20 trials" in shown.stderr
+    assert not (cli.folder / ".paceline" / "runs").exists()
+
+    done = cli("sweep", "run", "train.py", *SPACE, "-e", "tuned", "--", "--epochs", "5")
+    assert [line.split()[:3] for line in done.stdout.splitlines()] == [
+        *(["TRIAL", "STATUS", "loss"], ["1", "Completed", "1"], ["0", "Completed", "4"], ["2", "Completed", "9"]),
+    ]
+    assert "trial 1 is Completed: loss 1" in done.stderr
+
+    listed = cli.json("list")
+    assert [(run["type"], run["status"]) for run in listed] == [("sweep", "Completed")]
+    sweep = listed[0]["run_id"]
+    assert len(cli.json("list", "--trials")) == 4
+    # The latest run is the sweep, not its last trial.
+    assert cli.json("status")["run_id"] == sweep
+
+    best = cli("sweep", "best", sweep)
+    assert best.stdout.strip() == f"{sweep}_1"
+    assert "x 1" in best.stderr
+    assert cli.json("sweep", "best", sweep)["x"] == 1
+    found = cli.json("sweep", "show", sweep, "--top", 2)
+    assert [trial["trial"] for trial in found["trials"]] == [1, 0]
+    assert found["sweep"]["metric"] == "loss"
+    assert cli.json("show", best.stdout.strip())["job"]["arguments"] == ["--epochs", "5", "--x", "1"]
+    assert "3 of 20 ended" in cli("sweep", "show", sweep).stdout
+
+
+def test_a_sweep_in_a_file(cli: Any) -> None:
+    write_tree(
+        cli.folder,
+        {
+            "src/train.py": SCRIPT,
+            "sweep.yaml": (
+                "source_directory: src\nentry_script: train.py\nexperiment: tuned\nsweep:\n"
+                "  space:\n    x: [1, 2]\n    model: {layers: 'randint(2, 3)'}\n"
+                "  metric: loss\n  goal: minimize\n  sampler: grid\n  trials: 9\n"
+            ),
+        },
+    )
+    shown = cli.json("sweep", "run", "sweep.yaml", "--trials", 1, "--dry-run")
+    assert shown["arguments"] == [["--x", "1", "--model.layers", "2"]]
+    assert shown["sweep"]["goal"] == "minimize"
+    (cli.folder / "sweep.yaml").write_text("entry_script: train.py\nsweep: {metrics: loss}\n")
+    assert "unknown key 'metrics'" in cli("sweep", "run", "sweep.yaml", code=2).stderr
+
+
+def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -> None:
+    write_tree(cli.folder, {"train.py": SCRIPT})
+    wrong = {
+        "name what is to be tried": ("--metric", "loss"),
+        "say by which metric": ("--param", "x=uniform(0,1)"),
+        "is not NAME=EXPRESSION": ("--metric", "loss", "--param", "x"),
+        "there is no uniforn": ("--metric", "loss", "--param", "x=uniforn(0,1)"),
+        "there is no policy 'ashe'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "ashe"),
+        "bandit has slack_factor": ("--metric", "loss", "--param", "x=uniform(0,1)", "--stop", "bandit(0.1)"),
+        "sampler='bayes'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "bayes"),
+        "has no end of values": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "grid"),
+        "is not NAME=VALUE": ("--metric", "loss", "--param", "x=uniform(0,1)", "--point", "0.5"),
+        "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
+    }
+    for message, words in wrong.items():
+        assert message in cli("sweep", "run", "train.py", *words, code=2).stderr, message
+    assert "is no sweep" in _of_a_run(cli)
+    assert [run["type"] for run in cli.json("list")] == ["script"]
+
+
+def _of_a_run(cli: Any) -> str:
+    cli("run", "train.py", "-q", "--", "--x", "1")
+    return str(cli("sweep", "show", cli.json("list")[0]["run_id"], code=2).stderr)

@@ -1,0 +1,69 @@
+"""Asynchronous successive halving and Hyperband's brackets, against tables worked by hand and simulated curves."""
+
+from __future__ import annotations
+
+import random
+
+from paceline.runs import states
+from paceline.sweeps.policies.asha import ASHA, Hyperband
+from paceline.sweeps.trial import Trial, ranked
+from tests.sweeps.policies.curves import trials
+
+
+def test_at_a_rung_the_best_of_so_many_go_on() -> None:
+    curves = trials((0.1,) * 3, (0.2,) * 3, (0.3,) * 3, (0.4,) * 2)
+    found = ASHA(first=3, eta=3).stops(curves, "maximize")
+    assert list(found) == [0, 1]  # the best 1 of 3; the fourth has not come there
+    assert "best 1 of 3" in found[0]
+    assert list(ASHA(first=3, eta=3).stops(curves, "minimize")) == [1, 2]
+
+
+def test_with_fewer_than_eta_results_nobody_is_told_from_the_best() -> None:
+    assert not ASHA(first=1, eta=3).stops(trials((0.1,), (0.9,)), "maximize")
+
+
+def test_the_last_rung_is_below_the_last_interval() -> None:
+    curves = trials((0.1,) * 9, (0.2,) * 9, (0.3,) * 9, over=(1, 2))
+    assert ASHA(first=3, eta=3, last=10).stops(curves, "maximize")
+    assert not ASHA(first=9, eta=3, last=9).stops(curves, "maximize")
+
+
+def test_hyperbands_brackets_are_dealt_out_by_number_and_judged_apart() -> None:
+    policy = Hyperband(last=9, first=1, eta=3)
+    # Two brackets: of four trials three are judged from 1 on, and one from 3 on.
+    curves = trials((0.1,), (0.2,), (0.3,), (0.0,))
+    assert list(policy.stops(curves, "maximize")) == [0, 1]
+
+
+def test_asha_finds_as_good_a_trial_with_few_of_the_epochs() -> None:
+    """100 configurations of 81 epochs, 8 at a time; losses fall by a power law, with noise, and cross early."""
+    source = random.Random(5)
+    shapes = [(source.uniform(0.2, 1.0), source.uniform(0.6, 0.8), source.uniform(1.0, 1.4)) for _ in range(100)]
+
+    def loss(number: int, epoch: int) -> float:
+        floor, speed, height = shapes[number]
+        noise = random.Random(number * 1000 + epoch).gauss(0, 0.005)
+        return floor + height * epoch**-speed + noise
+
+    policy = ASHA(first=3, eta=3, last=81)
+    known: list[Trial] = []
+    waiting = list(range(100))
+    spent = 0
+    while waiting or any(not trial.is_over for trial in known):
+        while waiting and sum(not trial.is_over for trial in known) < 8:
+            known.append(Trial(number=(n := waiting.pop(0)), run_id=f"s_{n}", status=states.RUNNING))
+        for place, trial in enumerate(known):
+            if trial.is_over:
+                continue
+            spent += 1
+            curve = (*trial.curve, loss(trial.number, len(trial.curve) + 1))
+            status = states.COMPLETED if len(curve) == 81 else states.RUNNING
+            known[place] = Trial(number=trial.number, run_id=trial.run_id, status=status, curve=curve)
+        for number in policy.stops(known, "minimize"):
+            stopped = known[number]
+            known[number] = Trial(number=number, run_id=stopped.run_id, status=states.CANCELED, curve=stopped.curve)
+    best = min(min(loss(n, epoch) for epoch in range(1, 82)) for n in range(100))
+    found = ranked(known, "minimize")[0].best("minimize")
+    assert found is not None
+    assert found <= best + 0.01  # two standard deviations of the noise
+    assert spent <= 0.15 * 100 * 81

@@ -1,0 +1,117 @@
+"""Optuna, asked and told in memory: rebuilt from trials, it proposes what the unbroken study would have."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import SweepError
+from paceline.runs import states
+from paceline.sweeps.samplers.random_sampler import RandomSampler
+from paceline.sweeps.samplers.samplers import make_sampler
+from paceline.sweeps.space import Space
+from paceline.sweeps.trial import Trial
+
+pytest.importorskip("optuna", reason="the extra tune is not installed")
+
+MIXED = Space(
+    {
+        "lr": pl.loguniform(1e-4, 1e-1),
+        "width": pl.qnormal(64, 16, 8),
+        "layers": pl.randint(1, 5),
+        "optimizer": pl.choice({"momentum": pl.uniform(0, 1)}, {"beta": pl.quniform(0.8, 1, 0.01)}),
+        "seed": 3,
+    }
+)
+BRANIN = Space({"x": pl.uniform(-5, 10), "y": pl.uniform(0, 15)})
+
+
+def loss(values: dict[str, Any]) -> float:
+    return float(abs(math.log10(values["lr"]) + 2) + abs(values["layers"] - 3) + values.get("optimizer.momentum", 0.5))
+
+
+def branin(values: dict[str, Any]) -> float:
+    x, y = values["x"], values["y"]
+    a = y - 5.1 / (4 * math.pi**2) * x * x + 5 / math.pi * x - 6
+    return float(a * a + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10 - 0.397887)
+
+
+def swept(
+    sampler: Any, space: Space, objective: Any, count: int, known: list[Trial], in_flight: int = 4
+) -> list[Trial]:
+    """The trials after `count` of them, of which the last ones run still."""
+    trials = list(known)
+    while len(trials) < count:
+        chosen = sampler.propose(len(trials), trials)
+        assert chosen is not None
+        trials.append(
+            Trial(
+                number=len(trials), run_id="", chosen=dict(chosen), values=space.values(chosen), status=states.RUNNING
+            )
+        )
+        if (done := len(trials) - in_flight) >= 0:
+            over = trials[done]
+            trials[done] = Trial(
+                number=done,
+                run_id="",
+                chosen=over.chosen,
+                values=over.values,
+                status=states.FAILED if done % 7 == 6 else states.COMPLETED,
+                curve=(objective(over.values),),
+            )
+    return trials
+
+
+def test_a_study_that_is_made_anew_goes_on_as_the_unbroken_one() -> None:
+    unbroken = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, [])
+    for cut in (3, 17, 25):
+        known = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, cut, [])
+        again = swept(make_sampler("tpe", MIXED, 5, ("minimize",)), MIXED, loss, 30, known)
+        assert [trial.chosen for trial in again] == [trial.chosen for trial in unbroken]
+
+
+def test_points_are_points_of_the_space() -> None:
+    for trial in swept(make_sampler("tpe", MIXED, 1, ("minimize",)), MIXED, loss, 25, []):
+        assert MIXED.values(MIXED.chosen(trial.values)) == pytest.approx(trial.values)
+
+
+def test_tpe_finds_more_than_chance() -> None:
+    def regret(name: str, seed: int) -> float:
+        sampler = make_sampler(name, BRANIN, seed, ("minimize",))
+        trials = swept(sampler, BRANIN, branin, 60, [], in_flight=8)
+        return min(value for trial in trials if (value := trial.best("minimize")) is not None)
+
+    seeds = range(5)
+    assert statistics.median(regret("tpe", seed) for seed in seeds) < 0.6 * statistics.median(
+        regret("random", seed) for seed in seeds
+    )
+
+
+def test_cmaes_proposes_points_of_a_space_of_numbers() -> None:
+    for trial in swept(make_sampler("cmaes", BRANIN, 1, ("minimize",)), BRANIN, branin, 12, []):
+        assert -5 <= trial.values["x"] <= 10
+    with pytest.raises(SweepError, match="knows no choice"):
+        make_sampler("cmaes", MIXED, 1, ("minimize",))
+
+
+def test_a_sampler_of_the_users_own_is_found_in_the_source(tmp_path: Any) -> None:
+    (tmp_path / "own_sampler_of_mine.py").write_text(
+        "import optuna\ndef make(seed):\n    return optuna.samplers.NSGAIISampler(seed=seed)\n"
+    )
+    sampler = make_sampler("own_sampler_of_mine:make", BRANIN, 0, ("minimize",), source=tmp_path)
+    assert sampler.propose(0, ()) is not None
+    with pytest.raises(SweepError, match="can't be loaded"):
+        make_sampler("own_sampler_of_mine:none", BRANIN, 0, ("minimize",), source=tmp_path)
+
+
+def test_names_that_are_none_are_told() -> None:
+    from paceline.sweeps.samplers.samplers import check_sampler
+
+    for name in ("bayes", 3, None):
+        with pytest.raises(SweepError, match="write one of random, grid, tpe"):
+            check_sampler(name, BRANIN)
+    assert isinstance(make_sampler("random", BRANIN, 0, ("minimize",)), RandomSampler)

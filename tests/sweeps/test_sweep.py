@@ -1,0 +1,181 @@
+"""Sweeps as a user has them: submitted, judged, stopped, killed and gone on with, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import SweepError
+from paceline.runs import states
+from paceline.sweeps.sweep_run import SweepRun
+
+SCRIPT = """
+import argparse, sys, time
+import paceline
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--kind", default="a")
+parser.add_argument("--fail", action="store_true")
+parser.add_argument("--values", type=int, default=3)
+parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--name", default="score")
+given = parser.parse_args()
+run = paceline.Run.get_context()
+for step in range(given.values):
+    run.log(given.name, given.x + step / 100, step=step)
+    time.sleep(given.pause)
+if given.fail:
+    raise ValueError("no luck with this one")
+"""
+
+#: Guards against hanging alone.
+_LIMIT_S = 120
+
+
+@pytest.fixture
+def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepRun]:
+    """Submit a sweep of the script, with arguments of its own, in a workspace of this test's."""
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text(SCRIPT)
+    experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
+
+    def submit(space: dict[str, Any], *, arguments: tuple[str, ...] = (), **options: Any) -> SweepRun:
+        estimator = pl.Estimator(tmp_path / "source", entry_script="train.py", arguments=list(arguments))
+        run = experiment.submit(pl.Sweep(estimator, space, **{"metric": "score", "seed": 1, **options}))
+        assert isinstance(run, SweepRun)
+        return run
+
+    return submit
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline, "it has not come to that"
+        time.sleep(0.05)
+
+
+def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
+    run = submit({"x": pl.choice(1, 2, 3), "--kind": "b"}, sampler="grid", arguments=("--x", "9"), concurrent=3)
+    run.wait_for_completion(show_output=True)
+    assert "trial 2 is Completed: score 3.02" in capsys.readouterr().out
+    rows = run.trial_rows()
+    assert [(row["trial"], row["status"], row["score"], row["x"]) for row in rows] == [
+        *((0, "Completed", 1.02, 1), (1, "Completed", 2.02, 2), (2, "Completed", 3.02, 3)),
+    ]
+    best = run.best_child()
+    assert best.id == f"{run.id}_2"
+    assert best.parent == run
+    assert best.record().job.arguments == ("--x", "3", "--kind", "b")
+    assert run.best_point() == {"x": 3, "--kind": "b"}
+    assert [child.id for child in run.get_children()] == [f"{run.id}_{number}" for number in (2, 1, 0)]
+    assert (run.kind, run.status) == ("sweep", states.COMPLETED)
+    assert (
+        (run.folder.outputs / "trials.csv").read_text().splitlines()[3].startswith(f"2,{run.id}_2,Completed,3.02,3,3")
+    )
+    # The same by its id alone, and more of it after its end.
+    again = run.experiment.workspace.get_run(run.id)
+    assert isinstance(again, SweepRun)
+    again.more(1)
+    until(lambda: run.record().is_terminal and run.spec.trials == 21)
+    assert len(run.trial_rows()) == 3  # the grid has no more
+
+
+def test_what_is_far_behind_is_stopped_and_says_why(submit: Any) -> None:
+    run = submit(
+        {"x": pl.uniform(0, 1)},
+        points=[{"x": 0.9}, {"x": 0.1}],
+        trials=2,
+        concurrent=2,
+        stop=pl.Bandit(slack_factor=0.5, delay_evaluation=2),
+        arguments=("--values", "600", "--pause", "0.1"),
+    )
+    until(lambda: len(run.trial_rows()) == 2 and run.trial_rows()[1]["status"] == states.CANCELED)
+    stopped = pl.Run(run.experiment, f"{run.id}_1")
+    assert stopped.tags["stopped"].startswith("Bandit: its best of 0.1")
+    assert stopped.record().canceled_by == f"sweep {run.id}"
+    assert run.trial_rows()[1]["intervals"] >= 2
+    # The end of the sweep is that of all trials.
+    run.cancel()
+    until(lambda: run.record().is_terminal)
+    assert [row["status"] for row in run.trial_rows()] == [states.CANCELED] * 2
+    assert run.status == states.CANCELED
+
+
+def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
+    run = submit({"x": pl.uniform(0, 1)}, trials=8, concurrent=2, arguments=("--pause", "0.1"))
+    killed: set[int] = set()
+
+    def is_over() -> bool:
+        record = run.record()
+        pid = record.owner["pid"]
+        if len(killed) < 6 and pid not in {os.getpid(), *killed} and not record.is_terminal:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        return bool(record.is_terminal)
+
+    until(is_over)
+    assert len(killed) >= 2
+    rows = run.trial_rows()
+    assert [(row["trial"], row["status"], row["intervals"]) for row in rows] == [
+        (number, states.COMPLETED, 3) for number in range(8)
+    ]
+    # What an unbroken sweep proposes.
+    space, spec = run.spec.space, run.spec
+    from paceline.sweeps.samplers.random_sampler import RandomSampler
+
+    sampler = RandomSampler(space, spec.seed)
+    assert [row["x"] for row in rows] == [space.values(sampler.propose(n, ()) or {})["x"] for n in range(8)]
+    assert all(len(pl.Run(run.experiment, row["run_id"]).record().attempts) == 1 for row in rows)
+    assert not list(run.folder.path.parent.glob(".new-*"))
+
+
+def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None:
+    run = submit({"x": pl.uniform(0, 1)}, trials=50, concurrent=2, max_failures=3, arguments=("--fail",))
+    with pytest.raises(pl.errors.RunFailedError, match="failed with the same error: ValueError: no luck with this one"):
+        run.wait_for_completion()
+    assert 3 <= len(run.trial_rows()) <= 5
+
+
+def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any) -> None:
+    run = submit({"x": pl.uniform(0, 1)}, metric="accuracy", trials=50, concurrent=1)
+    with pytest.raises(pl.errors.RunFailedError, match=r"primary metric 'accuracy'. It logged score."):
+        run.wait_for_completion()
+    assert len(run.trial_rows()) <= 4
+    assert run.best_child() is None
+
+
+def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    estimator = pl.Estimator(tmp_path, entry_script="train.py")
+    space = {"x": pl.uniform(0, 1)}
+    wrong: dict[str, Any] = {
+        "is made of an Estimator": lambda: pl.Sweep("train.py", space, metric="score"),
+        "metric='' is no name": lambda: pl.Sweep(estimator, space, metric=""),
+        "goal='up'": lambda: pl.Sweep(estimator, space, metric="score", goal="up"),  # type: ignore[arg-type]
+        "trials=0": lambda: pl.Sweep(estimator, space, metric="score", trials=0),
+        "concurrent=True": lambda: pl.Sweep(estimator, space, metric="score", concurrent=True),
+        "has no end of values": lambda: pl.Sweep(estimator, space, metric="score", sampler="grid"),
+        "sampler='bayes'": lambda: pl.Sweep(estimator, space, metric="score", sampler="bayes"),
+        "stop='asha' is no policy": lambda: pl.Sweep(estimator, space, metric="score", stop="asha"),  # type: ignore[arg-type]
+        "x: 2 is not in uniform": lambda: pl.Sweep(estimator, space, metric="score", points=[{"x": 2}]),
+        "max_duration_seconds": lambda: pl.Sweep(estimator, space, metric="score", max_duration_seconds="soon"),
+    }
+    for message, make in wrong.items():
+        with pytest.raises(SweepError) as caught:
+            make()
+        assert message in str(caught.value), message
+    experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
+    sweep = pl.Sweep(pl.Estimator(tmp_path, entry_script="train.py", compute_target="lab"), space, metric="score")
+    with pytest.raises(pl.errors.TargetError, match="lab"):
+        experiment.submit(sweep)
+    assert not list(experiment.runs_dir.iterdir())
