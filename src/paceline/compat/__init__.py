@@ -23,6 +23,8 @@ def install(name: str, *, force: bool = False) -> None:
     """
     if name != "horovod":
         raise UserError(f"paceline.compat has no {name!r}. There is: 'horovod'.")
+    # Imported here, for the package reads HOROVOD_LOG_LEVEL and may change the engine's logger when it is loaded; `import
+    # paceline.compat` alone must not.
     from paceline.compat.horovod import aliases
 
     aliases.install(force=force)
@@ -30,4 +32,6 @@ def install(name: str, *, force: bool = False) -> None:
 
 def shim_dir() -> Path:
     """The folder that makes `import horovod` work for every process that has it on PYTHONPATH."""
+    # `first` takes the name even where the real package is installed. `fallback` beside it, which horovodrun's ranks have,
+    # lets the real one win.
     return Path(__file__).parent / "shim" / "first"

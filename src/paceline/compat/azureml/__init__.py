@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Experiment", "Run"]
 
-# By way of the experiments: a run that is found makes its own.
+# Run, too, is loaded by way of `experiment`, which tells it how to make an experiment of this package: a run that is found by its
+# id makes one for itself.
 _HOMES = {"paceline.compat.azureml.experiment": ("Experiment", "Run")}
 
 __getattr__ = face(__name__, _HOMES)

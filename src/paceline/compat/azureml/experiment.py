@@ -34,4 +34,6 @@ def _make_experiment(runs_dir: Path, name: str) -> Experiment:
     return Experiment(Workspace(runs_dir.parent), name)
 
 
+# Set here, not in `run`: this module imports that one, so the other way round would be a cycle. Without it a run that is
+# found by its id would belong to a plain experiment.
 Run.make_experiment = staticmethod(_make_experiment)

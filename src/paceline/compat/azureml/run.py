@@ -11,6 +11,7 @@ from paceline.errors import MetricError
 from paceline.runs import offline, run
 from paceline.runs.run_metrics import LogsMetrics
 
+#: Of each log `get_details_with_logs` gives at most this much, for a log of gigabytes would fill the memory.
 _TAIL_BYTES = 1 << 20
 
 
@@ -42,6 +43,7 @@ class SdkSpellings(LogsMetrics):
         Raises:
             MetricError: neither of these, here and in the three below.
         """
+        # The SDK stores the description beside the chart. Here it is taken and kept nowhere, as in the three below.
         self._write_other("confusion_matrix", name, _json_value(name, value))
 
     def log_accuracy_table(self, name: str, value: object, description: str = "") -> None:
@@ -78,6 +80,7 @@ class Run(SdkSpellings, run.Run):
     ) -> Iterator[Any]:
         """The runs of the experiment, newest first, that are of this type and status and carry these tags and properties."""
         found = experiment.get_runs(type, tags, properties, include_children, status=status)
+        # Each is made anew as `cls`, so a subclass of Run lists runs of that subclass.
         return (cls(experiment, one.id) for one in found)
 
     def get_children(  # the SDK's names, `type` in place of `kind`
@@ -111,6 +114,7 @@ class Run(SdkSpellings, run.Run):
         properties: dict[str, Any] = self.get_properties()
         if record.snapshot_id:
             properties["ContentSnapshotId"] = record.snapshot_id
+        # The SDK files a run's source under these names among its properties.
         properties |= {f"azureml.git.{key}": value for key, value in record.git.items()}
         details: dict[str, Any] = {
             "runId": record.run_id,
@@ -158,6 +162,7 @@ class Run(SdkSpellings, run.Run):
 
 def _json_value(name: str, value: object) -> object:
     try:
+        # A text is taken for JSON. Anything else goes through JSON and back, which refuses what could not be written down.
         plain = json.loads(value if isinstance(value, (str, bytes)) else json.dumps(value))
     except (TypeError, ValueError) as error:
         raise MetricError(f"metric {name!r}: a {type(value).__name__} that is no JSON: {error}.") from error
@@ -170,8 +175,10 @@ def _tail_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             _seek_back(file, _TAIL_BYTES)
+            # The cut may fall into the middle of a character of several bytes, so what can't be decoded is replaced.
             return file.read().decode("utf-8", errors="replace")
     except OSError:
+        # A log that was removed meanwhile counts as an empty one, for the other details are still wanted.
         return ""
 
 

@@ -21,6 +21,7 @@ from paceline.compat.horovod._version import __version__ as __version__
 
 def run(*args: Any, **kwargs: Any) -> list[Any]:
     """The results of a function on several ranks, in order of rank; see `horovod.runner.call.run`."""
+    # Imported on use: a script that trains calls no `run`, and has no need of the launcher's modules.
     from paceline.compat.horovod import runner
 
     return runner.run(*args, **kwargs)
@@ -35,4 +36,5 @@ def _log_as_asked(environ: Mapping[str, str]) -> None:
         log_from(level, environ)
 
 
+# At import, for the engine may speak as early as in `init`, and its logger has to have the handler by then.
 _log_as_asked(os.environ)

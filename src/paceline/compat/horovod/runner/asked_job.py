@@ -12,6 +12,7 @@ from paceline.compat.horovod.runner.hosts import Slot
 from paceline.compat.horovod.runner.ranks import RankOutcome
 from paceline.errors import UserError
 
+#: As long as Horovod's own launcher waits.
 _START_TIMEOUT_S = 30.0
 
 
@@ -22,6 +23,7 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     ends = [
         WorkerEnd(
             rank=rank,
+            # The name that the host has for itself; for a rank that has never come up, the name that it was asked for by.
             node=end.hello.get("host", end.host),
             exit_code=end.exit_code,
             error=end.error,
@@ -33,10 +35,13 @@ def why(outcome: RankOutcome) -> tuple[int, int, str] | None:
     first = first_failure(ends)
     if first is None:
         return None
+    # A rank may leave with code 0 after its exception, by os._exit in a handler of the script's; then the error has the
+    # code.
     code = first.exit_code or int((first.error or {}).get("exit_code", 1))
     what = f"its process ended with exit code {code}"
     if first.signal:
         what = f"killed by {signal.Signals(first.signal).name}"
+    # The exception of sys.exit says no more than the exit code.
     if first.error is not None and first.error.get("type") != "SystemExit" and first.error.get("exception"):
         what = str(first.error["exception"])
     return first.rank, code, f"rank {first.rank} on {first.node} failed first: {what}{gone_before(first, ends)}"
@@ -49,6 +54,7 @@ def slots_of(np: int, hosts: str | None, hostfile: str | None) -> list[Slot]:
         UserError: the hosts can't be read, are not known, or have too few slots.
     """
     named = host_lists.parse(hosts) if hosts else host_lists.read(hostfile) if hostfile else None
+    # Without hosts, the one host has as many slots as there are ranks: more ranks than cores are allowed.
     return host_lists.slots(named or [host_lists.Host(name="localhost", slots=np)], np)
 
 
@@ -58,6 +64,7 @@ def transport_of(*, gloo: bool, mpi: bool) -> str:
     Raises:
         UserError: there is neither.
     """
+    # --gloo is taken at its word. Whether there is a torch is for the ranks to say, whose interpreter may be another one.
     if gloo or not (mpi or start.has_mpi()):
         from importlib.util import find_spec
 
@@ -75,6 +82,8 @@ def environment_of(environ: Mapping[str, str]) -> dict[str, str]:
     from paceline.launchers.environment import inherited
 
     kept = inherited(environ)
+    # Within a run the variable names that run's workspace, and `inherited` is right to drop it. Outside, it is the user's
+    # own setting.
     if "PACELINE_RUN_ID" not in environ and "PACELINE_WORKSPACE" in environ:
         kept["PACELINE_WORKSPACE"] = environ["PACELINE_WORKSPACE"]
     return kept
@@ -85,6 +94,7 @@ def start_timeout_s(given: float | None, environ: Mapping[str, str] = os.environ
     text = environ.get("HOROVOD_START_TIMEOUT", "")
     if given is not None or not text:
         return _START_TIMEOUT_S if given is None else float(given)
+    # Not float() alone, which also takes "nan", "inf" and "-5".
     if not text.replace(".", "", 1).isdigit():
         raise UserError(f"HOROVOD_START_TIMEOUT={text!r} is no number of seconds. Unset it, or give one.")
     return float(text)

@@ -74,6 +74,7 @@ def run(
     job = RanksJob(
         argv=(executable or sys.executable, _TASK),
         slots=tuple(places),
+        # The interfaces last: what the call says stands over GLOO_SOCKET_IFNAME in this process's environment.
         environment=asked_job.environment_of(os.environ) | settings.of_interfaces(interfaces),
         payload=_payload(func, args, dict(kwargs or {})),
         transport=asked_job.transport_of(gloo=bool(use_gloo), mpi=bool(use_mpi)),
@@ -84,11 +85,13 @@ def run(
         python=executable,
         verbose=bool(verbose),
     )
+    # Through sys.stdout: in a notebook that is the cell, where descriptor 1 may be the server's log.
     output = Output(len(places), folder=output_filename, to_streams=True)
     try:
         outcome = RanksDriver(job, output).run()
     finally:
         output.close()
+    # As Python itself answers Ctrl-C; the driver had its own handler in place while the job ran.
     if outcome.stopped_by == signal.SIGINT:
         raise KeyboardInterrupt
     if outcome.stopped_by is not None:
@@ -98,12 +101,14 @@ def run(
     if outcome.problem is not None:
         raise RunFailedError(outcome.problem)
     failed = asked_job.why(outcome)
+    # Read before the failure is told, for the rank that failed sends its exception in the same way.
     results = [_loaded(bytes(place.result)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed
         told = results[rank] if isinstance(results[rank], dict) else {}
         text = told.get("traceback") or "\n".join(output.last_lines(rank))
         raise RunFailedError(f"horovod.run: {sentence}\n\n{text}".rstrip()) from told.get("error")
+    # Such as os._exit(0) within the function: there is no result, and no rank has failed.
     for rank, result in enumerate(results):
         if result is None:
             raise RunFailedError(f"horovod.run: rank {rank} left with exit code 0 before the function returned.")
@@ -124,6 +129,7 @@ def _payload(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, An
         raise UserError(
             f"func={func!r} can't be called. Give the function itself, and its arguments as args and kwargs."
         )
+    # A text is iterable as well, and would become one argument for each of its letters.
     if isinstance(args, (str, bytes)) or not isinstance(args, Iterable):
         raise UserError(f"args={args!r} is no tuple of arguments. For a single one write args=({args!r},).")
     try:
@@ -145,6 +151,8 @@ def _loaded(data: bytes) -> Any:
     """The result that a rank has sent; an error where it has not, or where this process can't read it."""
     if not data:
         return None
+    # A pickle within a pickle. The outer one has plain types only, so the traceback is there even where the class of the
+    # result or of the exception is not.
     content = pickle.loads(data)
     try:
         value = pickle.loads(content["value"])

@@ -19,6 +19,7 @@ def text() -> str:
         "MXNet": False,
     }
     transports = {"MPI": basics.mpi_built() and start.has_mpi(), "Gloo": basics.gloo_built()}
+    # The words and brackets are those of Horovod's output, for scripts that search it.
     lines = [f"Horovod's interface of v{__version__}, from Paceline {own}:", "", "Available Frameworks:"]
     lines += [_line(*item) for item in frameworks.items()]
     lines += ["", "Available Controllers:", *(_line(*item) for item in transports.items())]

@@ -32,7 +32,9 @@ from paceline.system import processes
 _SETTLE_S = 0.25
 #: More than a rank gets between SIGTERM and SIGKILL.
 _GRACE_S = 8.0
+#: So soon is a signal acted upon, which its handler only notes down.
 _TICK_S = 0.1
+#: So many last lines of what mpirun or ssh has said stand below a problem.
 _LAUNCHER_LINES = 20
 
 
@@ -73,6 +75,7 @@ class RanksDriver:
         self._launchers: list[tuple[Started, subprocess.Popen[bytes]]] = []
         self._signal: int | None = None
         self._closed = False
+        # Until the ranks are asked to end, no exception can have come after that.
         self._asked_at = float("inf")
 
     def run(self) -> RankOutcome:
@@ -81,21 +84,26 @@ class RanksDriver:
         Raises:
             UserError, LauncherError: it can't be started as it is.
         """
+        # On a disk, the kernel would write the ranks' shared memory back to it again and again.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
         # Open MPI's shared memory; what the ranks keep may be more than fits there.
         self._scratch = tempfile.mkdtemp(prefix="horovodrun-", dir=top)
         self._kept = tempfile.mkdtemp(prefix="horovodrun-")
         problem = None
         try:
+            # The listener before anything that connects to it; the handlers before anything is started, so that no signal
+            # can end this process while something of the job runs.
             with self._listener, _signals(self._on_signal), open(self._log_path, "wb") as log:
                 self._start(log)
                 problem = self._gather()
+                # Where a signal has come by now, ranks that are up wait for their command; `_end` lets them go without one.
                 if problem is None and self._signal is None:
                     self._tell()
                     problem = self._watch()
                 self._end()
         finally:
             self._close()
+            # After `_close`, when each launcher has ended and its log is whole.
             if problem or self._job.verbose:
                 problem = self._with_launchers_words(problem)
             for folder in (self._scratch, self._kept):
@@ -107,6 +115,7 @@ class RanksDriver:
     def _start(self, log: Any) -> None:
         job = self._job
         addresses = self._listener.addresses
+        # It listens at all addresses, so the ranks try each name that may lead here.
         if addresses[0][0] == "":
             addresses = [(name, addresses[0][1]) for name in self._addresses()]
         told = {"addresses": addresses, "key": self._listener.key.hex()}
@@ -135,15 +144,19 @@ class RanksDriver:
             process = subprocess.Popen(
                 command.argv,
                 env=dict(command.environment),
+                # The key is in that text. On a command line every user of the machine could read it.
                 stdin=subprocess.PIPE if command.text else subprocess.DEVNULL,
+                # A file, not a pipe: nobody reads what a launcher says while the job runs, and a full pipe would stop it.
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
             if process.stdin is not None:
+                # A launcher that has ended already, such as an ssh that can't log in, is noticed in `_gather`.
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.write(command.text.encode())
                     process.stdin.flush()
+            # At once, so that `_close` also ends this one if the next can't be started.
             self._launchers.append((command, process))
 
     def _addresses(self) -> list[str]:
@@ -160,6 +173,7 @@ class RanksDriver:
                 continue
             # Nothing is sent: connecting a datagram socket only asks which way leads there.
             try:
+                # Port 9 stands for any port; which way is taken depends on the address alone.
                 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
                     probe.connect((host, 9))
                     found.append(probe.getsockname()[0])
@@ -183,6 +197,8 @@ class RanksDriver:
                     )
                 place = self._ranks[hello["rank"]]
                 place.connection, place.hello = connection, hello
+                # Local and cross ranks follow from the order of the hosts as given. A rank on another host than its own
+                # would have a neighbour's.
                 if is_here(place.host) and hello["host"] != socket.gethostname():
                     return (
                         f"mpirun has started rank {hello['rank']} on {hello['host']}, but it belongs on {place.host}: it takes "
@@ -190,6 +206,7 @@ class RanksDriver:
                     )
                 continue
             missing = [rank for rank, place in enumerate(self._ranks) if place.connection is None]
+            # Under mpirun one launcher stands for all ranks; without it there is one for each.
             ended = [(command, process) for command, process in self._launchers if process.poll() is not None]
             for command, process in ended:
                 theirs = [rank for rank in missing if rank in command.ranks]
@@ -212,13 +229,17 @@ class RanksDriver:
         """Tell every rank what to run."""
         job, head = self._job, self._ranks[0]
         is_local = self._is_here or is_here(head.host)
+        # On one machine the loopback address, which no other machine reaches; else rank 0's host, by a name or address that
+        # the others know.
         master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
         given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
         for slot, place in zip(job.slots, self._ranks, strict=True):
+            # Each over the one before: defaults, then what the user has set, then the variables of the rank.
             environment = start.for_host(given, slot.host)
             environment = with_defaults(environment, slot, is_one_machine=self._is_here)
             environment |= variables(slot, len(job.slots), job.transport, master)
             assert place.connection is not None
+            # A rank that is gone meanwhile is reported by the thread that reads its connection.
             with contextlib.suppress(OSError):
                 wire.send(
                     place.connection,
@@ -227,6 +248,7 @@ class RanksDriver:
                         "environment": environment,
                         "directory": job.directory,
                         "payload_bytes": len(job.payload),
+                        # On another host these paths would be somebody else's folders.
                         "scratch": [self._kept, self._scratch] if self._is_here else [],
                     },
                 )
@@ -247,6 +269,8 @@ class RanksDriver:
             # Others get a moment to report theirs: what failed first may be reported last.
             if failed_at is not None and time.monotonic() - failed_at > _SETTLE_S:
                 return None
+            # A negative code: mpirun was killed. Its other exit codes are not looked at, for ranks tell their own ends, and
+            # Open MPI 5 exits with 0 when it has lost a host.
             if self._job.transport == "mpi" and (self._launchers[0][1].poll() or 0) < 0:
                 return f"mpirun ended with exit code {_shell_code(self._launchers[0][1])} before the ranks did."
         return None
@@ -260,6 +284,7 @@ class RanksDriver:
             except queue.Empty:
                 return
             self._take(rank, data)
+            # A rank that prints without a pause would keep `_watch` from ever looking at anything else.
             if time.monotonic() > deadline:
                 return
 
@@ -268,6 +293,7 @@ class RanksDriver:
         if data is None:
             if place.exit_code is None:
                 # The process beside the rank has gone without a word, or its host.
+                # 137 is what a shell says of a process that SIGKILL has ended.
                 self._ended(rank, 137, {"exception": f"the process beside it on host {place.host} is gone"})
             return
         mark, content = data[:1], data[1:]
@@ -299,6 +325,7 @@ class RanksDriver:
     def _end(self) -> None:
         """Ask the ranks that still run to end, and wait for them for a while."""
         self._asked_at = time.time()
+        # A script that catches KeyboardInterrupt saves its state as it would on its own.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:
@@ -308,6 +335,7 @@ class RanksDriver:
         deadline = time.monotonic() + _GRACE_S
         while any(p.stopped and p.exit_code is None for p in self._ranks) and time.monotonic() < deadline:
             self._look(_TICK_S)
+            # After half of the time, a rank that has taken no notice of SIGINT is sent SIGTERM.
             if word != {"end": True} and time.monotonic() > deadline - _GRACE_S / 2:
                 word = {"end": True}
                 for place in self._ranks:
@@ -318,11 +346,13 @@ class RanksDriver:
     def _close(self) -> None:
         """Let go of everything: a rank whose connection closes is killed by the process beside it."""
         if self._closed:
+            # The handler of a second signal calls this in the middle of `run`, whose `finally` calls it again.
             return
         self._closed = True
         for place in self._ranks:
             if place.connection is not None:
                 wire.hang_up(place.connection)
+        # Two seconds for all of them together: without mpirun there is one launcher for each rank.
         deadline = time.monotonic() + 2.0
         for _, process in self._launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -333,6 +363,7 @@ class RanksDriver:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
             if process.poll() is None:
+                # All are listed before the first is killed: what has lost its parent would not be found below it any more.
                 for pid in [*processes.descendants(process.pid), process.pid]:
                     processes.send(pid, signal.SIGKILL)
                 process.wait()
@@ -361,6 +392,7 @@ def _signals(handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # SIGHUP as well: it comes when the terminal is closed, and would end this process before the ranks are asked to end.
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
@@ -376,4 +408,5 @@ def _program(process: subprocess.Popen[bytes]) -> str:
 
 def _shell_code(process: subprocess.Popen[bytes]) -> int:
     code = process.returncode
+    # subprocess gives signal 15 as -15, a shell as 143.
     return 128 - code if code < 0 else code

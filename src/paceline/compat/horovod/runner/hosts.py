@@ -38,6 +38,7 @@ def parse(text: str) -> list[Host]:
     Raises:
         UserError: a part that is no host.
     """
+    # From the right, for an address of IPv6 has colons of its own: `[fe80::1]:2`.
     return [_host(part.strip(), *part.strip().rpartition(":")[::2], of=f"-H {text!r}") for part in text.split(",")]
 
 
@@ -58,6 +59,7 @@ def read(path: str) -> list[Host]:
         words = line.partition("#")[0].split()
         if not words:
             continue
+        # `name:2` is one word; `name slots=2` and `name slots = 2` are several.
         name, slots = words[0].rpartition(":")[::2] if len(words) == 1 else (words[0], " ".join(words[1:]))
         found.append(_host(" ".join(words), name, re.sub(r"^slots\s*=\s*", "", slots), of=f"line {number} of {path!r}"))
     if not found:
@@ -81,11 +83,14 @@ def slots(hosts: Sequence[Host], ranks: int) -> list[Slot]:
             f"-np {ranks} needs as many slots, but {named} has {free}. Name more hosts or slots, or lower -np."
         )
     sizes: list[int] = []
+    # Hosts that the ranks don't reach keep a size of 0.
     for host in hosts:
         sizes.append(min(host.slots, ranks - sum(sizes)))
     result: list[Slot] = []
     for index, (host, size) in enumerate(zip(hosts, sizes, strict=True)):
         for local_rank in range(size):
+            # Only hosts that have this local rank as well count for the cross rank: with `a:2,b:1` the second rank of `a`
+            # is alone.
             peers = [number for number, other in enumerate(sizes) if other > local_rank]
             result.append(
                 Slot(
@@ -106,6 +111,7 @@ def is_here(name: str) -> bool:
     Raises:
         UserError: nobody knows the name.
     """
+    # Without the resolver, for a machine that is off its network may not find its own name.
     if name in ("localhost", socket.gethostname(), socket.gethostname().partition(".")[0]):
         return True
     try:
@@ -125,6 +131,7 @@ def is_here(name: str) -> bool:
 def _host(text: str, name: str, slots_text: str, *, of: str) -> Host:
     if not name:
         name, slots_text = text, "1"
+    # The brackets only part the address from the slots; ssh and the resolver want it without them.
     name = name.removeprefix("[").removesuffix("]")
     # What begins with a dash would be an option of ssh.
     if not re.fullmatch(r"[\w.:%][\w.:%-]*", name) or not slots_text.isdigit() or int(slots_text) < 1:

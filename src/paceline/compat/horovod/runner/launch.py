@@ -38,6 +38,7 @@ def run_commandline() -> None:
     try:
         code = main(sys.argv[1:])
     finally:
+        # Also where argparse leaves by SystemExit, or `main` by KeyboardInterrupt.
         processes.kill_descendants(os.getpid())
     sys.exit(code)
 
@@ -62,6 +63,7 @@ def main(argv: Sequence[str]) -> int:
             return 128 + signal.SIGPIPE
     except PacelineError as error:
         print(f"horovodrun: {error}", file=sys.stderr)
+        # 2, which is argparse's code as well, for what the caller has to change; 1 for everything else.
         return 2 if isinstance(error, UserError) else 1
     except OSError as error:
         print(f"horovodrun: {error}. Is there room in {tempfile.gettempdir()} and /dev/shm?", file=sys.stderr)
@@ -83,6 +85,7 @@ def _run(args: Any) -> list[Any] | None:
         RunFailedError: a rank failed, or could not be started; the message says which, and why. Also a RuntimeError.
         UserError: the job can't be run as it is. Also a ValueError.
     """
+    # What `parse_args` gives has `np`. An object of the caller's own has Horovod's attribute `num_proc`.
     options = args if isinstance(args, Namespace) and hasattr(args, "np") else None
     if options is None:
         options = arguments.options(args, command_line.parse([]))
@@ -114,6 +117,7 @@ def _driven(options: Namespace) -> RankOutcome:
 def _function(args: Any, options: Namespace) -> list[Any]:
     from paceline.compat.horovod.runner.call import run
 
+    # Here, for `run` is handed none of these and could not refuse them.
     refuse_elastic(*(getattr(options, name) for name in _ELASTIC), options.blacklist_cooldown_range)
     return run(
         args.run_func,
@@ -162,6 +166,7 @@ def _job(options: Namespace) -> RanksJob:
 
 
 def _ended(outcome: RankOutcome) -> int:
+    # First of all: ranks that were stopped have exit codes too, which are no failure of theirs.
     if outcome.stopped_by is not None:
         print(f"horovodrun: stopped by {signal.Signals(outcome.stopped_by).name}.", file=sys.stderr)
         return 128 + outcome.stopped_by

@@ -76,6 +76,7 @@ def options(args: Any, defaults: Namespace) -> Namespace:
     """The options of `horovodrun` for such a job. defaults: those of an empty command line."""
     found = Namespace(**vars(defaults))
     for name, option in (*_RENAMED.items(), *((name, name) for name in _ALIKE)):
+        # Launchers also hand over objects of their own, which have only some of these attributes.
         value = getattr(args, name, None)
         if value is not None and value != (None,):  # as Horovod's own class begins with
             setattr(found, option, value)

@@ -33,9 +33,11 @@ class RankListener:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.key = secrets.token_bytes(32)
+        # Without a bound: each rank is in it once.
         self.joined: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
         self.events: queue.Queue[tuple[int, bytes | None]] = queue.Queue(_PIECES)
         self._closed = False
+        # 1024, for the ranks of a large job connect at the same moment.
         self._listeners = [socket.create_server((host, 0), backlog=1024) for host in hosts]
         self.addresses = [
             (host, int(listener.getsockname()[1])) for host, listener in zip(hosts, self._listeners, strict=True)
@@ -43,6 +45,7 @@ class RankListener:
 
     def __enter__(self) -> RankListener:
         for listener in self._listeners:
+            # Daemons: one that waits for a stranger's answer must not keep this process from its end.
             threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return self
 
@@ -81,10 +84,12 @@ class RankListener:
             # One thread reads a connection, so what a rank says stays in its order.
             while not self._closed:
                 self._pass_on(rank, connection.recv_bytes())
+        # Also after an error of the connection: the driver learns by this alone that the rank's host is gone.
         self._pass_on(rank, None)
 
     def _pass_on(self, rank: int, data: bytes | None) -> None:
         while not self._closed:
             with contextlib.suppress(queue.Full):
+                # In short waits, so that the thread sees `_closed` though nobody takes from the queue any more.
                 self.events.put((rank, data), timeout=_TICK_S)
                 return

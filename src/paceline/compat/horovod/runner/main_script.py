@@ -7,6 +7,8 @@ python .../runner/main_script.py script.py [argument ...]
 import os
 import sys
 
+# Python puts this file's folder first on the path. Its modules, such as `output` and `settings`, must not take the place of
+# the script's own.
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 
@@ -18,17 +20,21 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 
 def main(argv: "list[str]") -> None:
+    # Off the environment before the script starts, for what the script starts is no rank.
     scratch, told = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:
         # Only now: a process that has them takes itself for a worker of a Paceline run.
+        # The folder goes with the process beside this one, which may be gone before this one is.
         if scratch is not None and os.path.isdir(scratch):
             os.environ |= {"PACELINE_RUN_DIR": scratch, "PACELINE_ATTEMPT": "1"}
             told(error)
 
+    # `script.run` looks it up in that module when an exception leaves the script.
     report.failed = failed
     if os.environ.get("HOROVOD_CONTROLLER") == "mpi":
         backend.install_when_loaded()
+    # Rank 0 alone has the store's server; the others connect to it.
     if os.environ.get("RANK") == "0":
         store_address.keep_to_master_address()
     script.run(argv[0], argv[1:])

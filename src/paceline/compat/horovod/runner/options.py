@@ -64,10 +64,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     parser = _parser()
     options = parser.parse_args(list(argv))
+    # A controller on the command line rules out the file's, whichever that is: the three exclude each other.
     chosen = any(getattr(options, name) for name in _CONTROLLERS)
     for dest, value in (_read(parser, options.config_file) if options.config_file else {}).items():
+        # argparse does not tell whether an option was given, so one that has its default counts as not given.
         if getattr(options, dest) == parser.get_default(dest) and not (chosen and dest in _CONTROLLERS):
             setattr(options, dest, value)
+    # `horovodrun -np 2 -- python train.py`: argparse leaves the dashes to the command.
     if options.command[:1] == ["--"]:
         del options.command[0]
     return options
@@ -95,6 +98,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
         raise UserError(f"--config-file {path!r} can't be read: {error}. Give a YAML file of options.") from error
     if not isinstance(content, dict):
         raise UserError(f"--config-file {path!r} holds no mapping. Its keys are {', '.join(_FILE_KEYS)} and others.")
+    # By each spelling: `np`, `num-proc` and `num_proc` are one option.
     known = {
         name.lstrip("-").replace("-", "_"): action
         for action in parser._actions
@@ -109,6 +113,7 @@ def _read(parser: argparse.ArgumentParser, path: str) -> dict[str, Any]:
                 raise UserError(f"controller in --config-file {path!r} is {value!r}. Known: {', '.join(_CONTROLLERS)}.")
             found[str(value).lower()] = True
         elif key in _FILE_KEYS:
+            # A section with nothing below it (`timeline:`) is None in YAML.
             if not isinstance(value, dict | None):
                 raise UserError(
                     f"{key} in --config-file {path!r} is {value!r}. Its keys are {', '.join(_FILE_KEYS[key])}."
@@ -132,6 +137,7 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
     """The value as the command line would have given it."""
     if value is None:
         return None
+    # A flag. Its text is not asked for its truth, as "false" would be true.
     if option.nargs == 0:
         if not isinstance(value, bool):
             raise UserError(f"{where} is {value!r}. Write true or false.")
@@ -149,6 +155,8 @@ def _checked(value: Any, option: argparse.Action, where: str) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="horovodrun",
+        # An abbreviation would stop working, or mean something else, as soon as another option begins with the same
+        # letters.
         allow_abbrev=False,
         description="Start a training script on several processes: Horovod's command, on Paceline's collectives.",
         usage="horovodrun [options] -np N command [argument ...]",
@@ -224,6 +232,7 @@ def _parser() -> argparse.ArgumentParser:
     controller("--mpi", action="store_true", help="mpirun")
     controller("--jsrun", action="store_true", help="not here")
 
+    # From the first word that is no option on, everything belongs to the command, its own options as well.
     add("command", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -245,6 +254,7 @@ def _number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = -1.0
+    # This refuses nan too, which is neither smaller nor larger than anything.
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
     return value

@@ -28,6 +28,7 @@ class Output:
         self, size: int, *, folder: str | None = None, timestamps: bool = False, to_streams: bool = False
     ) -> None:
         self._timestamps, self._to_streams = timestamps, to_streams
+        # What each rank has printed, by stream, since the end of its last line.
         self._parts: dict[tuple[int, str], bytes] = {}
         self._last: dict[int, deque[str]] = {rank: deque(maxlen=_LAST_LINES) for rank in range(size)}
         self._files: dict[tuple[int, str], io.FileIO] = {}
@@ -40,6 +41,7 @@ class Output:
         Raises:
             BrokenPipeError: nobody reads this process's output any more.
         """
+        # The file gets each byte at once, as it came; only what is shown waits for the end of its line.
         self._keep(rank, stream, data)
         text = self._parts.pop((rank, stream), b"") + data
         # A last "\r" may be the first half of "\r\n".
@@ -56,6 +58,7 @@ class Output:
         """Show what the rank has printed without a line's end."""
         for stream in ("stdout", "stderr"):
             if rest := self._parts.pop((rank, stream), b""):
+                # A "\r" that was held back ends the line after all.
                 self._show(rank, stream, rest.rstrip(b"\r"))
 
     def last_lines(self, rank: int) -> tuple[str, ...]:
@@ -68,12 +71,15 @@ class Output:
         self._files.clear()
 
     def _open(self, folder: Path, size: int) -> None:
+        # rank.07 of 16, so that a listing of the folder is in the order of the ranks.
         width = len(str(size - 1))
         try:
             for rank in range(size):
                 place = folder / f"rank.{rank:0{width}}"
                 place.mkdir(parents=True, exist_ok=True)
                 for stream in ("stdout", "stderr"):
+                    # Without a buffer: what a rank said before it crashed is in the file, even if this process is killed
+                    # next.
                     self._files[rank, stream] = io.FileIO(place / stream, "w")
         except OSError as error:
             self.close()
@@ -86,6 +92,7 @@ class Output:
         file = self._files.get((rank, stream))
         try:
             while file is not None and data:
+                # A write to an unbuffered file may take less than it was given.
                 data = data[file.write(data) or 0 :]
         except OSError as error:
             path = f"rank.{rank}/{stream}"
@@ -102,10 +109,12 @@ class Output:
 
     def _put(self, stream: str, data: bytes) -> None:
         if self._to_streams:
+            # Looked up each time, for contextlib.redirect_stdout may have replaced it meanwhile.
             target = sys.stdout if stream == "stdout" else sys.stderr
             target.write(data.decode(errors="replace"))
             target.flush()
             return
+        # Past Python's buffer: whole lines go out at once, and a reader that has gone is noticed here, not at exit.
         descriptor = 1 if stream == "stdout" else 2
         while data:
             data = data[os.write(descriptor, data) :]

@@ -14,6 +14,7 @@ import sys
 if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):
     del sys.path[0]
 _PACKAGE = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+# At the end of the path: that folder may be a site-packages, of which only `paceline` is wanted here.
 sys.path.append(os.path.dirname(_PACKAGE))
 
 import ctypes  # noqa: E402
@@ -47,8 +48,12 @@ def main(argv: list[str]) -> int:
     text = sys.stdin.readline() if "--stdin" in argv else os.environ.pop(wire.VARIABLE)
     told = json.loads(text)
     key = bytes.fromhex(told["key"])
+    # Under mpirun all ranks have one command line, and Open MPI's variable tells them apart.
     rank = int(argv[argv.index("--rank") + 1] if "--rank" in argv else os.environ["OMPI_COMM_WORLD_RANK"])
+    # Whatever the program starts and leaves behind becomes this process's child, and is found by `kill_descendants`.
     processes.become_subreaper()
+    # A port that is free now, for torch's store if this is rank 0. Nothing keeps it, so another program may take it before
+    # the store does.
     with socket.socket() as probe:
         probe.bind(("", 0))
         port = probe.getsockname()[1]
@@ -65,6 +70,7 @@ def main(argv: list[str]) -> int:
     # On its own host, `horovodrun` removes it, should this process be killed.
     top = next(iter(start["scratch"]), None)
     scratch = tempfile.mkdtemp(prefix=f"horovodrun-rank-{rank}-", dir=top)
+    # If `run` raises, nobody else may be left to remove the folders.
     is_deserted = True
     try:
         is_deserted = _Rank(connection, key, rank, start, payload, scratch).run()
@@ -91,6 +97,7 @@ class _Rank:
 
     def run(self) -> bool:
         """See the program through; True if `horovodrun` has gone meanwhile."""
+        # Where `paceline.worker.report` puts the exception that ends a script.
         os.makedirs(os.path.join(self._scratch, "attempts", "1"))
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             # In a thread: a handler that slept for the grace period would keep this one from noticing the program's end.
@@ -104,6 +111,7 @@ class _Rank:
             threading.Thread(target=self._pump, args=(stream, mark), daemon=True)
             for stream, mark in ((process.stdout, b"o"), (process.stderr, b"e"))
         ]
+        # Not before the program was started: between fork and exec a process that has threads may hang.
         for thread in (*pumps, threading.Thread(target=self._listen, daemon=True)):
             thread.start()
         code = process.wait()
@@ -112,33 +120,40 @@ class _Rank:
         deadline = time.monotonic() + _PIPES_S
         for thread in pumps:
             thread.join(max(0.0, deadline - time.monotonic()))
+        # The result first, for the driver takes the end for this rank's last word.
         self._send_result()
         self._tell_end(128 - code if code < 0 else code, self._error())
         return self._deserted
 
     def _started(self) -> "subprocess.Popen[bytes]":
+        # HOME, USER and the like are those of this host; all else comes from the driver.
         environment = {name: value for name, value in os.environ.items() if wire.is_of_host(name)}
         environment |= {**self._start["environment"], "HOROVODRUN_SCRATCH": self._scratch}
         # Made on each host of what the launcher has brought there, so that it crosses no connection that others may read.
         environment[secret.VARIABLE] = secret.tag(self._key, "ranks", b"").hex()
         environment |= {name: value for name, value in os.environ.items() if name.startswith(_LAUNCHERS)}
+        # Before `python_command`, which looks for the script from the working directory.
         os.chdir(self._start["directory"])
         with_names(environment, _PACKAGE, self._scratch)
         argv = self._start["argv"]
+        # task.py, which runs a function, does by itself what `main_script` does for a script.
         if not self._start["payload_bytes"]:
             argv = python_command(argv, environment)
         return subprocess.Popen(
             argv,
             env=environment,
+            # The same for all: mpirun would give its own input to rank 0 alone.
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            # A signal to the group of this process reaches this process alone, which ends the program in order.
             start_new_session=True,
             # No thread has been started yet, so this is safe.
             preexec_fn=_dies_with_parent(),  # noqa: PLW1509
         )
 
     def _pump(self, stream: IO[bytes], mark: bytes) -> None:
+        # os.read gives what there is. The stream's own read would wait until its buffer is full, and hold lines back.
         while data := os.read(stream.fileno(), wire.PIECE_BYTES):
             self._send(mark + data)
 
@@ -146,9 +161,11 @@ class _Rank:
         try:
             while True:
                 message = wire.receive(self._connection)
+                # To the program alone, as SIGTERM is: its helpers are for itself to end.
                 if message.get("interrupt") and self._process is not None:
                     processes.send(self._process.pid, signal.SIGINT)
                 if message.get("end"):
+                    # In a thread, as it sleeps: meanwhile this one has to notice if the driver goes away.
                     threading.Thread(target=self._end, daemon=True).start()
         except EOFError:
             # `horovodrun` is gone, or its host: no rank outlives it.
@@ -172,6 +189,7 @@ class _Rank:
         try:
             with open(os.path.join(self._scratch, "attempts", "1", f"error_{self._rank}.json"), "rb") as file:
                 return dict(json.loads(file.read()))
+        # No file: a signal has ended the program, or it is not one of Python's.
         except (OSError, ValueError):
             return None
 
@@ -184,6 +202,7 @@ class _Rank:
             try:
                 self._connection.send_bytes(data)
             except OSError:
+                # The driver is gone. `_listen` sees the same, and kills the program.
                 self._deserted = True
 
 
@@ -191,7 +210,9 @@ def _dies_with_parent() -> "Callable[[], object] | None":
     """A function that has the kernel kill the program when this process is killed; Linux only."""
     if not sys.platform.startswith("linux"):
         return None
+    # Looked up here, before the fork: after it, the child should do as little as possible before its exec.
     prctl = ctypes.CDLL(None).prctl
+    # Linux sends the signal when the thread ends that has started the program, so it has to be the main thread.
     return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 

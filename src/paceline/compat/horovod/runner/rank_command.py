@@ -22,6 +22,7 @@ def with_names(environment: MutableMapping[str, str], package: str, scratch: str
     os.makedirs(library, exist_ok=True)
     # A link: the folder above the package may hold all that is installed beside it.
     os.symlink(package, os.path.join(library, "paceline"))
+    # Behind the user's own PYTHONPATH, so that neither name takes the place of something there.
     own = [library, os.path.join(package, "compat", "shim", "fallback")]
     environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), *own])
 
@@ -32,16 +33,21 @@ def python_command(argv: Sequence[str], environment: Mapping[str, str]) -> list[
     That one writes down the exception that ends a script, and does not let MPI wait for the others at its end. It is the
     interpreter's file that counts: a virtual environment's is a link to it.
     """
+    # By the rank's PATH, not by this process's: `python` may be another one there.
     program = shutil.which(argv[0], path=environment.get("PATH"))
+    # Another interpreter may be one that Paceline does not run on.
     if program is None or os.path.realpath(program) != os.path.realpath(sys.executable):
         return list(argv)
     at = 1
     while at < len(argv) and argv[at].startswith("-"):
         if argv[at] in _WITH_VALUE:
             at += 1
+        # Others take the script's place (-c, -m) or make the interpreter ignore PYTHONPATH (-E, -I): the command is left as
+        # it is.
         elif not _PLAIN.fullmatch(argv[at]):
             return list(argv)
         at += 1
+    # Python itself says best that a script is missing.
     if at >= len(argv) or not os.path.isfile(argv[at]):
         return list(argv)
     return [*argv[:at], os.path.join(os.path.dirname(os.path.abspath(__file__)), "main_script.py"), *argv[at:]]

@@ -59,8 +59,10 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
 def with_defaults(environment: Mapping[str, str], slot: Slot, *, is_one_machine: bool) -> dict[str, str]:
     """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
     threads = max(1, (os.cpu_count() or 1) // slot.local_size)
+    # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
     found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if is_one_machine:
+        # Otherwise they look for the interface of the host's name, which a laptop that is off its network can't resolve.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         found |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return found | dict(environment)

@@ -48,8 +48,10 @@ def variables(options: Namespace) -> dict[str, str]:
     if options.fusion_threshold_mb is not None:
         found["HOROVOD_FUSION_THRESHOLD"] = str(int(options.fusion_threshold_mb * 1024 * 1024))
     if options.stall_check is not None:
+        # The variable says the opposite of the option.
         found["HOROVOD_STALL_CHECK_DISABLE"] = str(int(not options.stall_check))
     if options.tcp:
+        # Without this NCCL would still take InfiniBand where there is some.
         found["NCCL_IB_DISABLE"] = "1"
     return found | of_interfaces(options.network_interfaces)
 

@@ -28,8 +28,11 @@ class SshStart:
 
     @property
     def arguments(self) -> list[str]:
+        # BatchMode has ssh fail where it would ask for a password, which nobody could type. accept-new takes the key of a
+        # host that is new, and refuses one that has changed.
         words = ["-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=accept-new"]
         words += ["-p", str(self.port)] if self.port else []
+        # An absolute path, for ssh may be run from another folder.
         words += ["-i", os.path.abspath(self.identity_file)] if self.identity_file else []
         return words
 
@@ -69,15 +72,20 @@ def with_mpi(
     is_5 = mpi.version[0] >= 5
     parameter = "--prtemca" if is_5 else "--mca"
     given = [*_words("--binding-args", binding_args), *_words("--mpi-args", mpi_args)]
+    # `--map-by=node` and `--map-by node` alike, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
     # mpirun 5 refuses what is given twice; a file of ranks is a mapping too.
+    # Open MPI 4 needs it for more ranks than slots; 5 has it in the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]
+    # mpirun binds ranks to cores or sockets otherwise, where the threads of each would crowd.
     if not binding_args and "bind-to" not in names:
         words += ["--bind-to", "none"]
     if not are_here(slots):
+        # `hosts.slots` keeps the ranks of a host together, so each host is one group.
         per_host = [(host, len(list(group))) for host, group in groupby(slots, key=lambda slot: slot.host)]
+        # On other hosts mpirun hands on nothing of its environment but its own variables, and what -x names.
         words += ["--host", ",".join(f"{host}:{count}" for host, count in per_host), "-x", wire.VARIABLE]
         words += [parameter, "plm_ssh_args" if is_5 else "plm_rsh_args", shlex.join(ssh.arguments)]
         if is_5:
@@ -85,6 +93,7 @@ def with_mpi(
             for name, value in (("time", "20"), ("intvl", "10"), ("probes", "4")):
                 words += [parameter, f"oob_tcp_keepalive_{name}", value]
     if tcp:
+        # Of Open MPI's message layers, ob1 is the one that uses these transports; `self` is a rank's way to itself.
         words += ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self"]
     if interfaces:
         words += ["--mca", "btl_tcp_if_include", interfaces]
@@ -92,7 +101,9 @@ def with_mpi(
         words += [] if are_here(slots) else [parameter, "oob_tcp_if_include", interfaces]
     words += given
     variables = {
+        # In the environment, for the key in it would be seen by every user of the machine on the command line.
         wire.VARIABLE: json.dumps(told),
+        # Open MPI 5 calls its shared memory sm, 4 calls it vader; the other variable has no meaning to either.
         "OMPI_MCA_btl_sm_backing_directory": scratch,
         "OMPI_MCA_btl_vader_backing_directory": scratch,
         "PRTE_MCA_prte_tmpdir_base" if is_5 else "OMPI_MCA_orte_tmpdir_base": scratch,
@@ -103,6 +114,7 @@ def with_mpi(
     elif not tcp and not interfaces and "OMPI_MCA_btl" not in shell:
         # Here ranks share memory; Open MPI's TCP would listen at every address of the machine.
         variables["OMPI_MCA_btl"] = "^tcp"
+    # mpirun runs as root only where both are set, and in a container there is often no other user.
     if os.geteuid() == 0:
         variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return Started(
@@ -115,6 +127,7 @@ def with_mpi(
 def exported(mpi_args: str | None) -> dict[str, str]:
     """The variables that `-x NAME=value` among mpirun's arguments gives the ranks, whose environment is not mpirun's."""
     words = _words("--mpi-args", mpi_args)
+    # `-x NAME` without a value names a variable of the shell, which the ranks have anyway.
     pairs = [value.partition("=") for word, value in pairwise(words) if word == "-x" and "=" in value]
     return {name: value for name, _, value in pairs}
 
@@ -133,7 +146,9 @@ def plain(
         if not is_here(slot.host):
             if shutil.which("ssh") is None:
                 raise UserError(f"the host {slot.host!r} is reached by ssh, which is not installed here. Install it.")
+            # ssh joins its words by spaces, and a shell on the other host splits them again.
             argv = ["ssh", *ssh.arguments, slot.host, shlex.join(argv)]
+        # On standard input, for a command line with the key could be read by every user of either machine.
         result.append(Started(argv=tuple(argv), environment=shell, text=json.dumps(told) + "\n", ranks=(slot.rank,)))
     return result
 

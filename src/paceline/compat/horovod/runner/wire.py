@@ -23,10 +23,12 @@ from typing import Any
 
 #: Holds, for what `horovodrun` starts, where it listens and the key.
 VARIABLE = "HOROVODRUN_CONNECT"
+#: For each address: behind a firewall that drops packets, a connection would take minutes to fail.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
     ("HOME", "HOSTNAME", "LOGNAME", "OLDPWD", "PWD", "SHELL", "TMPDIR", "USER", "DISPLAY", "XDG_RUNTIME_DIR")
 )
+#: What a pipe of Linux holds, so one read empties it.
 PIECE_BYTES = 1 << 16
 
 
@@ -40,6 +42,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
     for address in addresses:
         try:
             connection = _connection(socket.create_connection(address, timeout=_HANDSHAKE_S))
+            # `accept` takes the two steps in the other order: while one side asks, the other answers.
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
             return connection
@@ -82,6 +85,8 @@ def hang_up(connection: Connection) -> None:
     """Close the connection for both sides, also where a thread of this process is reading from it."""
     # To close a file descriptor does not wake a thread that reads from it; to shut the socket down does.
     with contextlib.suppress(OSError):
+        # A Connection can't be shut down. A socket can, and closes its descriptor at the end of the block, so it is given a
+        # copy.
         with socket.socket(fileno=os.dup(connection.fileno())) as twin:
             twin.shutdown(socket.SHUT_RDWR)
         connection.close()
@@ -93,11 +98,14 @@ def is_of_host(variable: str) -> bool:
 
 
 def _connection(connected: socket.socket) -> Connection:
+    # A time limit makes the descriptor one that does not block, and Connection, which reads from it directly, would fail.
     connected.settimeout(None)
+    # Small messages would otherwise wait until the one before was acknowledged.
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # A host that vanishes without a word is noticed after about a minute.
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 4)):
         if hasattr(socket, name):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # From here on the Connection owns the descriptor, which the socket object would close when it is collected.
     return Connection(connected.detach())
