@@ -54,6 +54,7 @@ def check_groups(groups: Any) -> None:
     Raises:
         ValueError: the value, and the rule.
     """
+    # A bool is an int to Python, but `groups=True` is a mistake.
     is_number = isinstance(groups, int) and not isinstance(groups, bool) and groups >= 0
     is_lists = isinstance(groups, (list, tuple)) and all(isinstance(group, (list, tuple)) for group in groups)
     if not is_number and not is_lists:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 def plain(array: Array) -> Array:
     """The array as the engine knows it: of a type that NumPy lacks (bfloat16, float8), its bits."""
+    # NumPy's own types have a 1 there. Those that ml_dtypes adds have a 2, and mean nothing to the engine.
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.dtype.itemsize}")
 
 

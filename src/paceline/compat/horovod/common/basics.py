@@ -38,6 +38,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     _refuse_ranks_child()
     engine = collectives.start()
     try:
+        # A child of a process that is alone may have a world of its own.
         if engine.size > 1:
             os.environ[_JOINED] = f"{os.getpid()} {_place()}"
         _check_comm(comm, engine.size)
@@ -46,6 +47,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
             raise ValueError(f"process_sets={process_sets!r}: give a list of hvd.ProcessSet, or 'dynamic'.")
         registry.begin(engine, dynamic=dynamic, first=[] if isinstance(process_sets, str) else process_sets or [])
+    # The engine runs by now, and the other ranks count on this one: they have to hear that it leaves.
     except BaseException:
         shutdown()
         raise
@@ -63,6 +65,7 @@ def shutdown() -> None:
     from paceline import collectives
 
     try:
+        # Whatever the engine's end raises, the next `init` has to find nothing of this world.
         collectives.stop()
     finally:
         # A forked child inherits the variable, and leaves its parent's place in the world alone.
@@ -155,9 +158,11 @@ def gloo_built() -> bool:
 
 def nccl_built() -> int:
     """The version of torch's NCCL, as 22703 for 2.27.3; 0 where torch has none, or was not loaded by the script."""
+    # Not imported here: a mere question would take seconds, in a script that does not use torch.
     torch = sys.modules.get("torch")
     if torch is None or torch.version.cuda is None:
         return 0
+    # A torch that was built for CUDA may lack NCCL all the same.
     with suppress(Exception):
         major, minor, patch = torch.cuda.nccl.version()[:3]
         return int(major * 10000 + minor * 100 + patch)
@@ -208,6 +213,7 @@ def stop_timeline() -> None:
 
 def _place() -> str:
     """The place that this process's launcher has given it, as text; another launcher's ranks have another one."""
+    # A rank may start a job of its own, by mpirun or torchrun: the processes of that have another place, and may join.
     names = ("PMIX_NAMESPACE", "PMIX_RANK", "MASTER_ADDR", "MASTER_PORT", "RANK")
     return ":".join(os.environ.get(name, "") for name in names)
 
@@ -217,6 +223,7 @@ def _refuse_ranks_child() -> None:
     from paceline.collectives.errors import CollectivesError
 
     pid, _, place = os.environ.get(_JOINED, "").partition(" ")
+    # Without the variable `place` is empty, and `_place()` never is: it has its colons.
     if place == _place() and int(pid) != os.getpid():
         raise CollectivesError(
             f"hvd.init() was called in process {os.getpid()}, a child of the rank in process {pid}, which has called it "
@@ -236,6 +243,7 @@ def _transport_name() -> str:
 def _check_comm(comm: Any, world_size: int) -> None:
     if comm is None:
         return
+    # Of a communicator only the size counts: with as many ranks as the world it has all of them.
     ranks = sorted(comm) if isinstance(comm, Sequence) else list(range(comm.size))
     # An empty list is Horovod's own default.
     if ranks and ranks != list(range(world_size)):

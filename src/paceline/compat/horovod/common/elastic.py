@@ -47,6 +47,7 @@ class State(Kept):
 
     def __init__(self, bcast_object: Callable[[Any], Any], get_rank: Callable[[], int]) -> None:
         self._bcast_object, self._rank = bcast_object, get_rank
+        # Whoever calls `on_hosts_updated` may do so in another thread: to append and to pop are one step each.
         self._updates: list[tuple[float, int]] = []
         self._last_update: float = 0
         self._reset_callbacks: list[Callable[[], object]] = []
@@ -58,6 +59,7 @@ class State(Kept):
 
     def on_reset(self) -> None:
         """The engine was started anew."""
+        # What was told before is out of date, as the engine begins with the hosts that there are now.
         self._updates.clear()
         self.reset()
         for callback in self._reset_callbacks:
@@ -73,6 +75,7 @@ class State(Kept):
         Raises:
             HostsUpdatedInterrupt: they have.
         """
+        # Before the question, whose answer may lead out of the loop: what was done up to here is saved by then.
         self.save()
         self._commits += 1
         self.check_host_updates()
@@ -88,6 +91,8 @@ class State(Kept):
             timestamp, update = self._updates.pop(0)
             if timestamp > last:
                 last, seen = timestamp, seen | update
+        # The first rank's word counts for all, and each asks every time. If each went by what it has heard itself, some
+        # would leave a batch earlier, and the others wait for them in the next collective.
         before, self._last_update, everything = self._bcast_object((self._last_update, last, seen))
         if self._last_update > before:
             raise HostsUpdatedInterrupt(everything == REMOVED)
@@ -108,6 +113,7 @@ class ObjectState(State):
         self._set_attrs()
 
     def sync(self) -> None:
+        # The ranks make their states of the same values, so all of them are without.
         if self._saved_state:
             self._saved_state = self._bcast_object(self._saved_state)
             self._set_attrs()
@@ -161,18 +167,22 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
         try:
             while True:
                 try:
+                    # In the first round the engine runs already, started by the script's own `init`.
                     if not is_new:
+                        # The engine first, for the two that follow talk to the other ranks.
                         _reset(reset, last)
                         state.on_reset()
                     if not skip_sync:
                         state.sync()
                     return func(state, *args, **kwargs)
                 except HorovodInternalError as error:
+                    # Only restores in a row are counted: a commit in between is progress.
                     restores = 1 if state._commits > commits else restores + 1
                     commits = state._commits
                     if restores > _RESTORES_WITHOUT_COMMIT:
                         raise
                     _log.warning("a collective has failed; going back to the last commit: %s", error)
+                    # This rank goes back by itself; `sync`, after the reset, makes all of them equal again.
                     state.restore()
                     skip_sync, last = False, error
                 except HostsUpdatedInterrupt as change:

@@ -50,6 +50,7 @@ def submit(
     assert number is not None
     full = f"{kind}.{name}" if name is not None else f"{kind}.noname.{_next_unnamed(kind, number)}"
     key = (number, full)
+    # Asked before the engine is, for the text that scripts know of Horovod's ValueError.
     before = _in_flight.get(key)
     if before is not None and not before.done():
         raise ValueError(
@@ -92,6 +93,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: the ranks disagree on it, or one of them is gone; on every rank.
     """
+    # Taken out at once: of two threads that ask for the same handle, one is given the result, the other None.
     pending = _pending.pop(handle, None)
     if pending is None:
         return None

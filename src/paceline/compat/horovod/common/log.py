@@ -25,10 +25,12 @@ def log_from(level: str, environ: Mapping[str, str]) -> None:
         return
     logger = logging.getLogger(_NAME)
     logger.setLevel(number)
+    # A second handler would show each message twice; a second call only sets the level.
     if logger.handlers:
         return
     time = "" if environ.get("HOROVOD_LOG_HIDE_TIME", "0") not in ("", "0") else "%(asctime)s "
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(f"[{time}%(levelname)s] [{environ.get('HOROVOD_RANK', '0')}] %(message)s"))
     logger.addHandler(handler)
+    # Otherwise a handler that the script has at the root would show each message again.
     logger.propagate = False

@@ -35,9 +35,11 @@ def broadcast_object(
     check_root(root_rank, process_set)
     is_root = basics.rank() == root_rank
     data, error = _packed(obj) if is_root else (np.empty(0, np.uint8), None)
+    # A negative size announces the text of an error. Neither a pickle nor such a text is ever empty, so 0 does not occur.
     size = np.array([data.size if error is None else -data.size], np.int64)
     handles.synchronize(broadcast_async_(size, root_rank, _part(name, "size"), process_set))
     payload = data if is_root else np.empty(abs(int(size[0])), np.uint8)
+    # After an error too, whose text every rank is to raise.
     handles.synchronize(broadcast_async_(payload, root_rank, _part(name, "data"), process_set))
     if size[0] < 0:
         raise _refusal({root_rank: payload.tobytes()}) from error
@@ -54,6 +56,7 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
 
     data, error = _packed(obj)
     size = data.size if error is None else -data.size
+    # Both are under way before either is waited for, which spares a round trip.
     sizes = allgather_async(np.array([size], np.int64), _part(name, "sizes"), process_set)
     payload = allgather_async(data, _part(name, "data"), process_set)
     counts, everything = handles.synchronize(sizes).tolist(), handles.synchronize(payload).tobytes()

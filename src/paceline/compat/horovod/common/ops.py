@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+# Horovod's own numbers: scripts and saved settings hold them as plain integers.
 Average, Sum, Adasum, Min, Max, Product = range(6)
 
 #: Number -> the engine's name.
@@ -28,6 +29,7 @@ def resolve_op(op: int | None, average: bool | None) -> int:
         warnings.warn(
             "Parameter `average` has been replaced with `op`: say op=hvd.Average or op=hvd.Sum.",
             DeprecationWarning,
+            # The line of the script, which has called the operation that calls this.
             stacklevel=3,
         )
         return Average if average else Sum

@@ -119,6 +119,7 @@ class _Registry:
     """The process sets of the running engine."""
 
     def __init__(self) -> None:
+        # The constructor wants ranks. Which ones the world has is only known while an engine runs.
         self.world = ProcessSet([0])
         self.world.ranks = None
         self.world.process_set_id = 0
@@ -135,6 +136,7 @@ class _Registry:
                 self._add(process_set)
 
     def end(self) -> None:
+        # Otherwise a set of this world could be taken for one of the next, where its number may be another set's.
         for process_set in self._sets.values():
             if process_set is not self.world:
                 process_set.process_set_id = None
@@ -171,6 +173,7 @@ class _Registry:
         with translated():
             if not engine.remove_process_set(number):
                 return False
+        # Not before all ranks have agreed to it.
         del self._sets[number]
         process_set.process_set_id = None
         return True
@@ -179,6 +182,7 @@ class _Registry:
         engine = self.engine()
         # The engine checks them, on all ranks together: one that refused here alone would leave the others waiting.
         with translated():
+            # Each rank registers the sets of all in the same order, its own or not: it is an operation of the whole world.
             for ranks in self._alike(process_set):
                 number = engine.add_process_set(ranks)
                 if ranks == process_set.ranks:
@@ -192,10 +196,13 @@ class _Registry:
         import numpy as np
 
         engine = self.engine()
+        # By MPI itself, within that communicator, whose members alone take part.
         process_set.ranks = sorted(int(rank) for rank in process_set.mpi_comm.allgather(engine.rank))
+        # A row for each rank, with a 1 for each member of its set: so every rank learns of all sets.
         own = np.zeros((1, engine.size), np.uint8)
         own[0, process_set.ranks] = 1
         every = engine.allgather("process_set.communicators", own).wait()
+        # A set comes once, not once for each member, and in the order of the ranks, which is the same everywhere.
         return [list(ranks) for ranks in dict.fromkeys(tuple(np.flatnonzero(row).tolist()) for row in every)]
 
     def _check_dynamic(self, what: str) -> None:

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from paceline.collectives import Engine
 
+#: Guards `_trace` alone. The trace has a lock of its own, for the engine's threads; nobody takes this one while holding
+#: that.
 _lock = threading.Lock()
 _trace: _Trace | None = None
 
@@ -39,12 +41,14 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
     mark_cycles: also draw a line where each list of operations that all ranks have asked for is begun: CYCLE_START.
     """
     global _trace
+    # Before the lock is taken, which `stop` takes as well.
     stop()
     with _lock:
         if engine.rank == 0:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
             # Few scripts call shutdown; without the closing bracket viewers read the file, but json.load does not.
+            # atexit would keep one registration for each start.
             atexit.unregister(_stop_at_exit)
             atexit.register(_stop_at_exit, os.getpid())
 
@@ -55,6 +59,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
+        # No new calls first. One that is under way finds the file either open or None, by the trace's lock.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -74,6 +79,7 @@ class _Trace:
         self._file: TextIO | None = open(path, "w", encoding="utf-8")  # noqa: SIM115
         self._file.write("[\n")
         self._lines: dict[tuple[str, str], int] = {}
+        # Each process set has its own thread, and any of them may come to `observed`.
         self._lock = threading.Lock()
         self._start_s = time.monotonic()
         # When that was, for who lays this trace beside another one.
@@ -108,11 +114,13 @@ class _Trace:
             if agreed_s is not None:
                 self._event(line, kind, "B", agreed_or_done_s)
                 self._event(line, kind, "E", done_s)
+            # Whenever the job is killed, the file holds all events up to then.
             self._file.flush()
 
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
+                # Every record ends with a comma, after which JSON wants another one: the empty one.
                 self._file.write("{}]\n")
                 self._file.close()
                 self._file = None

@@ -48,6 +48,7 @@ class AsyncDataLoaderMixin:
     def __init_subclass__(cls, **values: Any) -> None:
         super().__init_subclass__(**values)
         bases = cls.__mro__
+        # Their `__iter__` is found before the mixin's, which then never runs.
         before = [base for base in bases[1 : bases.index(AsyncDataLoaderMixin)] if "__iter__" in vars(base)]
         if before and not any(issubclass(base, AsyncDataLoaderMixin) for base in before):
             warnings.warn(
@@ -64,6 +65,7 @@ class AsyncDataLoaderMixin:
             )
         self.async_loader_queue_size = async_loader_queue_size
         self._async_readers: list[Prefetcher] = []
+        # The mixin stands before the loader, so this is the loader's own constructor.
         super().__init__(*args, **kwargs)
 
     def __iter__(self) -> Iterator[Any]:
@@ -81,10 +83,12 @@ class AsyncDataLoaderMixin:
             for batch in reader:
                 yield process(batch)
         finally:
+            # Also where the script leaves the loop early: Python closes the generator then.
             reader.close()
             self._async_readers.remove(reader)
 
     def close_async_loader(self) -> None:
         """End the threads that read ahead; a loop that still goes on ends with the batch that it has."""
+        # A copy, for a loop that ends meanwhile takes its reader out of the list.
         for reader in list(self._async_readers):
             reader.close()

@@ -9,10 +9,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+#: So soon do the thread and the loop notice `close`: neither waits for the queue any longer at a time.
 _TICK_S = 0.1
 #: How long the end waits for a batch that is being made.
 _CLOSE_S = 5.0
 
+#: A reader whose thread runs stays in it, as the thread refers to it.
 _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 
@@ -41,6 +43,7 @@ class Prefetcher:
     def close(self) -> None:
         """End the thread. It ends by itself once the batch that it is making is there."""
         self._closed.set()
+        # An iterable may close the reader itself, in the reader's thread, which can't wait for its own end.
         if threading.current_thread() is not self._thread:
             self._thread.join(_CLOSE_S)
 
@@ -56,6 +59,7 @@ class Prefetcher:
                 close = getattr(iterator, "close", None)
                 if close is not None:
                     close()
+        # Whatever it is, the loop has to hear of it, or it would wait for ever.
         except BaseException as error:
             self._put("error", error)
         else:

@@ -78,6 +78,8 @@ def allreduce_(
 ) -> torch.Tensor:
     """The tensor itself, reduced over the ranks in place."""
     asked = resolve_op(op, average)
+    # The engine's thread is not woken: `synchronize`, which has to follow, does the work in this thread, and only then do
+    # the other ranks hear of it.
     with handles.waiting_at_once():
         done = _submit([tensor], [tensor], name, asked, prescale_factor, postscale_factor, process_set, first=True)
     return handles.synchronize(done)  # type: ignore[no-any-return]
@@ -176,6 +178,8 @@ def grouped_allreduce_async_(
 class _Allreduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, *how: Any) -> torch.Tensor:
+        # All but the name. The backward pass goes by numbers, so it does not meet a forward pass of this name that is in
+        # flight.
         ctx.how = how[1:]
         with handles.waiting_at_once():
             done = _submit([tensor], [None], *how, first=True)
@@ -185,6 +189,7 @@ class _Allreduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         op, pre, post, process_set = ctx.how
         grad = allreduce(grads[0], op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set)
+        # One None for each of the arguments after the tensor.
         return grad, *[None] * 5
 
 
@@ -216,6 +221,7 @@ def _submit(
     first: bool = False,
 ) -> int:
     """The handle of the reduction of `tensors` into `targets` (None: a new tensor). first: not a group, but one."""
+    # Adasum is computed in the host's memory, wherever the tensors lie.
     if op == Adasum:
         check_adasum(process_set)
     elif stays_on_device(tensors) and len(checked_members(process_set)) > 1:
@@ -223,6 +229,7 @@ def _submit(
     how = engine_arguments(op, prescale, postscale, process_set)
     if first:
         source, target = host(tensors[0]), targets[0]
+        # In place the engine writes to what it reads. Where `host` had to make a copy, `_result` brings the values back.
         out = source if target is not None else empty_like(source.tensor)
 
         def start_one(engine: Any, full: str) -> Any:
@@ -289,6 +296,7 @@ def _submit_on_device(
         )
 
     def finish(let_wait: Callable[[], None]) -> Any:
+        # Lets torch's stream wait for NCCL, not this thread.
         let_wait()
         return results[0] if first else results
 

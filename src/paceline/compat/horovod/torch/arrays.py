@@ -55,6 +55,7 @@ def host(tensor: torch.Tensor) -> HostTensor:
         raise ValueError(
             f"a tensor of layout {tensor.layout} can't be sent as it is; use hvd.sparse_allreduce_async, or to_dense()."
         )
+    # torch gives no array of a tensor that needs a gradient.
     plain = tensor.detach() if tensor.requires_grad else tensor
     if not (plain.is_cpu and plain.is_contiguous()) or plain.is_conj() or plain.is_neg():
         # A lazy conjugate or negative is a dense tensor that NumPy can't look at.
@@ -73,6 +74,7 @@ def empty_like(tensor: torch.Tensor) -> HostTensor:
 
 def from_array(array: np.ndarray[Any, Any], like: torch.Tensor) -> torch.Tensor:
     """A tensor of the array's shape, of the type and on the device of `like`."""
+    # torch warns of an array that can't be written to.
     made = torch.from_numpy(array if array.flags.writeable else array.copy())
     if like.dtype == torch.bfloat16:
         made = made.view(torch.bfloat16)

@@ -61,6 +61,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        # A collective, so every rank takes part, though the root alone keeps what comes of it.
         averaged = allreduce(grads[0], op=Average, process_set=ctx.process_set)
         return (averaged if basics.rank() == ctx.root else torch.zeros_like(averaged)), None, None, None
 

@@ -30,9 +30,11 @@ class AdasumOptimizer(GradientOptimizer):
         """The wrapped optimizer's step, from whose place the ranks' steps are combined; the closure's loss."""
         self._follow_parameters()
         trained = self._trained
+        # Copies, for the step overwrites the parameters, and what is sent is the difference.
         start = [p.detach().clone() for p in trained]
         compression = self._reduction.compression
         try:
+            # Past GradientOptimizer's own `step`, which would reduce gradients.
             loss = super(GradientOptimizer, self).step(closure)  # type: ignore[misc]
             under_way = []
             for p, before in zip(trained, start, strict=True):
@@ -40,6 +42,7 @@ class AdasumOptimizer(GradientOptimizer):
                 under_way.append((allreduce_async_(delta, name=f"delta.{self._parameter_names[p]}", op=Adasum), ctx))
             for p, before, (handle, ctx) in zip(trained, start, under_way, strict=True):
                 with torch.no_grad():
+                    # From where the step began, by what all ranks have made of their steps: so the parameters stay equal.
                     p.copy_(before + compression.decompress(handles.synchronize(handle), ctx))
         finally:
             self._forget()

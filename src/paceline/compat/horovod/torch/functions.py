@@ -34,6 +34,7 @@ def broadcast_parameters(params: Any, root_rank: int, process_set: ProcessSet = 
                 f"broadcast_parameters: {name!r} is of type {type(tensor).__name__}, not a tensor. "
                 "Send it with hvd.broadcast_object, and leave it out here."
             )
+        # All are under way before the first is waited for, so small ones share a message.
         under_way.append(broadcast_async_(tensor, root_rank, name, process_set))
     for handle in under_way:
         handles.synchronize(handle)
@@ -55,6 +56,7 @@ def broadcast_optimizer_state(
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("cannot broadcast torch.optim.LBFGS state: it isn't kept by parameter.")
     groups, params = optimizer.param_groups, [p for group in optimizer.param_groups for p in group["params"]]
+    # Asked before the root's state is there: it is about this rank's own optimizer.
     is_new = not optimizer.state
     shape = [len(group["params"]) for group in groups]
     own = {
@@ -74,10 +76,12 @@ def broadcast_optimizer_state(
     filled = _receive(sent, root_rank, tensors)
     if is_new:
         _add_gradients(optimizer, params, model)
+    # Before it leaves, the root has sent all that the others wait for.
     if basics.rank() == root_rank:
         return
     for group, options in zip(groups, filled["options"], strict=True):
         group.update(options)
+    # A state that the root lacks would make this rank's next step another one than the root's.
     for parameter in params:
         optimizer.state.pop(parameter, None)
     for index, state in filled["state"].items():
@@ -134,6 +138,7 @@ def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
 
     def fill(value: Any) -> Any:
         if isinstance(value, (_Place, torch.Tensor)):
+            # This walk meets the places in the order in which `_without_tensors` has made them.
             tensor = next(left).detach() if is_root else torch.empty(value.shape, dtype=value.dtype)
             under_way.append(broadcast_async_(tensor, root_rank, f"optimizer_state.{len(under_way)}"))
             return tensor
@@ -148,6 +153,7 @@ def _receive(sent: Any, root_rank: int, own: list[torch.Tensor]) -> Any:
 def _rebuilt(value: Any, change: Any) -> Any:
     if isinstance(value, dict):
         return {key: change(item) for key, item in value.items()}
+    # Not subclasses: a named tuple is made of its fields, not of one iterable.
     if type(value) in (list, tuple):
         return type(value)(change(item) for item in value)
     return value

@@ -115,6 +115,7 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, name: str | None, process_set: ProcessSet) -> torch.Tensor:
         result: torch.Tensor = handles.synchronize(allgather_async(tensor, name, process_set))
+        # The number of rows only: the tensor itself is not needed for the gradient, and need not be kept for it.
         ctx.rows, ctx.process_set = tensor.shape[0], process_set
         return result
 
@@ -146,6 +147,7 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        # Each rank gives back as many rows as it was given by each: what came is what is returned.
         returned = alltoall(grads[0], splits=ctx.counts, process_set=ctx.process_set)[0]
         if returned.shape[0] < ctx.rows:
             # Rows that were not sent have had no influence.
@@ -205,7 +207,9 @@ def _rows(tensor: torch.Tensor) -> HostTensor:
 
 
 def _own_part(grad: torch.Tensor, rows: int, process_set: ProcessSet) -> torch.Tensor:
+    # All of it is averaged though only some rows are this rank's: each of the others takes part for its own.
     averaged = allreduce(grad, op=Average, process_set=process_set)
+    # How many rows each rank had, the gathered tensor does not tell.
     counts = handles.synchronize(allgather_async(torch.tensor([rows]), None, process_set)).tolist()
     before = sum(counts[: process_set.rank()])
     return averaged[before : before + rows]

@@ -42,6 +42,7 @@ class GradientReduction:
             return self._begin_sparse(p, grad, name)
         dense = grad.to_dense() if grad.is_sparse else grad
         sent, ctx = self.compression.compress(dense)
+        # Reduced in place: where nothing is compressed, `sent` is the gradient itself.
         handle = allreduce_async_(sent, name=name, **self._how())
         return lambda: self._put(p, dense, handles.synchronize(handle), ctx)
 
@@ -68,6 +69,7 @@ class GradientReduction:
     def _how(self) -> dict[str, Any]:
         how: dict[str, Any] = {"op": self.op, "process_set": self.process_set}
         if self.op == Average and self.predivide != 1.0:
+            # The two cancel each other; the sum in between is smaller, so that float16 does not overflow.
             how |= {"prescale_factor": 1.0 / self.predivide, "postscale_factor": self.predivide}
         return how
 
@@ -91,9 +93,11 @@ class GradientReduction:
     def _put(self, p: torch.Tensor, grad: torch.Tensor, reduced: torch.Tensor, ctx: Any) -> None:
         """Leave the result in `grad`, which was sent; and in the parameter, as sparse as its gradient was."""
         back = self.compression.decompress(reduced, ctx)
+        # Where nothing was compressed, the result lies in the gradient already.
         if back.data_ptr() != grad.data_ptr() or back.dtype != grad.dtype or back.stride() != grad.stride():
             with torch.no_grad():
                 grad.copy_(back)
+        # An optimizer such as SparseAdam takes no other.
         if p.grad is not None and p.grad.is_sparse:
             p.grad = grad.to_sparse(p.grad.sparse_dim())
 
@@ -121,6 +125,7 @@ class GradientOptimizer:
     ) -> None:
         self._reduction, self._parameter_names, self._hooked = reduction, names, hooked
         self._groups = groups
+        # A tensor's hash is its identity, so parameters can be keys, and equal ones are not taken for each other.
         self._group_of = {p: index for index, (_, members) in enumerate(groups) for p in members}
         self._watched: set[torch.Tensor] = set()
         self._trained: list[torch.Tensor] = []
@@ -130,6 +135,7 @@ class GradientOptimizer:
         self._should_synchronize, self._synchronized = True, False
         self.backward_passes_per_step = passes
         self._follow_parameters()
+        # After the parameters were followed, for it counts the passes of those that are trained.
         self._forget()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -144,6 +150,7 @@ class GradientOptimizer:
         Raises:
             HorovodInternalError: ranks disagree, or one of them is gone.
         """
+        # Alone, or outside the process set, a rank's gradients are right as they are.
         if not self._hooked:
             self._synchronized = True
             return
@@ -159,8 +166,10 @@ class GradientOptimizer:
                         waiting.add(group)
             for group in sorted(waiting):
                 self._submit_group(group)
+            # By now all are submitted, so in whatever order they are waited for, no rank holds up another.
             for finish in self._finishes:
                 finish()
+        # After an error too: `elastic.run` goes on with this optimizer, which must begin its next step afresh.
         finally:
             self._forget()
         self._synchronized = True
@@ -197,6 +206,7 @@ class GradientOptimizer:
         self._synchronized = False
         if closure is None:
             self.synchronize()
+            # `synchronize` has set it, as if the script had called it, and the next step would warn.
             self._synchronized = False
             return super().step()  # type: ignore[misc]
         return super().step(self._reducing(closure))  # type: ignore[misc]
@@ -207,6 +217,7 @@ class GradientOptimizer:
         Raises:
             AssertionError: gradients are being reduced: it stands between backward() and step() or synchronize().
         """
+        # The engine may be reading the gradients right now: zeros, or a mixture, would be sent.
         if self._touched:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
@@ -265,6 +276,7 @@ class GradientOptimizer:
 
         if (older := _HOOKS.get(p)) is not None:  # type: ignore[no-untyped-call]
             older.remove()
+        # Called once the gradient has been added to `p.grad`, where a hook of the tensor itself would come before that.
         _HOOKS[p] = p.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def _hook(self, p: torch.Tensor) -> None:

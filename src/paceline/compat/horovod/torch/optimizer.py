@@ -74,6 +74,7 @@ def DistributedOptimizer(  # noqa: N802
 
     names = parameter_names(optimizer, named_parameters)
     base: type[Any] = GradientOptimizer
+    # Alone there are no steps to combine, and the plain class does what the wrapped optimizer does.
     if op == Adasum and basics.size() > 1:
         check_adasum(process_set)
         base = AdasumOptimizer
@@ -82,6 +83,7 @@ def DistributedOptimizer(  # noqa: N802
     wrapped = next(cls for cls in type(optimizer).__mro__ if not issubclass(cls, GradientOptimizer))
     # Under the name of its own class, which schedulers and checkpoints look at; its module tells a script that it is wrapped.
     cls: Any = type(wrapped.__name__, (base, wrapped), {"__module__": __name__})
+    # Without `__init__`, which would make parameter groups and a state of its own.
     made = cls.__new__(cls)
     # A scheduler may have put a `step` of the wrapped one there, which would go round this class.
     made.__dict__.update({key: value for key, value in vars(optimizer).items() if key not in ("step", "zero_grad")})
@@ -95,8 +97,10 @@ def DistributedOptimizer(  # noqa: N802
     made._begin(
         reduction=reduction,
         names=names,
+        # To form groups the members talk to each other, so a rank outside the set must not take part.
         groups=in_groups(names, groups, process_set) if op != Adasum and is_member else [],
         passes=backward_passes_per_step,
+        # With HOROVOD_ELASTIC=1 a world of one may grow, and its parameters need their hooks then.
         hooked=is_member and (basics.size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1"),
     )
     return cast(O, made)

@@ -64,6 +64,7 @@ def in_groups(
         if groups < 0:
             raise ValueError(f"groups={groups} should be a non-negative integer or a list of lists of parameters.")
         by_name = {name: p for p, name in trained.items()}
+        # Another rank may list its parameters in another order, and the members of a group meet by their place.
         order = broadcast_object(list(by_name), checked_members(process_set)[0], process_set=process_set)
         count = min(groups, len(order))
         lists = [
@@ -83,5 +84,6 @@ def in_groups(
                 known = names.get(p, "of another optimizer")
                 raise ValueError(f"groups names the parameter {known!r} twice; each belongs to one group at most.")
             seen.add(id(p))
+    # A frozen parameter would let its group wait for a gradient that never comes.
     kept = ([p for p in members if p in trained] for members in lists)
     return [(f"group.{names[members[0]]}", members) for members in kept if members]

@@ -34,12 +34,14 @@ def sparse_allreduce_async(
     if not tensor.is_sparse:
         raise ValueError(f"sparse_allreduce_async takes a sparse COO tensor, not one of layout {tensor.layout}.")
     own = tensor.detach().coalesce()
+    # One row for each entry: allgather joins along the first dimension, in which the ranks may differ.
     indices = allgather_async(own.indices().t(), None if name is None else f"{name}.indices", process_set)
     values = allgather_async(own.values(), None if name is None else f"{name}.values", process_set)
 
     def result() -> torch.Tensor:
         everywhere, summed = handles.synchronize(indices), handles.synchronize(values)
         if op == Average:
+            # Integers are cut toward 0, as those of dense tensors are.
             rounding = None if summed.dtype.is_floating_point or summed.dtype.is_complex else "trunc"
             summed = torch.div(summed, len(checked_members(process_set)), rounding_mode=rounding)
         return torch.sparse_coo_tensor(everywhere.t(), summed, own.shape, check_invariants=False)

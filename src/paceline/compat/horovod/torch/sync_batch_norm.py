@@ -56,18 +56,22 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float) -> Any:
         axes = [axis for axis in range(x.dim()) if axis != 1]
+        # Sums over a batch would lose too much in float16.
         wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
         channels = x.shape[1]
         own_count = x.numel() // channels
+        # The mean of an empty batch is nan, which would spread to all ranks.
         own_mean = wide.mean(axes) if own_count else wide.new_zeros(channels)
         own_square = (wide - _shaped(own_mean, x)).square().sum(axes)
         # Means and squared distances from them, not sums of squares: those lose what the mean is large beside
         # (Chan et al., "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979).
+        # In float64, as the number of pixels in a batch may be more than the 2**24 up to which float32 counts.
         own = torch.cat([own_mean.double(), own_square.double(), own_mean.new_tensor([own_count]).double()])
         every = allgather(own.unsqueeze(0))
         means, squares, counts = every[:, :channels], every[:, channels:-1], every[:, -1:]
         count = counts.sum()
         if count == 0:
+            # All ranks have the same count, so all of them raise.
             raise ValueError("SyncBatchNorm: the batches of all ranks are empty.")
         mean = (means * counts).sum(0) / count
         variance = (squares + counts * (means - mean).square()).sum(0) / count

@@ -20,9 +20,11 @@ def execute_function_multithreaded(
     Raises:
         RuntimeError: a call has raised; its exception is the cause.
     """
+    # ThreadPoolExecutor refuses a pool without threads.
     if not args_list:
         return {} if block_until_all_done else None
     if not block_until_all_done:
+        # All threads are made at once, and only so many run: the caller need not wait until there is room.
         turn = threading.Semaphore(max_concurrent_executions)
 
         def call(*args: Any) -> None:
@@ -32,6 +34,7 @@ def execute_function_multithreaded(
         for args in args_list:
             in_thread(call, tuple(args))
         return None
+    # To leave the block takes until every call is over, also where one has raised.
     with ThreadPoolExecutor(min(max_concurrent_executions, len(args_list))) as pool:
         calls = [pool.submit(fn, *args) for args in args_list]
     for done in calls:
@@ -88,8 +91,10 @@ def on_event(
         if stop is None:
             event.wait()
         else:
+            # In short waits, for a thread can't wait for two events at once.
             while not event.wait(check_stop_interval_s) and not stop.is_set():
                 pass
+        # Where both are set by now, `stop` counts.
         if stop is None or not stop.is_set():
             func(*args)
 

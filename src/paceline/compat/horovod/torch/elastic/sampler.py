@@ -31,6 +31,8 @@ class ElasticSampler(Sampler[int]):
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Note that each rank has processed a batch of this size."""
+        # Each rank takes every n-th sample of the epoch's order, so what all of them have done after as many batches lies at its
+        # front, and another number of ranks can share the rest.
         self.processed_num = min(self.processed_num + batch_size * self.num_replicas, len(self.dataset))
 
     def get_indices(self, batch_idx: int, batch_size: int) -> list[int]:
@@ -49,11 +51,14 @@ class ElasticSampler(Sampler[int]):
         self.num_replicas, self.rank = basics.size(), basics.rank()
         left = list(range(len(self.dataset)))
         if self.shuffle:
+            # Seeded by a text, which gives the same order in every process, whatever its PYTHONHASHSEED; torch's own random
+            # numbers are not touched.
             random.Random(f"{self.seed}-{self.epoch}").shuffle(left)
         left = left[self.processed_num :]
         self.num_samples = math.ceil(len(left) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
         while left and len(left) < self.total_size:
+            # From the front again, more than once where fewer samples are left than there are ranks.
             left += left[: self.total_size - len(left)]
         self.remaining_indices = left
         self.indices = left[self.rank :: self.num_replicas]

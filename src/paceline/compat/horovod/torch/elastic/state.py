@@ -26,6 +26,7 @@ class TorchState(ObjectState):
         given = {"model": model, "optimizer": optimizer, **kwargs}
         self._handlers = {name: made for name, value in given.items() if (made := _handler(value)) is not None}
         for name, handler in self._handlers.items():
+            # Past `__setattr__` below, which would save the value a second time.
             object.__setattr__(self, name, handler.value)
         plain = {name: value for name, value in given.items() if name not in self._handlers}
         super().__init__(lambda value: broadcast_object(value, name="elastic_state"), basics.rank, **plain)
@@ -41,6 +42,8 @@ class TorchState(ObjectState):
         super().restore()
 
     def sync(self) -> None:
+        # By name: the keyword arguments may stand in another order on another rank, which would then wait for another
+        # broadcast.
         for name in sorted(self._handlers):
             self._handlers[name].sync()
         super().sync()
@@ -50,6 +53,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # By way of `__dict__`, as the constructor sets attributes before there are handlers.
         if name in self.__dict__.get("_handlers", ()):
             self._handlers[name].set_value(value)
         super().__setattr__(name, value)
@@ -71,6 +75,7 @@ class ModelStateHandler(StateHandler):
     """A module's parameters and buffers."""
 
     def save(self) -> None:
+        # A copy, for state_dict refers to the parameters themselves.
         self._saved = copy.deepcopy(self.value.state_dict())
 
     def restore(self) -> None:
@@ -78,6 +83,7 @@ class ModelStateHandler(StateHandler):
 
     def sync(self) -> None:
         broadcast_parameters(self.value.state_dict(), root_rank=0)
+        # What all ranks have now is what they go back to after a failure.
         self.save()
 
 

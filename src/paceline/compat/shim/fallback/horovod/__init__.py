@@ -9,6 +9,7 @@ from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
 
 _here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# Without the folder above this one, where only this file would be found again.
 _spec = PathFinder.find_spec("horovod", [place for place in sys.path if os.path.abspath(place) != _here])
 
 if _spec is not None and _spec.loader is not None:

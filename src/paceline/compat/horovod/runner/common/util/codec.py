@@ -14,6 +14,8 @@ def loads_base64(encoded: str | bytes) -> Any:
 
 def dumps_base64(obj: Any, to_ascii: bool = True) -> str | bytes:
     """The object as base64: text, or with `to_ascii=False` bytes. Needs cloudpickle (`pip install 'paceline[mpi]'`)."""
+    # The standard library's pickle knows a function by its name alone, so not a lambda, nor one of the caller's main
+    # program.
     import cloudpickle
 
     encoded = base64.b64encode(cloudpickle.dumps(obj))

@@ -26,6 +26,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
     Raises:
         RuntimeError: one of the two is set and the other is not.
     """
+    # In this order: below horovodrun and mpirun, the first two are there, and HOROVOD_RANK is the rank of this job.
     for prefix in ("HOROVOD", "OMPI_COMM_WORLD", "PMI"):
         names = (f"{prefix}_RANK", f"{prefix}_SIZE")
         values = [os.environ.get(name) for name in names]

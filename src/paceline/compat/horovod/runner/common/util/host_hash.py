@@ -16,6 +16,7 @@ def host_hash(salt: Any = None) -> str:
     salt: more that is to make a difference.
     """
     name = socket.gethostname()
+    # Linux alone has them: links such as `net:[4026531840]`, of which a container has its own.
     spaces = sorted(os.listdir(_NAMESPACES)) if os.path.isdir(_NAMESPACES) else []
     told = [name, *(os.readlink(os.path.join(_NAMESPACES, space)) for space in spaces), str(salt or "")]
     digest = hashlib.sha256("\n".join(told).encode()).hexdigest()[:32]

@@ -89,6 +89,7 @@ def get_host_assignments(
     given = [_hosts.Host(name=host.hostname, slots=host.slots) for host in hosts]
     free = sum(host.slots for host in given)
     size = free if max_num_proc is None else min(free, max_num_proc)
+    # Where there are fewer slots than `min_num_proc`, this is more than there are, and `slots` says so.
     places = _hosts.slots(given, max(size, min_num_proc))
     return [
         SlotInfo(

@@ -38,17 +38,20 @@ def execute(
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     # Its standard input is this process's line to it: it ends when this process does.
     beside = subprocess.Popen(
+        # -S: it needs nothing of site-packages, and starts sooner without.
         [sys.executable, "-S", _BESIDE, str(GRACEFUL_TERMINATION_TIME_S), *argv],
         env=None if env is None else dict(env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Out of the terminal's group, so that Ctrl-C reaches this process alone, which tells it.
         start_new_session=True,
     )
     assert beside.stdin is not None
     line, lock = beside.stdin, threading.Lock()
 
     def end() -> None:
+        # The caller and the threads of several events may come here at once.
         with lock:
             line.close()
 
@@ -64,12 +67,14 @@ def execute(
         on_event(event, end, stop=stop, check_stop_interval_s=0.1, silent=True)
     try:
         code = beside.wait()
+    # KeyboardInterrupt among them: the command must not outlive the call.
     except BaseException:
         end()
         beside.wait()
         raise
     finally:
         stop.set()
+        # The command has ended, and its pipes with it, but what is in them is still to be forwarded.
         for reader in readers:
             reader.join()
         end()
@@ -77,6 +82,7 @@ def execute(
 
 
 def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bool) -> None:
+    # A piece may end in the middle of a character.
     decoder, left = codecs.getincrementaldecoder("utf-8")("replace"), ""
 
     def write(text: str) -> None:
@@ -86,6 +92,7 @@ def _forward(source: IO[bytes], target: Any, name: str, index: Any, is_timed: bo
 
     with source:
         while data := os.read(source.fileno(), 1 << 16):
+            # Behind each "\r" as well, so that a progress bar moves.
             *lines, left = re.split("(?<=[\r\n])", left + decoder.decode(data))
             for text in lines:
                 write(text)
