@@ -22,6 +22,7 @@ def broadcast_variables(variables: Sequence[Any], root_rank: int, name: str) -> 
     under_way = [broadcast_async_(array, root_rank, f"{name}.{index}") for index, array in enumerate(sent)]
     for variable, array, handle in zip(variables, sent, under_way, strict=True):
         handles.synchronize(handle)
+        # The root has these values already.
         if basics.rank() != root_rank:
             variable.assign(as_type(array, variable.numpy()))
 

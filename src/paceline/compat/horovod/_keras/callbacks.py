@@ -59,6 +59,7 @@ class _Broadcast:
     def on_train_begin(self, logs: Any = None) -> None:
         if self.broadcast_done:
             return
+        # An optimizer makes its variables in its first step. Made now, they are sent together with the weights.
         if self.model.built:
             build_optimizer(self.model.optimizer, self.model.trainable_variables)
         self.broadcast_done = self._send("begin")
@@ -78,6 +79,7 @@ class _Broadcast:
         variables = self._variables()
         shapes = [(tuple(variable.shape), str(variable.dtype)) for variable in variables]
         ready = bool(variables) and self.model.built
+        # Asked first: variables that differ would make every rank's broadcast fail.
         everywhere = objects.allgather_object((ready, shapes), f"broadcast_callback.{when}")
         if not all(other == (True, shapes) for other in everywhere):
             return False
@@ -111,6 +113,7 @@ class _MetricAverage:
 
         if logs is None or basics.size() == 1:
             return
+        # By name, for the order of a dict may be another one on another rank, and each value is known by its place alone.
         values = {name: array for name in sorted(logs) if (array := _numbers(logs[name])) is not None}
         own = {name: array.shape for name, array in values.items()}
         # Told first: a metric that one rank lacks would keep the others waiting for ever.
@@ -125,6 +128,7 @@ class _MetricAverage:
         for name, array in values.items():
             part = flat[start : start + array.size].reshape(array.shape)
             start += array.size
+            # A plain float, as in the logs of Keras itself: callbacks after this one may write it as JSON.
             logs[name] = part.item() if array.ndim == 0 else part
 
 
@@ -163,6 +167,7 @@ class _BestModel:
             )
         super().on_train_begin(logs)  # type: ignore[misc]
 
+    # Keras calls this from both of its hooks, at the end of a batch and of an epoch.
     def _save_model(self, *args: Any, **kwargs: Any) -> None:
         # One file, one writer.
         if basics.rank() == 0:
@@ -173,6 +178,7 @@ def _made(implementation: type, base: type, name: str) -> type:
     # tf_keras asks these of a callback; one of Keras 3 that has them works in its `fit`, too.
     asked = {"_implements_train_batch_hooks": True, "_implements_test_batch_hooks": False}
     asked |= {"_implements_predict_batch_hooks": False}
+    # The default binds `answer` now; a closure would give the last answer for all.
     answers = {question: lambda self, answer=answer: answer for question, answer in asked.items()}
     names = {"__doc__": implementation.__doc__, "__module__": __name__}
     return type(

@@ -49,6 +49,7 @@ class KerasState(ObjectState):
             )
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        # Without variables there would be nothing to save, and the optimizer makes them no earlier than in its first step.
         build_optimizer(self.optimizer, model.trainable_variables)
         super().__init__(lambda value: objects.broadcast_object(value, 0, "elastic_state"), basics.rank, **kwargs)
         self._save_variables()
@@ -58,6 +59,7 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
+        # strict, for a model that has got more variables since then can't go back.
         for variable, array in zip(self._variables(), self._arrays, strict=True):
             variable.assign(array)
         super().restore()
@@ -107,6 +109,7 @@ class CommitState:
 
     def _commit(self) -> None:
         if self._is_due:
+            # First, as `commit` may leave `fit` by an exception, and must not come again when it goes on.
             self._is_due = False
             self.state.commit()
 

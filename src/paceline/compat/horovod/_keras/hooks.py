@@ -77,6 +77,7 @@ def _refusing_xla(supports: Any, *, raises: bool) -> Any:
 def _together(check_finite: Any) -> Any:
     @functools.wraps(check_finite)
     def checked(self: Any, grads: Any) -> Any:
+        # Every rank asks each time, whatever its own gradients are like: it is a collective.
         finite, distribution = check_finite(self, grads), distribution_of(self)
         return finite if distribution is None else distribution.on_all_ranks(finite)
 

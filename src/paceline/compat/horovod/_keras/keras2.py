@@ -30,6 +30,7 @@ class _DistributedKeras2:
         if self.distribution.settings.passes == 1:
             return None
         kept = vars(self).get("_accumulators")
+        # Before the first step there is none. Scripts only read the settings of the one that they are given.
         return next(iter(kept.values())) if kept else self.distribution.accumulator()
 
     def _allreduce(self, grads: Any, vars: Any) -> list[Any]:
@@ -107,8 +108,10 @@ class DistributedKeras2(_DistributedKeras2):
         self: Any, grads_and_vars: Any, name: str | None = None, skip_gradients_aggregation: bool = False, **kwargs: Any
     ) -> Any:
         """Update the variables by the ranks' reduced gradients. skip_gradients_aggregation: they are reduced already."""
+        # `experimental_aggregate_gradients` is the older name of the argument, with the opposite meaning.
         skip = skip_gradients_aggregation or not kwargs.pop("experimental_aggregate_gradients", True)
         if skip:
+            # For its effect: the mark is for the gradients that are applied now, and must not count for the next ones.
             self._were_reduced()
         update = super().apply_gradients  # type: ignore[misc]
         if skip or self.distribution.settings.passes == 1:

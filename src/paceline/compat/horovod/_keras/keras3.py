@@ -18,6 +18,7 @@ class DistributedKeras3:
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         """Update the variables by the ranks' reduced gradients; with several passes a step, in the last of them."""
+        # A list, for `zip` gives what can be read only once.
         update, grads = super().apply, list(grads)  # type: ignore[misc]
         variables = None if trainable_variables is None else list(trainable_variables)
         if variables is not None and len(variables) != len(grads):

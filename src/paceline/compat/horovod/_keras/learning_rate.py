@@ -79,6 +79,7 @@ class Schedule:
         optimizer = self.model.optimizer
         before, after = learning_rate_of(optimizer), self.initial_lr * self.multiplier(epoch)
         set_learning_rate(optimizer, after)
+        # A rate that was read back from a float32 may differ in its last digits from what was set.
         if self.momentum_correction and before > 0 and not math.isclose(before, after, rel_tol=1e-7):
             # Once m * v with m scaled is m times the scaled v; and m itself is a constant of the compiled graph.
             for velocity in velocities(optimizer):

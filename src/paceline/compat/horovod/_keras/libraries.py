@@ -56,6 +56,7 @@ def _load(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
+        # That Keras is there, and a module that it needs is not: its own error says which.
         if error.name != name:
             raise
         hint = "" if name == KERAS_3 else ", or unset TF_USE_LEGACY_KERAS to use Keras 3"

@@ -41,6 +41,7 @@ def loader_for(library: Any) -> Callable[..., Any]:
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None:
             distribute(optimizer, KerasSettings(compression=compression), in_place=True)
+            # The file says how the model was compiled, perhaps for XLA, whose programs can't call a collective.
             if getattr(model, "jit_compile", None):
                 model.jit_compile = False
         return model

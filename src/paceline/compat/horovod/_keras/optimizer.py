@@ -117,6 +117,7 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
             f"{optimizer.gradient_accumulation_steps} both accumulate gradients: give one of them."
         )
     assert library is not None
+    # A set of its own, so that `register_local_var` of one optimizer changes no other that was made with these settings.
     distribution = Distribution(dataclasses.replace(settings, local_variables=set()), library)
     if library == libraries.KERAS_3:
         hooks.install()
@@ -140,10 +141,12 @@ def distribute(optimizer: Any, settings: KerasSettings, *, in_place: bool = Fals
 def _bare_class(optimizer: Any) -> type:
     """The optimizer's class without what an earlier DistributedOptimizer has put before it."""
     cls = type(optimizer)
+    # The bases are those that `distribute` gives such a class: what it adds, and the optimizer's own class.
     return cls.__bases__[1] if "distribution" in vars(cls) else cls
 
 
 def _mixin_for(optimizer: Any, library: str | None) -> type:
+    # By name: for isinstance both Kerases would have to be loaded, and the script uses one.
     names = {f"{cls.__module__}.{cls.__name__}" for cls in type(optimizer).__mro__}
     if library == libraries.KERAS_3 and any(name.endswith(".BaseOptimizer") for name in names):
         return DistributedKeras3

@@ -13,6 +13,7 @@ def optimizer_variables(optimizer: Any) -> list[Any]:
     if optimizer is None:
         return []
     variables = optimizer.variables
+    # A property in Keras 3, a method in the older kind of optimizer.
     found = list(variables() if callable(variables) else variables)
     # tf_keras keeps some of them apart: settings that can be assigned to, and the state of the loss scale.
     own, scale = hooks.inner_of(optimizer) or optimizer, getattr(optimizer, "_loss_scale", None)
@@ -29,6 +30,7 @@ def build_optimizer(optimizer: Any, trainable_variables: list[Any]) -> None:
         return
     inner = hooks.inner_of(optimizer)
     legacy = optimizer if inner is None else inner
+    # The optimizers of `optimizers.legacy`, which have no `build`.
     if hasattr(legacy, "_create_all_weights"):
         legacy._create_all_weights(trainable_variables)
     elif not getattr(optimizer, "built", False) and not getattr(optimizer, "_built", False):
@@ -44,6 +46,7 @@ def learning_rate_of(optimizer: Any) -> float:
     import numpy as np
 
     optimizer = hooks.inner_of(optimizer) or optimizer
+    # The attribute first: where it is a schedule, Keras 3's property gives the rate of this moment, and hides the schedule.
     rate = getattr(optimizer, "_learning_rate", None)
     if rate is None:
         rate = optimizer.learning_rate

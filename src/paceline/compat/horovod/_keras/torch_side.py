@@ -20,6 +20,7 @@ allreduce, allgather, broadcast, reducescatter = hvd.allreduce, hvd.allgather, h
 
 def reduce(grads: list[Any], variables: list[Any], settings: KerasSettings) -> list[Any]:
     """A gradient that some ranks have and others lack counts as zeros there; one that nobody has stays None."""
+    # All ranks have to send the same gradients, so it is asked first which ones there are anywhere.
     present = torch.tensor([grad is not None for grad in grads], dtype=torch.uint8)
     anywhere = hvd.allreduce(
         present, op=Max, name=f"{settings.prefix}.present", process_set=settings.process_set
@@ -66,11 +67,13 @@ class Accumulator:
         for grad, variable in zip(grads, variables, strict=True):
             if grad is not None:
                 before = self._sums.get(key_of(variable))
+                # A copy, for the next passes are added to it in place.
                 self._sums[key_of(variable)] = grad.detach().clone() if before is None else before.add_(grad)
         self._count += 1
         if self._count < self.passes:
             return False
         sums = [self._sums.get(key_of(variable)) for variable in variables]
+        # Before `act`: if that raises, the next step begins at 0.
         self._count, self._sums = 0, {}
         act([None if total is None else total / (self.passes if self.average else 1) for total in sums])
         return True
@@ -94,6 +97,7 @@ def _compression(settings: KerasSettings) -> Any:
 def _how(settings: KerasSettings) -> dict[str, Any]:
     if settings.op == Average and settings.predivide != 1.0:
         size = len(registered_ranks(settings.process_set))
+        # As Sum, with the division by the number of ranks in the factor after it.
         scales = {"prescale_factor": 1 / settings.predivide, "postscale_factor": settings.predivide / size}
         return {"op": Sum, "process_set": settings.process_set, **scales}
     return {"op": settings.op, "process_set": settings.process_set}

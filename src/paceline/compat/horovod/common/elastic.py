@@ -169,7 +169,7 @@ def run_fn(func: Callable[..., T], reset: Callable[[], object]) -> Callable[...,
                 try:
                     # In the first round the engine runs already, started by the script's own `init`.
                     if not is_new:
-                        # The engine first, for the two that follow talk to the other ranks.
+                        # The engine first: `on_reset` asks it how many ranks there are now, and `sync` sends by it.
                         _reset(reset, last)
                         state.on_reset()
                     if not skip_sync:

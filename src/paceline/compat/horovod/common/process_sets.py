@@ -173,7 +173,7 @@ class _Registry:
         with translated():
             if not engine.remove_process_set(number):
                 return False
-        # Not before all ranks have agreed to it.
+        # Forgotten only now that all ranks have agreed to its removal.
         del self._sets[number]
         process_set.process_set_id = None
         return True

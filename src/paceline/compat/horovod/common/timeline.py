@@ -48,7 +48,7 @@ def start(path: str, engine: Engine, *, mark_cycles: bool) -> None:
             _trace = _Trace(path, mark_cycles, engine)
             engine.observe(_trace.observed, arrivals=True)
             # Few scripts call shutdown; without the closing bracket viewers read the file, but json.load does not.
-            # atexit would keep one registration for each start.
+            # The earlier registration is taken away first, for atexit keeps one for each call.
             atexit.unregister(_stop_at_exit)
             atexit.register(_stop_at_exit, os.getpid())
 
@@ -59,7 +59,7 @@ def stop() -> None:
     with _lock:
         trace, _trace = _trace, None
     if trace is not None:
-        # No new calls first. One that is under way finds the file either open or None, by the trace's lock.
+        # First no new calls are let in. One that is under way finds the file either open or None, by the trace's lock.
         trace.engine.ignore(trace.observed)
         trace.close()
 
@@ -120,7 +120,7 @@ class _Trace:
     def close(self) -> None:
         with self._lock:
             if self._file is not None:
-                # Every record ends with a comma, after which JSON wants another one: the empty one.
+                # Every record ends with a comma, after which JSON wants another value: an empty record.
                 self._file.write("{}]\n")
                 self._file.close()
                 self._file = None

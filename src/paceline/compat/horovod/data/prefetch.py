@@ -9,12 +9,12 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-#: So soon do the thread and the loop notice `close`: neither waits for the queue any longer at a time.
+#: The thread and the loop notice `close` within this time: neither waits for the queue any longer.
 _TICK_S = 0.1
 #: How long the end waits for a batch that is being made.
 _CLOSE_S = 5.0
 
-#: A reader whose thread runs stays in it, as the thread refers to it.
+#: A reader stays in it for as long as its thread runs, for the thread refers to it.
 _living: weakref.WeakSet[Prefetcher] = weakref.WeakSet()
 
 

@@ -101,7 +101,7 @@ def run(
     if outcome.problem is not None:
         raise RunFailedError(outcome.problem)
     failed = asked_job.why(outcome)
-    # Read before the failure is told, for the rank that failed sends its exception in the same way.
+    # Where a rank has failed, too: its exception has come in the place of its result.
     results = [_loaded(bytes(place.result)) for place in outcome.ranks]
     if failed is not None:
         rank, _, sentence = failed

@@ -32,9 +32,9 @@ from paceline.system import processes
 _SETTLE_S = 0.25
 #: More than a rank gets between SIGTERM and SIGKILL.
 _GRACE_S = 8.0
-#: So soon is a signal acted upon, which its handler only notes down.
+#: A signal, which its handler only notes down, is acted upon within this time.
 _TICK_S = 0.1
-#: So many last lines of what mpirun or ssh has said stand below a problem.
+#: This many last lines of what mpirun or ssh has said are shown below a problem.
 _LAUNCHER_LINES = 20
 
 
@@ -325,7 +325,7 @@ class RanksDriver:
     def _end(self) -> None:
         """Ask the ranks that still run to end, and wait for them for a while."""
         self._asked_at = time.time()
-        # A script that catches KeyboardInterrupt saves its state as it would on its own.
+        # SIGINT is passed on as SIGINT: a script that catches KeyboardInterrupt saves its state as it would on its own.
         word = {"interrupt": True} if self._signal == signal.SIGINT else {"end": True}
         for place in self._ranks:
             if place.connection is not None and place.exit_code is None:

@@ -20,7 +20,7 @@ _SCRATCH = "HOROVODRUN_SCRATCH"
 
 
 def main(argv: "list[str]") -> None:
-    # Off the environment before the script starts, for what the script starts is no rank.
+    # Taken out of the environment before the script starts, for what the script starts is no rank.
     scratch, told = os.environ.pop(_SCRATCH, None), report.failed
 
     def failed(error: BaseException) -> None:

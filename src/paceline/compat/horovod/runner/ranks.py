@@ -62,7 +62,7 @@ def with_defaults(environment: Mapping[str, str], slot: Slot, *, is_one_machine:
     # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
     found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if is_one_machine:
-        # Otherwise they look for the interface of the host's name, which a laptop that is off its network can't resolve.
+        # Gloo and NCCL would look for the interface of the host's name, which a laptop off its network can't resolve.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         found |= {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
     return found | dict(environment)

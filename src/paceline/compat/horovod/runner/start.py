@@ -75,7 +75,7 @@ def with_mpi(
     # `--map-by=node` and `--map-by node` alike, with one dash or two.
     names = {word.partition("=")[0].lstrip("-") for word in given if word.startswith("-")}
     # mpirun 5 refuses what is given twice; a file of ranks is a mapping too.
-    # Open MPI 4 needs it for more ranks than slots; 5 has it in the mapping.
+    # Open MPI 4 needs --oversubscribe for more ranks than slots; 5 has it in the mapping.
     words = [] if is_5 else ["--oversubscribe"]
     if not names & {"map-by", "rankfile", "rf"}:
         words += ["--map-by", "slot:OVERSUBSCRIBE" if is_5 else "slot"]

@@ -16,7 +16,7 @@ import traceback
 
 
 def main() -> int:
-    # Off the environment before the function is called, for what it starts is no rank.
+    # Taken out of the environment before the function is called, for what it starts is no rank.
     scratch = os.environ.pop("HOROVODRUN_SCRATCH")
     with open(os.path.join(scratch, "call"), "rb") as file:
         told = pickle.load(file)

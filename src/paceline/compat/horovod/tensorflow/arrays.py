@@ -60,7 +60,9 @@ def empty(shape: Sequence[int], dtype: Any) -> Array:
     """New memory that TensorFlow can take over as a tensor's."""
     kind = np.dtype(dtype)
     size = math.prod(shape) * kind.itemsize
+    # So many more bytes than needed, as NumPy promises no such alignment.
     raw = np.empty(size + _ALIGNMENT_BYTES, np.uint8)
+    # -address % 64 is the way to the next multiple of 64.
     start = -raw.__array_interface__["data"][0] % _ALIGNMENT_BYTES
     made: Array = raw[start : start + size].view(kind).reshape(shape)
     return made

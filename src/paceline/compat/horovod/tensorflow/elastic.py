@@ -50,6 +50,7 @@ class TensorFlowState(ObjectState):
     def sync(self) -> None:
         if self.session is None:
             broadcast_variables(self.variables, root_rank=0)
+        # Only the session can read these variables, so their values are sent as an object.
         else:
             self._write(broadcast_object(self._read(), name="elastic_variables"))
         self._save_variables()

@@ -70,6 +70,7 @@ def translated() -> Iterator[None]:
     """Raise the errors of collectives in the block under TensorFlow's classes too."""
     try:
         yield
+    # Another block within this one has given it its class already.
     except tf.errors.OpError:
         raise
     except HorovodInternalError as error:
@@ -99,7 +100,9 @@ def aware(call: Callable[..., T]) -> Callable[..., T]:
 def install() -> None:
     """Let TensorFlow's functions and sessions raise these classes; again: nothing happens."""
     for owner, name in ((context.Context, "call_function"), (session.BaseSession, "_do_call")):
+        # A later TensorFlow may lack one of the two; then errors out of graphs stay UnknownErrors.
         call = getattr(owner, name, None)
+        # `functools.wraps` leaves `__wrapped__`, which tells that it was done before.
         if call is not None and not hasattr(call, "__wrapped__"):
             setattr(owner, name, aware(call))
 

@@ -100,6 +100,7 @@ def _alltoall_piece(tensor: Any, splits: Any, name: str | None, process_set: Pro
 
         def finish(result: Any) -> list[Array]:
             rows, row_counts = result
+            # The engine has a bfloat16 as its bits; here the rows get their type back.
             return [rows.view(array.dtype), np.array([int(count) for count in row_counts], np.int32)]
 
         return handles.submit("alltoall", name, process_set, start, finish)

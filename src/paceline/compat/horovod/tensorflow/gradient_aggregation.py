@@ -53,12 +53,14 @@ class Accumulator:
         sums = [self._sums.get(key(variable)) for variable in variables]
         added = [_add(total, grad) for total, grad in zip(sums, given, strict=True) if grad is not None]
         count = self._count.assign_add(1, read_value=not tf.executing_eagerly())
+        # A graph of TensorFlow 1 keeps no order of writes by itself, so each step names what it comes after.
         with tf.control_dependencies([] if tf.executing_eagerly() else [*added, count]):
             is_due = tf.convert_to_tensor(self._count) >= self.passes
 
         def due() -> Any:
             values = [None if total is None else self._value(total) for total in sums]
             reached = [value for value in values if value is not None]
+            # The sums are read before `act` runs, which is before they are set to 0.
             with tf.control_dependencies([] if tf.executing_eagerly() else reached):
                 done = act(values)
             after = [done] if isinstance(done, (tf.Tensor, tf.Operation)) and not tf.executing_eagerly() else reached

@@ -64,6 +64,7 @@ def run(pieces: Sequence[Piece]) -> list[list[Any]]:
     tensors = [tensor for piece in pieces for tensor in piece.tensors]
     if not tensors:
         results = _results(pieces, [])
+    # Where no tape records, there is no gradient to define, and the call is cheaper.
     elif tf.executing_eagerly() and not record.could_possibly_record():
         results = _results(pieces, tensors)
     else:

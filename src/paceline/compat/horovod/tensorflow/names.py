@@ -42,6 +42,7 @@ def normalised(name: str) -> str:
 
 def raw(variable: Any) -> Any:
     """TensorFlow's own variable, of one of Keras 3 or of itself."""
+    # A variable of Keras 3 holds TensorFlow's in `value`. TensorFlow's own has a method of that name.
     value = getattr(variable, "value", None)
     return variable if value is None or callable(value) or isinstance(variable, tf.Variable) else value
 

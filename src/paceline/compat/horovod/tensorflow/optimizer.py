@@ -81,6 +81,7 @@ def _of_tensorflow_1(optimizer: Any, how: Reduction, accumulator: Accumulator) -
     if issubclass(base, _Distributed1):
         raise ValueError("this optimizer is distributed already; its gradients would be reduced twice.")
     cls: Any = type(base.__name__, (_Distributed1, base), {"__module__": base.__module__})
+    # Without `__init__`: it takes the settings and slots of the one that was given.
     made = cls.__new__(cls)
     made.__dict__.update(vars(optimizer))
     made._how, made._accumulator, made._local_variables = how, accumulator, {}

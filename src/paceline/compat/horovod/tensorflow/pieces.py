@@ -49,6 +49,7 @@ def reduce_piece(tensors: Sequence[Any], name: str | None, how: How, *, grouped:
     """The allreduce of one tensor, or of several as a group: none begins before all of them are there everywhere."""
 
     def submit(arrays: list[Array]) -> int:
+        # New memory for each run: the results of the last run of this graph may still be in use.
         outs = [empty(array.shape, array.dtype) for array in arrays]
         bits, dtypes = [plain(array) for array in arrays], [told_dtype(array) for array in arrays]
         into = [plain(out) for out in outs]
@@ -98,6 +99,7 @@ def gather_piece(tensors: Any, name: str | None, process_set: ProcessSet) -> Pie
         for index, (grad, tensor) in enumerate(zip(grads, given, strict=True)):
             label = None if base is None else f"{base}.{index}"
             pieces.append(reduce_piece([dense(grad)], label, how, grouped=False))
+            # How many rows each rank has; in a graph that is known only when it runs.
             pieces.append(gather_piece(tf.shape(tensor)[:1], None if label is None else f"{label}.rows", process_set))
         results = [result for (result,) in run(pieces)]
         return [

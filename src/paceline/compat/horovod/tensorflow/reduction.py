@@ -87,10 +87,13 @@ def reduce_gradients(
     if not shared or is_alone or not how.process_set.included():
         return result
     prefix = unique_in_graph(how.prefix)
+    # Of all variables, also of those without a gradient here: the number that tells two equal names apart must not depend
+    # on it.
     names = [f"{prefix}.{name}" for name in variable_names(variables)]
     asked = _groups(shared, result, variables, how)
     groups = [(f"{prefix}.group.{number}", members) for number, members in enumerate(asked)]
     left = set(shared) - {i for _, members in groups for i in members}
+    # By name, for another rank may list its variables in another order, and the members meet by their place.
     groups += _small(sorted(left, key=names.__getitem__), result, variables, names)
     place = {i: number for number, i in enumerate(shared)}
     places = [(name, [place[i] for i in members]) for name, members in groups]
@@ -135,6 +138,7 @@ def _small(
     for all of them. The ranks have to have the same ones, so the name tells those of different sets apart."""
     by_type: dict[Any, list[int]] = {}
     for i in places:
+        # The variable's, for the shape of a gradient may not be known while a graph is made.
         size = getattr(variables[i], "shape", grads[i].shape)
         is_small = not isinstance(grads[i], tf.IndexedSlices) and bytes_of(size, grads[i].dtype) < ALONE_BYTES
         if is_small:

@@ -57,6 +57,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
         sums, counts = _both(
             tf.reduce_sum(wide * weights, axes, keepdims=True), tf.reduce_sum(weights, axes, keepdims=True)
         )
+        # 0 where all batches are empty; a plain division would give nan.
         mean = tf.math.divide_no_nan(sums, counts)
         squares = tf.reduce_sum(tf.math.square(wide - mean) * weights, axes, keepdims=True)
         variance = tf.math.divide_no_nan(allreduce(squares, op=Sum), counts)
@@ -67,6 +68,7 @@ class SyncBatchNormalization(_Base):  # type: ignore[misc]
 
 def _both(one: Any, other: Any) -> tuple[Any, Any]:
     """The sums over the ranks of two tensors of one shape, in one message."""
+    # Counts have no gradient. Without this the backward pass would send one for them.
     summed = allreduce(tf.stack([one, tf.stop_gradient(other)]), op=Sum)
     return summed[0], tf.stop_gradient(summed[1])
 

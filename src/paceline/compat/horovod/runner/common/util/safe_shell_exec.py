@@ -74,7 +74,7 @@ def execute(
         raise
     finally:
         stop.set()
-        # The command has ended, and its pipes with it, but what is in them is still to be forwarded.
+        # The command has ended, but what is left in its pipes is still to be forwarded.
         for reader in readers:
             reader.join()
         end()
