@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The imports above are for type checkers alone. A name that stands here and not there has no type for them, and one that stands
+# there alone can't be had.
 _HOMES = {
     "paceline.data.datasets.dataset": ("Dataset",),
     "paceline.data.stores.datastore": ("Datastore",),
@@ -126,5 +128,6 @@ __all__ = [
 __getattr__ = face(__name__, _HOMES)
 
 
+# Without this, `dir(paceline)` and the completion at a prompt would know the names alone that were loaded already.
 def __dir__() -> list[str]:
     return __all__

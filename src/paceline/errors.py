@@ -61,6 +61,7 @@ class PacelineError(Exception):
     """The root of everything that Paceline raises."""
 
 
+# A ValueError as well: a program that guards a call with `except ValueError` need not know of Paceline.
 class UserError(PacelineError, ValueError):
     """A value that the caller gave is wrong; nothing has been started."""
 
@@ -105,6 +106,8 @@ class FileNameError(UserError):
     """A run id or file name that would leave the folder it belongs to."""
 
 
+# ConnectionError is an OSError. So where both may come, a handler for this class has to stand before one for OSError, which
+# would take an engine's silence for trouble with this machine's files.
 class EngineError(PacelineError, ConnectionError):
     """A scheduler, a host, a link, a store or a container engine did not answer.
 

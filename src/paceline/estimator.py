@@ -68,6 +68,7 @@ class _Script:
     """
 
     source_directory: str | os.PathLike[str] | None = "."
+    # All that follow are keywords: a field can be added between two others, and no call that gives values by position breaks.
     _: KW_ONLY
     entry_script: str | None = None
     entry_module: str | None = None
@@ -103,7 +104,10 @@ class _Script:
             self.source_directory = "."
         if not isinstance(self.source_directory, (str, os.PathLike)):
             raise JobError(f"source_directory={self.source_directory!r} is not a path.")
+        # An empty text is the working directory, as it is for `Path("")`; messages show the dot.
         self.source_directory = os.fspath(self.source_directory) or "."
+        # Made now, so that a wrong value is refused in the line that gives it and not at submission. The values are noted
+        # beside it, for a script may change one before it submits.
         self._made = self._values(), self._make_job()
 
     def job(self) -> Job:
@@ -114,7 +118,10 @@ class _Script:
             JobError: a changed value is wrong, or a requirements file can't be read.
         """
         (before, job), now = self._made, self._values()
+        # The text of a requirements file was read when the job was made, and the file may have other lines now. Lists of
+        # different length are told apart here, for `map` stops at the end of the shorter one.
         may_differ = self.pip_requirements_file or self.conda_dependencies_file or len(before) != len(now)
+        # By identity, for `==` takes True, 1 and 1.0 for the same, and the script gets each as another word.
         if may_differ or not all(map(is_, before, now)):
             job = self._make_job()
             self._made = now, job
@@ -126,6 +133,7 @@ class _Script:
         for field in fields(self):
             value = getattr(self, field.name)
             found += [field.name, value]
+            # A dict stays the same object when a script sets an item in it, so what is in it is listed too.
             if isinstance(value, Mapping):
                 found += [*value, *value.values()]
             elif isinstance(value, Sequence) and not isinstance(value, str):
@@ -138,6 +146,7 @@ class _Script:
         environment = described(
             definition=self.environment_definition,
             source_directory=self.source_directory or ".",
+            # With an image the name is looked up on the image's PATH, which is not to be seen from here.
             python=interpreter(self.python) if self.custom_docker_image is None else self.python,
             # Framework estimators run on what is there: their framework is not downloaded a second time.
             layered=(self.framework is not None and not self.user_managed) if self.layered is None else self.layered,
@@ -151,9 +160,12 @@ class _Script:
             shm_size=self.shm_size,
         )
         variables = self.environment_variables
+        # The estimator's own variables are laid over those of its environment. What is no dict goes on as it is, so that the
+        # job refuses it by its name.
         if variables is None or isinstance(variables, Mapping):
             variables = {**environment.environment_variables, **(variables or {})}
         values: dict[str, Any] = {
+            # Not given is "" for a job, which then asks for a script or a module.
             "entry_script": self.entry_script or "",
             "entry_module": self.entry_module,
             "arguments": argument_words(self.script_params, self.arguments),
@@ -184,12 +196,14 @@ class _Distributed(_Script):
     distributed_backend: how the workers find each other; needed for more than one.
     """
 
+    # The mark holds for the fields of one class alone, so each class that adds some repeats it.
     _: KW_ONLY
     node_count: int = 1
     process_count_per_node: int = 1
     distributed_backend: str | None = None
 
     def __post_init__(self) -> None:
+        # Before the base makes the job: a job knows every backend, and would take "tensorflow" from PyTorch.
         backend = self.distributed_backend
         if backend is not None and backend not in self.backends:
             raise JobError(
@@ -243,6 +257,7 @@ class TensorFlow(_Distributed):
                 "worker_count": self.worker_count,
                 "parameter_server_count": self.parameter_server_count,
             }
+        # These are the defaults; whoever gives other numbers without "ps" expects servers that would never start.
         if (self.worker_count, self.parameter_server_count) != (1, 1):
             raise JobError(
                 f"worker_count={self.worker_count}, parameter_server_count={self.parameter_server_count} with "
@@ -291,6 +306,7 @@ def _words_of_params(script_params: object) -> list[str]:
 def _words_of_list(arguments: object) -> list[str]:
     if arguments is None:
         return []
+    # A str is a sequence of letters, and bytes are one of numbers: the loop below would take both, a word for each.
     if isinstance(arguments, str):
         raise JobError(f"arguments={arguments!r} is not a list. Write it as {arguments.split()!r}.")
     if isinstance(arguments, bytes) or not isinstance(arguments, Sequence):
@@ -311,12 +327,15 @@ def _word(given: object) -> str | None:
     """What the script gets for a value; None for one that no script could get."""
     value = _as_reference(given)
     if isinstance(value, os.PathLike):
+        # A path object may give bytes, of a name that is not UTF-8.
         return os.fsdecode(value)
+    # numpy's int64 and float32 are registered as numbers, and are neither int nor float.
     return str(value) if isinstance(value, (str, Number, DataReference)) else None
 
 
 def _as_reference(value: Any) -> Any:
     """A datastore or a dataset as a reference to its content as a folder; all else as it is."""
+    # By what it can do and not by its class, for that would load `paceline.data` in programs that use no data.
     return value.as_reference() if hasattr(value, "as_reference") else value
 
 
@@ -344,6 +363,7 @@ def interpreter(python: str | None) -> str | None:
         return None
     if not isinstance(python, str) or not python:
         raise JobError(f"python={python!r} is not a path. Give the path of a Python interpreter, or None.")
+    # which() takes a name with a slash as it stands, and looks whether the file may be executed.
     found = shutil.which(python)
     if found is None:
         raise JobError(
@@ -367,6 +387,7 @@ def with_overrides(estimator: _Script, overrides: Mapping[str, Any]) -> _Script:
     allowed = {"script_params", "arguments", "inputs"}
     if unknown := sorted(set(overrides) - allowed):
         raise JobError(f"submit can't override {', '.join(unknown)}; it can override {', '.join(sorted(allowed))}.")
+    # replace() calls the constructor, so that what is overridden is checked like the rest; the user's estimator stays as it is.
     return replace(estimator, **overrides) if overrides else estimator
 
 
@@ -380,6 +401,7 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         inputs = ()
     if isinstance(inputs, (str, DataReference)) or not isinstance(inputs, Sequence):
         raise JobError(f"inputs={inputs!r} is not a list. Write it as [{inputs!r}].")
+    # What is no data stays in the list, for the job to refuse it with the message that names it.
     found = [_as_reference(value) for value in inputs]
     params = script_params.values() if isinstance(script_params, Mapping) else ()
     listed = arguments if isinstance(arguments, Sequence) else ()
@@ -387,6 +409,7 @@ def references(inputs: object, script_params: object, arguments: object = None) 
         # The same reference may stand in several places.
         if isinstance(value, DataReference) and value not in found:
             found.append(value)
+    # Each once. Only references are sure to be hashable, as a dictionary needs it.
     return tuple(dict.fromkeys(found)) if all(isinstance(value, DataReference) for value in found) else tuple(found)
 
 

@@ -71,18 +71,24 @@ def submit(
         TargetError: the supervisor could not be started.
     """
     check_experiment_name(experiment)
+    # The id comes first: by it a supervisor may be loading already for the folder that this run will have
+    # (`paceline.cli.quick`).
     runs_dir, run_id = workspace_dir / "runs", run_id or new_run_id(experiment)
+    # Before anything is made or copied, for a value that is missing ends the submission.
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
     early = isinstance(target, EarlyStart)
+    # The supervisor's interpreter and imports take about as long as the checks and the copy below: they go on side by side.
     if isinstance(target, EarlyStart):
         target.load_supervisor(runs_dir / run_id, library_dir(workspace_dir), sys.executable)
     try:
         _check(job, workspace_dir, described, target)
         is_here = described.kind == configured.LOCAL
         taken = _taken(job, source, workspace_dir, progress, leave_out, is_here=is_here)
+    # Ctrl-C too. A supervisor whose run will not come ends with this program at the latest, but a notebook's program may go on
+    # for days.
     except BaseException:
         if early:
             target.release(runs_dir / run_id)
@@ -97,22 +103,29 @@ def submit(
         target=job.compute_target,
         source_directory=str(source.directory),
         snapshot_id=taken.id,
+        # A rerun has that of the first run: the source folder may have changed since, or be gone.
         git=source.git or snapshot.git_state(source.directory),
         job=job,
         owner=store.owner(),
     )
+    # From here on readers see the run, and this process as the one that looks after it.
     lock_fd = store.create(runs_dir, record, secrets)
     folder = RunFolder(runs_dir / run_id)
     try:
+        # The supervisor reads this copy, maybe hours later, when the workspace's own file of the target says something else.
         if described.kind != configured.LOCAL:
             configured.keep_copy(folder.path, described)
+        # Relative, so that it holds wherever the workspace is moved to or mounted.
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if tags:
             tags_and_properties.set_tags(folder.notes, tags)
         if display_name:
             tags_and_properties.set_name(folder.notes, "display_name", display_name)
+        # Queued by this program and not by the supervisor: so runs have their turn in the order of submission, however long
+        # each supervisor takes to load.
         target.enqueue(job, folder.path)
         target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
+    # Not for a Ctrl-C: that leaves a run that nobody looks after, and whoever reads it next writes down why it failed.
     except (OSError, PacelineError) as error:
         target.release(folder.path)
         report = FailureReport(cause="not_started", message=f"The run could not be started: {error}.")
@@ -150,9 +163,11 @@ def _check(job: Job, workspace_dir: Path, described: configured.Configured, targ
         if is_here:
             find_engine()
     elif not is_here:
+        # The interpreter is one of the nodes', and only they can say whether it is there.
         pass
     elif environment.python is not None:
         _check_python(environment.python)
+    # Python leaves it empty where another program has embedded it.
     elif not sys.executable:
         raise JobError("this program does not know its own interpreter (sys.executable is empty). Set python= to one.")
     if environment.needs_build:
@@ -171,6 +186,7 @@ def values_of(job: Job, given: Mapping[str, str]) -> dict[str, str]:
         return {}
     from paceline.data.stores.credentials import read_place
 
+    # All are looked for before any is complained of, so that one message names everything that has to be set.
     values, missing = {name: given[name] for name in job.secrets if name in given}, []
     for name in job.secrets:
         if name not in values:
@@ -237,6 +253,7 @@ def _taken(
         return snapshot.Snapshot(
             id=source.snapshot_id, path=path, file_count=0, size=0, is_new=False, files=frozenset()
         )
+    # Before the copy, which may take minutes: a script that is not there is said at once.
     script = entry_file(job, source.directory, is_here=is_here)
     taken = snapshot.take(source.directory, snapshots_dir, workspace_dir, progress, leave_out)
     if script is not None and script not in taken.files:
@@ -248,6 +265,7 @@ def _taken(
 
 
 def _check_conda(environment: EnvironmentSpec) -> None:
+    # Looked for and not imported: only the process that builds the environment has a use for it.
     if environment.uses_conda and importlib.util.find_spec("rattler") is None:
         raise EnvironmentSpecError(
             f"conda_packages {list(environment.conda_packages)} need the conda extra, which is not installed here. "
@@ -263,6 +281,7 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
 
     for source in reference.sources:
         if source.datastore is None:
+            # A URL is written into the run's record as it stands.
             check_no_secrets(source.path, {})
         else:
             clean_path(source.path, f"datastore {source.datastore!r}")
@@ -282,9 +301,12 @@ def _check_datastores(reference: DataReference, workspace_dir: Path) -> None:
 def _check_python(python: str) -> None:
     code = "import sys; print('%d.%d' % sys.version_info[:2])"
     try:
+        # -S leaves out the site module: a broken .pth file says nothing about the interpreter. The limit is for one on a
+        # network file system that hangs.
         done = subprocess.run([python, "-S", "-c", code], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise JobError(f"python={python!r} can't be run: {error}. Give the path of a Python interpreter.") from error
+    # Any program may have been named: /bin/true succeeds, and prints no version.
     version = re.fullmatch(r"(\d+)\.(\d+)", done.stdout.strip())
     if done.returncode != 0 or version is None or (int(version[1]), int(version[2])) < (3, 10):
         what = f"Python {version[0]}" if version else "no Python"

@@ -131,11 +131,13 @@ def _release() -> tuple[int, int]:
 
 # Names.
 
+# Hidden from type checkers: seeing it, they would take any name for one that this module has, misspelled ones too.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         if name not in _WHERE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # Loaded now and kept: torch takes seconds to import, and some who import this module want the names of releases alone.
         module, *there = _WHERE[name]
         try:
             found = tuple(getattr(importlib.import_module(module), one) for one in there)
@@ -165,6 +167,8 @@ def keep_masks_apart() -> None:
         return
     # 2.10 has it without the underscore. Where it has moved, a newer release tells masks apart.
     kind: Any = getattr(lookups, "_MaskPartial", None) or getattr(lookups, "MaskPartial", None)
+    # Two fresh masks that are equal show the fault, whatever the release is called. After the change they are not equal any
+    # more, so that a second call does nothing.
     if kind is not None and kind(offset_shape=(1, 1)) == kind(offset_shape=(1, 1)):
         equal, code = kind.__eq__, kind.__hash__
         kind.__eq__ = lambda self, other: bool(equal(self, other)) and self.mask_buffer is other.mask_buffer
@@ -278,6 +282,7 @@ def offer_mpi(distributed: ModuleType, kind: type, around: Callable[[Callable[..
     missing = [name for name in ("_new_process_group_helper", "_MPI_AVAILABLE") if not hasattr(c10d, name)]
     if missing:
         raise _moved(f"torch.distributed.distributed_c10d.{missing[0]}")
+    # init_process_group and new_group both make their groups by this one function.
     c10d._new_process_group_helper = around(c10d._new_process_group_helper)
     c10d.ProcessGroupMPI = kind
     # is_mpi_available() reads it.

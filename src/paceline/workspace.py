@@ -40,6 +40,7 @@ class Workspace:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = True) -> None:
+        # Not resolved: a workspace behind a link keeps the name by which people know it, in messages and in records.
         self._path = Path(os.path.abspath(os.path.expanduser(path)))
         if os.pathsep in str(self._path):
             raise WorkspaceError(
@@ -48,10 +49,13 @@ class Workspace:
             )
         try:
             if not create:
+                # Looked at though nothing is made: a folder that may not be read has to be said here, or it would pass for one
+                # without runs.
                 with contextlib.suppress(FileNotFoundError):
                     os.stat(self.runs_dir)
                 return
             self.runs_dir.mkdir(parents=True, exist_ok=True)
+            # The workspace ignores itself, so a repository that it lies in stays clean without a line of its own.
             ignore = self._path / ".gitignore"
             if not ignore.exists():
                 ignore.write_text("*\n")
@@ -259,6 +263,7 @@ class Experiment:
             UserError: a wrong value, a source that can't be copied, a target that can't hold the job. Nothing has
                 been started then.
         """
+        # Imported by the call, for a program that only reads runs has no use for what a submission loads.
         from paceline.estimator import _Script, with_overrides
         from paceline.submit import SourceCopy, submit
         from paceline.sweeps.sweep import Sweep
@@ -286,6 +291,7 @@ class Experiment:
             )
         folder = submit(
             job,
+            # Absolute, for the record keeps it and the program may change its working directory.
             SourceCopy(directory=directory.absolute()),
             self._workspace.path,
             self._name,
@@ -311,6 +317,7 @@ class Experiment:
         Raises:
             SnapshotError: the folder can't be copied.
         """
+        # The copy comes before the run: a folder that can't be copied leaves no run behind.
         taken = None
         if snapshot_directory is not None:
             from paceline import snapshot
@@ -337,6 +344,7 @@ class Experiment:
         kind: "script" or "interactive". tags: tag -> value, or one tag's name whatever its value.
         properties: property -> value. status: such as "Completed".
         """
+        # An id that was given by hand need not begin with its experiment's name, so the records say whose a run is.
         for record in read.all_records(self.runs_dir):
             folder = RunFolder(self.runs_dir / record.run_id)
             if record.experiment == self.name and matches(
@@ -364,6 +372,7 @@ def _sweep_run() -> type[Run]:
     return SweepRun
 
 
+# Set from here, for `paceline.runs` imports nothing of what stands above it: neither workspaces nor data nor sweeps.
 Run.kinds["sweep"] = _sweep_run
 Run.make_experiment = staticmethod(_make_experiment)
 Run.open_dataset = staticmethod(_open_dataset)

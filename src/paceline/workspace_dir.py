@@ -21,6 +21,7 @@ def configured(start: Path | None = None) -> Path:
         WorkspaceError: a configuration that can't be read.
     """
     named = os.environ.get(WORKSPACE_VARIABLE)
+    # Whoever names a configuration means that one, whatever variable the shell still has.
     if start is None and named:
         return Path(named)
     here = start if start is not None else Path.cwd()
@@ -31,6 +32,7 @@ def configured(start: Path | None = None) -> Path:
     config = here if here.is_file() else _nearest_config(here)
     if config is None:
         return here / DEFAULT_FOLDER
+    # Joined to another path, an absolute one stands alone, so the file may give either kind.
     return config.parent / os.path.expanduser(_path_in(config))
 
 
@@ -56,6 +58,7 @@ def _path_in(config: Path) -> str:
         raise WorkspaceError(f'{str(config)!r}: workspace={section!r} is no table. Write [workspace], path = "folder".')
     if unknown := sorted(set(section) - {"path"}):
         raise WorkspaceError(f"{str(config)!r}: [workspace] has one key, path; found {', '.join(unknown)}. Remove it.")
+    # Such a file would else pass for one that says nothing, and runs would go to another folder than the one that is named.
     if "workspace" not in tables and "path" in tables:
         raise WorkspaceError(f"{str(config)!r}: path stands outside of [workspace]. Write [workspace] above it.")
     path = section.get("path", DEFAULT_FOLDER)

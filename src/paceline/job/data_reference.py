@@ -17,6 +17,7 @@ PATH_VARIABLES = ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_")
 
 MODES = ("mount", "download", "upload", "direct")
 PARTITIONS = ("node", "rank")
+# It ends the name of an environment variable, so it is made of what a shell takes in one.
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 
 
@@ -69,6 +70,7 @@ class DataReference:
             raise DataError(f"mode={self.mode!r} of input {self.name!r} is none of {', '.join(MODES)}.")
         if self.partition is not None and self.partition not in PARTITIONS:
             raise DataError(f"as_partition(by={self.partition!r}): give by='node' or by='rank'.")
+        # What is stored has to have one place to go to.
         if self.mode == "upload" and (len(self.sources) != 1 or self.partition or "*" in self.sources[0].path):
             raise DataError(f"as_upload() of {self.name!r} takes one folder of one datastore, unpartitioned.")
 
@@ -103,6 +105,7 @@ class DataReference:
     def as_partition(self, by: str = "node") -> DataReference:
         """A part of the files for each node (or each rank): as many parts as there are nodes (ranks), every file in
         exactly one, balanced by bytes."""
+        # A mount is the whole place, of which no part can be taken away.
         return replace(self, partition=by, mode="download" if self.mode == "mount" else self.mode)
 
     def as_named_input(self, name: str) -> DataReference:

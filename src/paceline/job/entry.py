@@ -27,9 +27,11 @@ def entry_file(job: Job, directory: Path, *, is_here: bool = False) -> str | Non
         return None  # the snapshot says so
     if job.entry_module is not None:
         return _of_module(job.entry_module, directory)
+    # The snapshot lists its files by their plain names: `./train.py` is in it as `train.py`.
     script = os.path.normpath(job.entry_script).replace(os.sep, "/")
     path = directory / script
     if not path.is_file():
+        # A file of the source comes before a program of the same name, so PATH is looked at only here.
         if job.may_be_on_path:
             if is_here:
                 _check_on_path(job, directory)
@@ -49,8 +51,10 @@ def _of_module(module: str, directory: Path) -> str | None:
         raise JobError(
             f"entry_module {module!r} is a package without a __main__.py. Name a module in it, or give it one."
         )
+    # Nothing in the source begins with this name: it is a module that is installed, such as torch.distributed.run.
     if not (directory / top).is_dir() and not (directory / f"{top}.py").is_file():
         return None
+    # A thousand at most, for difflib compares the name with each of them.
     known = [_name(found, directory) for found in sorted((directory / top).rglob("*.py"))[:1000]]
     close = difflib.get_close_matches(module, known, n=1) or known[:1]
     hint = f" Did you mean {close[0]}?" if close else ""
@@ -66,6 +70,7 @@ def _check_on_path(job: Job, directory: Path) -> None:
     """Refuse a program that no PATH has. What an image or an environment yet to be made has on its PATH is not known here."""
     if job.environment.docker_image is not None or job.environment.needs_build:
         return
+    # A job that sets PATH for its workers means the programs there.
     path = job.environment_variables.get("PATH", os.environ.get("PATH"))
     if shutil.which(job.entry_script, path=path) is None:
         raise JobError(
@@ -83,6 +88,7 @@ def _check_program(name: str, path: Path) -> None:
             f"entry_script {name!r} is no Python file (.py), no script that begins with #!, and no binary. Name one of them, or "
             "write the program that is to run it into its first line, such as #!/bin/bash."
         )
+    # The owner's bit, for the copy in the snapshot belongs to whoever submits.
     if not path.stat().st_mode & 0o100:
         raise JobError(f"entry_script {name!r} is not executable. Make it so: chmod +x {path}")
 

@@ -62,6 +62,8 @@ class EnvironmentSpec:  # noqa: PLW1641 - a frozen dataclass is given its hash
         """True if all values are equal: one that was read from a record equals the `paceline.Environment` it was made of."""
         if not isinstance(other, EnvironmentSpec):
             return NotImplemented
+        # The fields of this class, for the __eq__ that a dataclass is given calls objects of two classes unequal without a look
+        # at them.
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(EnvironmentSpec))
 
     @property

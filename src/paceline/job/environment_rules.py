@@ -32,6 +32,7 @@ _PASSWORD = re.compile(r"://[^/@\s:]*:(?!\$\{)(?!\d+/)[^@\s]+@")
 _TOKEN = re.compile(r"https?://(?!\$\{)[^/@\s:]+@")
 #: A token in the path of a conda channel, as conda servers take it.
 _CONDA_TOKEN = re.compile(r"/t/(?!\$\{)[^/\s]+/")
+# `python`, `python=3.11` and `conda-forge::python>=3.10`, but neither `python-dateutil` nor `python_abi`.
 _CONDA_PYTHON = re.compile(r"(?:.*::)?python(?![\w.-])", re.IGNORECASE)
 
 
@@ -50,6 +51,7 @@ def normalise(environment: Any) -> None:
                     "(--requirements)."
                 )
             values = tuple(absolute(value) for value in values)
+        # The class is frozen; this is called by its __post_init__ alone, before anybody else has the object.
         object.__setattr__(environment, field, values)
     variables = environment.environment_variables
     if not isinstance(variables, Mapping):
@@ -99,6 +101,7 @@ def names_python(spec: str) -> bool:
 
 
 def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
+    # A str is iterable too, and each of its letters would pass for a package.
     if isinstance(values, str):
         raise EnvironmentSpecError(f"{field}={values!r} is one string. Write {field}=[{values!r}].")
     if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
@@ -109,6 +112,7 @@ def _strings(field: str, values: Any, example: str) -> tuple[str, ...]:
             raise EnvironmentSpecError(f"{field} has {value!r}, which is not a string. Write {field}=[{example!r}].")
         if not value.strip():
             raise EnvironmentSpecError(f"{field} has an empty name. Leave it out, or name a package: {example!r}.")
+        # They become lines of a requirements file, where a break would begin another line, maybe an option of pip's.
         if any(character in value for character in "\n\r\0"):
             raise EnvironmentSpecError(
                 f"{field} has {value!r}, which is more than one line. Give each a string of its own."
@@ -120,10 +124,12 @@ def _check_scalars(environment: Any) -> None:
     if environment.name is not None:
         check_name(environment.name)
     version = environment.version
+    # bool is asked about by itself, for isinstance takes True for an int.
     if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 1):
         raise EnvironmentSpecError(f"version={version!r} is not a whole number from 1 on.")
     for field in ("python", "python_version", "pip_requirements", "docker_image", "shm_size"):
         value = getattr(environment, field)
+        # An empty requirements file asks for nothing, and is no mistake.
         if value is not None and (
             not isinstance(value, str) or "\0" in value or not (value or field == "pip_requirements")
         ):

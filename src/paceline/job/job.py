@@ -114,16 +114,19 @@ class Job:
     def __post_init__(self) -> None:
         _check_entry(self.entry_script, self.entry_module)
         _check_strings("arguments", self.arguments)
+        # The counts come before the backend, whose rules calculate with them.
         _check_count("node_count", self.node_count, 1)
         _check_count("process_count_per_node", self.process_count_per_node, 1)
         _check_count("max_restarts", self.max_restarts, 0)
         _check_backend(self)
+        # Secrets leave the variables before those are checked, for a variable's value has to be a string.
         _take_secrets(self)
         _check_variables(self.environment_variables)
         _check_secrets(self)
         if self.max_run_duration_seconds is not None:
             _check_seconds("max_run_duration_seconds", self.max_run_duration_seconds, zero=False)
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
+        # After the secrets, whose names may clash with those of an input's variables as well.
         _check_inputs(self)
         _check_log_limit(self.log_limit)
         if self.gpu_visibility not in GPU_VISIBILITIES:
@@ -179,6 +182,7 @@ class Job:
         """The job as its workers get it: with the values of its secrets among its variables. Never to be written."""
         if not self.secrets:
             return self
+        # Without its secrets, for a job refuses a name that has both a value and a place.
         return replace(self, environment_variables={**self.environment_variables, **values}, secrets={})
 
     def shown(self) -> dict[str, Any]:
@@ -212,6 +216,8 @@ class Job:
             raise JobError(
                 f"job version {version!r}, but this Paceline reads version {JOB_VERSION}. Read it with the one that wrote it."
             )
+        # A record drops fields that it does not know, a job never: one that lost a field would run as something that nobody
+        # asked for.
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise JobError(f"unknown job fields {unknown}; known are {sorted(known)}.")
@@ -236,6 +242,7 @@ def _check_entry(entry_script: object, module: object) -> None:
         )
     if "\0" in entry_script:
         raise JobError(f"entry_script={entry_script!r} holds a NUL character. Rename the file.")
+    # `a/../../x` shows only in its plain form that it leaves the folder.
     if os.path.isabs(entry_script) or os.path.normpath(entry_script).split(os.sep)[0] == "..":
         raise JobError(
             f"entry_script={entry_script!r} lies outside source_directory. "
@@ -276,6 +283,7 @@ def _check_path_on_compute(job: Job, reference: DataReference) -> None:
     if path is None:
         return
     parts = path.split("/") if isinstance(path, str) else []
+    # `outputs` in the working directory is a link to the run's own outputs, into which the link to the data would go.
     if not parts or "" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path:
         raise JobError(
             f"path_on_compute={path!r} of input {reference.name!r} is no path below the script's working directory. "
@@ -294,6 +302,7 @@ def _of_version_1(values: dict[str, Any]) -> dict[str, Any]:
     python = kept.pop("python", None)
     for name in ("pip_packages", "pip_requirements", "conda_packages", "conda_dependencies", "inputs"):
         kept.pop(name, None)
+    # Workers of version 1 saw all GPUs of their node, and a rerun has to find what the first run found.
     return kept | {"environment": {"python": python} if python else {}, "gpu_visibility": "node"}
 
 
@@ -303,6 +312,7 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_seconds(name: str, value: object, *, zero: bool) -> None:
+    # NaN is neither below 0 nor equal to it, and would get through the tests that follow.
     ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not ok or value < 0 or (value == 0 and not zero):  # type: ignore[operator]
         raise JobError(f"{name}={value!r} is not a number of seconds {'of 0 or more' if zero else 'above 0'}.")
@@ -362,8 +372,10 @@ def _take_secrets(job: Job) -> None:
             raise JobError(f"{name}={repr(value) if name != 'secrets' else '...'} is not a dict of strings.")
     variables: dict[str, Any] = dict(job.environment_variables)
     secrets = dict(job.secrets)
+    # The names are listed first, for the loop takes entries out of the dictionary that it would go through.
     for name in [name for name, given_value in variables.items() if isinstance(given_value, Secret)]:
         place = variables.pop(name).place
+        # The same place said twice is no contradiction.
         if secrets.setdefault(name, place) != place:
             raise JobError(f"secrets and environment_variables both set {name}. Remove one of them.")
     object.__setattr__(job, "environment_variables", variables)
@@ -371,6 +383,7 @@ def _take_secrets(job: Job) -> None:
 
 
 def _check_secrets(job: Job) -> None:
+    # A secret's name obeys the rules for variables; its value is not known here.
     _check_variables(dict.fromkeys(job.secrets, ""))
     for name, place in job.secrets.items():
         if name in job.environment_variables:

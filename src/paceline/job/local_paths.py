@@ -13,9 +13,13 @@ from urllib.parse import quote, unquote, urlsplit
 
 ARCHIVES = (".whl", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".tar")
 
+# `-e .`, `--editable=./pkg`, and without a blank `-e./pkg`, as pip takes them.
 _EDITABLE = re.compile(r"(?:-e|--editable)(?:\s+|=|(?=[./~]))")
+# `pkg[extra] @ file:///path`, a direct reference as PEP 508 writes it.
 _NAMED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)\s*(?P<extras>\[[^\]]*\])?\s*@\s*(?P<target>\S.*)")
+# pip fills in variables that are written with capitals, digits and underscores in braces, and leaves all others.
 _VARIABLE = re.compile(r"\$\{[A-Z0-9_]+\}")
+# The blank before the semicolon belongs to it: without one, PEP 508 takes the semicolon for a part of the URL.
 _TAIL = re.compile(r"(?P<tail>\s+;.*|\s+--[a-z].*)$")
 _EXTRAS = re.compile(r"(?P<extras>\[[A-Za-z0-9,._\s-]*\])$")
 
@@ -37,6 +41,8 @@ class LocalPath:
 
     def line(self) -> str:
         """The requirement as a line of a requirements file that pip and uv read alike, blanks in the path included."""
+        # Any other character, a blank for one, goes into a URL as an escape: a line of a requirements file ends the path at a
+        # blank.
         if self.name or re.fullmatch(r"[\w./+~-]*", str(self.path), re.ASCII):
             return str(self)
         return f"{'-e ' if self.is_editable else ''}{self._url()}{self.extras}{self.tail}"
@@ -69,11 +75,13 @@ def local_path(requirement: str, folder: Path | None = None) -> LocalPath | None
         if not name and (found := _EXTRAS.search(text)):
             text, extras = text[: found.start()].rstrip(), found["extras"]
         path = Path(unquote(urlsplit(text).path))
+    # `https://...` or `git+ssh://...`: it is the same from every folder.
     elif re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", text) or "://" in text:
         return None
     else:
         if not name and (found := _EXTRAS.search(text)):
             text, extras = text[: found.start()].rstrip(), found["extras"]
+        # `einops` is the name of a package, also where a folder is called so; that folder is `./einops`.
         if not (editable or name or _looks_like_a_path(text)):
             return None
         path = Path(os.path.expanduser(text))

@@ -171,6 +171,7 @@ def places(job: Job) -> tuple[RankSlot, ...]:
     workers = job.world_size - job.parameter_server_count
     result: list[RankSlot] = []
     for node_rank in range(job.node_count):
+        # What is left over goes to the first nodes, one worker to each.
         size = per_node + (node_rank < left)
         for local_rank in range(size):
             rank = len(result)
@@ -198,6 +199,7 @@ def node_sizes(job: Job) -> list[int]:
 
 def port_count(job: Job) -> int:
     """The number of ports that an attempt of `job` needs on its first node."""
+    # Torch's and JAX's ports are always there: which of them the script imports is not known before it runs.
     return 2 + (job.world_size if job.uses_tf_config else 0)
 
 

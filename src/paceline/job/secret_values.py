@@ -26,7 +26,10 @@ _NAME = re.compile(
 )
 #: Endings of names that say what is known of a secret, not the secret.
 _HARMLESS_NAME = re.compile(r"(?i)_(?:file|path|dir|id|ids|name|type|url|count|limit|length|size|ttl|kind)$")
+# Switches and numbers: HF_HUB_DISABLE_IMPLICIT_TOKEN=1 has a secret's name, and holds none.
 _HARMLESS_VALUE = re.compile(r"(?i)|-?[0-9.]+|true|false|yes|no|on|off|none|null")
+# The forms that services give to their tokens: Hugging Face, GitHub, GitLab, OpenAI, Slack, AWS and Google; then a JWT, a
+# private key, and a URL with a password in it.
 _VALUE = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|sk-[\w-]{16,}|xox[abeoprs]-[\w-]{8,}"
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
@@ -59,6 +62,8 @@ def secret(name: str) -> Secret:
     Raises:
         JobError: it is neither; it is not shown, in case it is the value itself.
     """
+    # A token such as hf_... would pass for a variable's name, and be written down as one; below it is refused without being
+    # shown.
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not _VALUE.fullmatch(name):
         return Secret(f"env:{name}")
     return Secret(name)

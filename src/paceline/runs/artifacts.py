@@ -56,9 +56,11 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
             f"{os.fspath(source)!r} is not a file. Give the path of a file; for folders there is upload_folder."
         )
     where = _place(folder, plain)
+    # A script may upload outputs/model.pt under that very name: the file is there already.
     if isinstance(source, (str, os.PathLike)) and _is_same(folder, where, source):
         return plain
     parent, _, last = where.rpartition("/")
+    # Written under a name of its own first, so that no reader meets a part of it.
     at, beside = _open_folder(folder, plain, parent), f".upload-{os.urandom(8).hex()}"
     try:
         # Under a folder that is open already: by its path, a link could have come between the check and this.
@@ -76,6 +78,7 @@ def put(folder: RunFolder, name: str, source: str | os.PathLike[str] | IO[bytes]
                 raise RunStateError(
                     f"run {folder.run_id} has another file {plain!r} already. Upload under another name."
                 ) from None
+    # Once it is linked the file has two names. This one goes in any case.
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(beside, dir_fd=at)
@@ -91,6 +94,7 @@ def put_folder(folder: RunFolder, name: str, source: str | os.PathLike[str]) -> 
     top = check_file_name(name)
     if not os.path.isdir(source):
         raise UserError(f"{os.fspath(source)!r} is not a folder. For single files there is upload_file.")
+    # All names are found before the first file is copied, so that a pipe among them is refused with nothing uploaded.
     return [put(folder, f"{top}/{part}", Path(source) / part) for part in _below(Path(source))]
 
 
@@ -136,12 +140,14 @@ def _open_folder(folder: RunFolder, plain: str, name: str) -> int:
     """Open a folder to write in, made where there is none."""
     top = os.path.realpath(folder.path)
     place = os.path.relpath(os.path.realpath(os.path.join(top, name)), top)
+    # Before the folder is made: a name behind a link of the script's would make it wherever that leads.
     if not links.may_be_had(name, place) or place.split("/")[0] not in _WRITTEN:
         raise FileNameError(
             f"file name {plain!r} lies behind a link, which leads out of the run's files, to "
             f"{os.path.normpath(os.path.join(top, place))!r}. Give a name without that link."
         )
     os.makedirs(os.path.join(top, place), exist_ok=True)
+    # Opened part by part, and no link followed: since the look above, a folder may have become one.
     return links.open_folder_below(top, place)
 
 
@@ -167,6 +173,7 @@ def _is_equal(folder: RunFolder, where: str, at: int, beside: str) -> bool:
 def _below(top: Path) -> list[str]:
     """The names of all files below a folder of the user's, links followed."""
     found: list[str] = []
+    # Each with the real paths of the folders above it, for a link to one of those goes round in a circle.
     waiting: list[tuple[str, tuple[str, ...]]] = [("", (os.path.realpath(top),))]
     while waiting:
         inside, above = waiting.pop()

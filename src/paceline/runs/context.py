@@ -33,6 +33,7 @@ class WorkerContext:
         numbers = []
         for name in ("RANK", "WORLD_SIZE", "PACELINE_ATTEMPT"):
             value = environment.get(name, "")
+            # int() takes " 1" and "-1" as well, which no launcher writes.
             if not value.isdigit():
                 raise RunContextError(
                     f"{name}={value!r} in a process of run {environment.get('PACELINE_RUN_ID')}: Paceline's launcher sets "

@@ -40,6 +40,7 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
             env={
                 **own,
                 "PYTHONPATH": str(library_dir(folder.path.parents[1])),
+                # By this mark it is spared where the run that has submitted it ends all processes below itself.
                 processes.SUPERVISOR_VARIABLE: folder.run_id,
                 "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
             },
@@ -47,7 +48,9 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            # A flock belongs to the open file: the controller holds it from its first moment on, and readers find no gap.
             pass_fds=(lock_fd,),
+            # Ctrl-C and the closing of a terminal reach the submitting program's session alone.
             start_new_session=True,
         )
     # It outlives this program by design, and Python would warn of a process that nobody has waited for.
@@ -72,14 +75,17 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
 
 def resume(folder: RunFolder, record: RunRecord) -> RunRecord:
     """Start a controller for a sweep that has lost its own; the record as readers see it."""
+    # It goes on only on its own machine, for a user who may write its record; anybody else can but say so.
     if not store.was_here(record) or not os.access(folder.record, os.W_OK):
         host = record.owner.get("host")
         waiting = f"its controller is gone; the sweep goes on when its owner looks at it on {host}"
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=waiting)
     fd = locks.take(folder.lock)
+    # Of several readers at once, one starts the controller.
     if fd is None:
         return store.shown(folder, record)
     try:
+        # Read again, now that nobody else can write: the controller may have come to the sweep's end just before its own.
         record = store.stored(folder)
         if record.is_terminal:
             return record
@@ -92,7 +98,9 @@ def resume(folder: RunFolder, record: RunRecord) -> RunRecord:
         record = dataclasses.replace(record, owner={**record.owner, "starts": starts})
         store.write(folder, record)
         python = record.owner.get("python")
+        # The interpreter that submitted the sweep may be gone with its environment; this one has Paceline as well.
         start(folder, fd, python if python and Path(python).exists() else None)
         return store.shown(folder, record)
     finally:
+        # The controller has a descriptor of the same open file, by which the lock stays held.
         os.close(fd)

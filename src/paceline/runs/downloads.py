@@ -91,6 +91,7 @@ def download(
     """
     same = [file for file in chosen if _is_there(file, target / file.name)]
     wanted = [file for file in chosen if file not in same]
+    # lexists, for a link that leads nowhere is in the way too.
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:
         raise RunStateError(
@@ -112,6 +113,7 @@ def download(
 
 def _files(folder: RunFolder) -> Iterator[RunFile]:
     for name, path in artifacts.files(folder):
+        # Of a run that goes on, a file may have been removed since it was listed.
         with contextlib.suppress(OSError):
             yield RunFile(name=name, path=path, size_bytes=os.lstat(path).st_size, top=folder.path)
 
@@ -123,6 +125,7 @@ def _matches(name: str, pattern: str) -> bool:
     last = name.rpartition("/")[2]
     if not _WILD & set(plain):
         return "/" not in plain and last == plain
+    # fnmatch would fold upper and lower case on some systems; its `*` takes `/` as well, on all.
     return fnmatchcase(name, plain) or ("/" not in plain and fnmatchcase(last, plain))
 
 
@@ -131,6 +134,7 @@ def _is_there(file: RunFile, path: Path) -> bool:
         mine, theirs = os.stat(path), os.stat(file.path)
         if not stat.S_ISREG(mine.st_mode) or mine.st_size != theirs.st_size:
             return False
+        # Copies keep their times, so that equal ones spare reading two large files; else the bytes decide.
         return mine.st_mtime_ns == theirs.st_mtime_ns or filecmp.cmp(path, file.path, shallow=False)
     except OSError:
         return False

@@ -29,7 +29,9 @@ from paceline.runs.passage import Passage
 from paceline.runs.record import RunRecord
 from paceline.system.files import read_json, write_json
 
+#: Seconds between two signs of life. The supervisor ends a command after 15 seconds without one.
 _ALIVE_S = 1.0
+#: Seconds until output is looked for again: short enough that the echo of a key comes without a delay that is felt.
 _LOOK_S = 0.02
 #: How often the other side is told how much was read.
 _READ_BYTES = 1 << 20
@@ -57,6 +59,7 @@ class Files:
     def begin(self, request: dict[str, Any]) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
         # For this user alone: whoever can write here runs commands as the owner of the run.
+        # exist_ok, for several programs may each run a command beside the same run.
         self._path.parent.mkdir(mode=0o700, exist_ok=True)
         hidden.mkdir(mode=0o700)
         write_json(hidden / "request.json", request)
@@ -94,7 +97,10 @@ class Files:
             if self._output is None:
                 return []
         data = self._output.read(_READ_BYTES) or b""
+        # The far side runs ahead of what it was told was read by so much at most: a command that prints without end waits for
+        # its reader, and fills no disk.
         self._read += len(data)
+        # The last piece is a line whose end is still to come.
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._read - self._told_read > _READ_BYTES // 2:
             self._told_read = self._read
@@ -132,6 +138,7 @@ class Beside:
         _check(read.record(folder), self._argv, rank)
         self.exit_code: int | None = None
         far = read.passage(folder)
+        # The passage to another machine where there is one, else files in this folder.
         self._passage: Passage = far or Files(folder)
         self._record_s = _FAR_RECORD_S if far else _RECORD_S
         self._record_at = time.monotonic()
@@ -169,6 +176,7 @@ class Beside:
         """
         found = self._new()
         if not found and self.exit_code is None:
+            # Its end would have come ahead of this: nobody is left who could send it.
             if self._passage.is_over or self._run_is_over():
                 raise RunStateError(f"run {self._folder.run_id}: the command was ended with the run's workers.")
             time.sleep(wait_s)
@@ -200,6 +208,7 @@ def execute(folder: RunFolder, argv: Sequence[str], *, rank: int, input: bytes) 
     """Run a command beside a worker to its end; how it ended, and what it has printed."""
     said: dict[str, list[bytes]] = {"out": [], "err": []}
     with Beside(folder, argv, rank=rank) as beside:
+        # All of it before anything is read, which no pipe could take: it goes into files, so neither side waits for the other.
         beside.write(input)
         beside.end_input()
         while beside.exit_code is None:

@@ -32,9 +32,11 @@ CAUSES = {
     "trials": "of a sweep, so many trials failed, or none logged the primary metric",
 }
 
+#: As timeout(1) exits.
 EXIT_TIME_LIMIT = 124
 #: EX_TEMPFAIL of sysexits.h: it may do better another time.
 EXIT_PREEMPTED = 75
+#: As a shell has it for a program that SIGTERM has ended.
 EXIT_CANCELED = 128 + signal.SIGTERM
 _LAST_LINES = 20
 
@@ -85,6 +87,7 @@ class FailureReport:
     def __str__(self) -> str:
         lines = [self.message]
         if self.traceback:
+            # A traceback ends with the exception and the line that raised it.
             lines += ["", *_indented(self.traceback.rstrip().splitlines()[-_LAST_LINES:])]
         elif self.last_lines:
             lines += ["", "Its last lines:", *_indented(self.last_lines)]
@@ -102,6 +105,7 @@ def signal_name(number: int) -> str:
     """The name of a signal, such as "SIGKILL"; "signal 42" for one without a name."""
     try:
         return signal.Signals(number).name
+    # Most real-time signals have none, nor has one that only another system knows.
     except ValueError:
         return f"signal {number}"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paceline.errors import FileNameError
 
+# `rank_0.jsonl` is of the first attempt, `rank_0.2.jsonl` of the second.
 _METRIC_LOG = re.compile(r"rank_(\d+)(?:\.(\d+))?\.jsonl", re.ASCII)
 
 
@@ -133,6 +134,7 @@ class RunFolder:
     def scratch(self) -> Path:
         """Outside the run's folder, with a short path, for sockets and shared memory; in memory where there is such a
         file system."""
+        # The path of a Unix socket may have 107 bytes, and a run's folder often lies deeper than that.
         top = "/dev/shm" if os.access("/dev/shm", os.W_OK) else _temporary_folder()
         return Path(top) / f"paceline-{self.run_id[-8:]}"
 

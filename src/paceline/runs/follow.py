@@ -87,6 +87,7 @@ class Show:
                 self._tell_state(record)
             if record.is_terminal:
                 self._tell_notes()
+            # The record was looked at before the log: all that was written ahead of a final record is in the log by now.
             if self._lines is None:
                 self._lines, is_last = (
                     self._follower.new(len(record.attempts), is_over=record.is_terminal),
@@ -149,6 +150,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
     nodes = record.job.node_count if record.job else 1
     print(f"RunId: {folder.run_id}\nFolder: {folder.path}", file=out, flush=True)
 
+    # A terminal obeys what is in a script's lines, a file keeps it.
     terminal = TerminalLines() if out.isatty() else None
 
     def line(found: LogLine) -> None:
@@ -160,6 +162,7 @@ def stream(folder: RunFolder, out: IO[str]) -> RunRecord:
             print(f"-- {state_text(now)}", file=out, flush=True)
 
     def note(said: LogLine) -> None:
+        # Plain text can't be drawn over, so a bar's states on the way to its end are left out.
         if said.complete:
             print(node_prefix(said, nodes) + said.text, file=out, flush=True)
 
@@ -192,6 +195,7 @@ def end_text(record: RunRecord) -> str:
 
 def duration_text(seconds: float) -> str:
     """A duration as people read it: "3.2 s", "2 min 5 s", "3 h 20 min"."""
+    # Rounded first, or 59.96 would be shown as 60.0 s.
     if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

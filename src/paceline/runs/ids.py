@@ -54,12 +54,14 @@ def new_run_id(experiment: str) -> str:
     they were made; the last three are random.
     """
     now = time.time()
+    # Five hexadecimal digits count to 2**20, which makes each step about a microsecond.
     return f"{experiment}_{int(now)}_{int(now % 1 * (1 << 20)):05x}{os.urandom(2).hex()[1:]}"
 
 
 def age_key(run_id: str) -> tuple[int, str, int]:
     """Sorts ids by the time in them, a sweep's trials by their numbers; ids that were given by hand, without one, come first."""
     found = _AGE.search(run_id)
+    # A sweep has no number behind its time, and stands before its trial 0.
     return (int(found[1]), found[2], int(found[3] or -1)) if found else (0, run_id, -1)
 
 

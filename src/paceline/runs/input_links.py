@@ -36,7 +36,9 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
     for reference in job.inputs:
         if reference.path_on_compute is not None:
             link = folder.work / reference.path_on_compute
+            # What a script has put in the link's place is its own, and stays.
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
+                    # It goes up as long as a folder is empty, and fails at the first that is not.
                     os.removedirs(link.parent)

@@ -92,6 +92,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
             f"run {folder.run_id} is logged by process {record.owner.get('pid')} on {record.owner.get('host')}; "
             "only that process can end it."
         )
+    # A program that was asked for its end and came to it has been canceled, however it puts that itself.
     if status == states.COMPLETED and folder.cancel_request.exists():
         status = states.CANCELED
     report = _report(folder, details, code) if status == states.FAILED else None
@@ -100,6 +101,7 @@ def end(folder: RunFolder, status: str, details: object = None, code: str | None
         record,
         status,
         ended_utc=utc_now(),
+        # A child that was never begun has taken no time, which is another thing than an unknown one.
         started_utc=record.started_utc or utc_now(),
         failure=report,
         exit_code={states.COMPLETED: 0, states.FAILED: 1}.get(status, EXIT_CANCELED),
@@ -125,6 +127,7 @@ def _report(folder: RunFolder, details: object, code: str | None) -> FailureRepo
 
 def _end_all() -> None:
     """At the end of the program: its unfinished runs end as it does."""
+    # The interpreter leaves here the exception that it has printed for want of a handler; after sys.exit() there is none.
     error = getattr(sys, "last_value", None)
     # A child that was forked may come here as well, with its parent's runs: they are not its own to end.
     for folder in list(_ours):

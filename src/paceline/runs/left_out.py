@@ -50,9 +50,11 @@ def settle(folder: RunFolder) -> None:
         OSError: no space, or no right to.
     """
     for top in KEPT:
+        # All of them before the first is replaced: what has been replaced would be found again.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name
+            # A link that is listed as the file or folder behind it is one that could not stay a link.
             if entry.kind in ("file", "dir") and path.is_symlink():
                 _replace(folder.path, entry, list(_inside(found, at)))
             elif entry.kind == "link" and os.readlink(path) != entry.target:
@@ -60,6 +62,7 @@ def settle(folder: RunFolder) -> None:
 
 
 def _lead_straight(path: Path, target: str) -> None:
+    # The new link is renamed over the old one, so that the name leads somewhere at every moment.
     beside = path.with_name(f"{path.name}.{os.urandom(4).hex()}")
     try:
         beside.symlink_to(target)
@@ -70,6 +73,7 @@ def _lead_straight(path: Path, target: str) -> None:
 
 def _inside(found: list[Entry], at: int) -> Iterator[Entry]:
     for entry in found[at + 1 :]:
+        # What is in a folder follows right behind it in the list, and the first name that is not ends it.
         if not entry.name.startswith(f"{found[at].name}/"):
             return
         yield entry

@@ -92,6 +92,7 @@ def tail_offset(path: Path, count: int) -> int:
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
+            # It is the last line, and has no newline that could be counted below.
             count -= _is_unended(file, end)
             if count < 0:
                 return end
@@ -115,6 +116,7 @@ def _from_the_end(
         for rank in ranks:
             with contextlib.suppress(OSError):
                 logs[rank] = files.enter_context(open(folder.rank_log(attempt, rank), "rb"))
+        # Once for all: the workers go on writing while newlines are counted.
         ends = {rank: file.seek(0, os.SEEK_END) for rank, file in logs.items()}
         found = sum(_is_unended(file, ends[rank]) for rank, file in logs.items()) if unended else 0
         notes = files.enter_context(_Notes(folder.log_order(attempt)))
@@ -124,6 +126,7 @@ def _from_the_end(
             for newline in _newlines_back(logs[span.rank], span.begin, span.end):
                 found += 1
                 if found >= count:
+                    # This newline ends the first line that is shown; below, the line's beginning is looked for from it.
                     offsets[span.rank] = newline
                     break
             if found >= count:
@@ -185,6 +188,7 @@ class _Notes:
 
     def offsets(self, ranks: Sequence[int], end: int) -> dict[int, int]:
         """Rank -> how far its log had grown by the last note before `end`, 0 where there is none."""
+        # One that was looked up for a later place may lie behind this one.
         missing = {rank for rank in ranks if rank not in self._seen or self._seen[rank][0] > end}
         at = end
         while at > 0 and missing:
@@ -197,11 +201,13 @@ class _Notes:
                     self._seen[rank] = (top + found[0], found[1])
                     missing.remove(rank)
             at = begin
+        # There is none from the beginning on, which holds for all earlier places too.
         self._seen.update(dict.fromkeys(missing, (0, 0)))
         return {rank: self._seen[rank][1] for rank in ranks}
 
     def at(self, time_s: float) -> int:
         """The place of the first note that is no earlier."""
+        # Offsets are bisected as if they were a list of times: the time of the note behind each never falls.
         lines = range(self.size + 1)
         return self._line_start(bisect.bisect_left(lines, time_s, key=self._time_at))
 
@@ -239,6 +245,7 @@ class _Notes:
 
 def _last_offset(data: bytes, rank: int) -> tuple[int, int] | None:
     """The place where the last note of this rank ends, and its offset."""
+    # With a blank on either side, so that 1 is found neither in 11 nor in the offset, which a newline ends.
     word, end = b" %d " % rank, len(data)
     while (at := data.rfind(word, 0, end)) >= 0:
         begin = at + len(word)
@@ -260,6 +267,7 @@ def _line_starts(folder: RunFolder, attempt: int, offsets: Mapping[int, int]) ->
 def _line_start(file: IO[bytes], offset: int) -> int:
     """The offset where the line begins that has this byte."""
     begin = max(0, offset - _FAR_BACK)
+    # Where no newline is found so far back, the line is shown from there on.
     return next(_newlines_back(file, begin, offset), begin - 1) + 1
 
 

@@ -64,6 +64,7 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
+        # From here on an unfinished line is counted as waiting for its end.
         if not self._partial:
             self._since = time.monotonic()
         *whole, rest = (self._partial + data).split(b"\n")
@@ -75,7 +76,10 @@ class LineAssembler:
             self._shown = b""
         # Of an unfinished line only the last state can still matter.
         if len(rest) > _LONGEST_LINE:
+            # Not the last byte: behind a carriage return that stands there nothing has come yet that could replace the state
+            # before it.
             rest = rest[rest.rfind(b"\r", 0, -1) + 1 :]
+        # A cut may go through a character of several bytes, which then shows as U+FFFD.
         while len(rest) > _LONGEST_LINE:
             yield _decode(rest[:_LONGEST_LINE])
             rest = rest[_LONGEST_LINE:]
@@ -135,6 +139,7 @@ class _Tail:
             stop, gap = until, self._gap
             if gap is not None and self.position < gap.end:
                 if self.position >= gap.begin:
+                    # The mark has a line of its own, also where what is left out begins in the middle of one.
                     yield (b"" if self._ends_line else b"\n") + gap.mark(self.position)
                     self.position, self._ends_line = self._file.seek(gap.end), True
                     continue
@@ -163,6 +168,7 @@ class _Tail:
             self._gap = now or before
             return True
         self._gap = None
+        # The short file has come in the long one's place, where what follows has other offsets.
         if before is not None and self.position >= before.end:
             self.position = now.place(self.position)
         return False
@@ -195,6 +201,7 @@ class AttemptLog:
 
     def new(self) -> Iterator[LogLine]:
         """Lines that have come since the last call, in order."""
+        # Notes first: they give the order of what is there already. What they don't speak of yet comes behind it, by rank.
         for data in self._order.read():
             *notes, self._order_rest = (self._order_rest + data).split(b"\n")
             for note in notes:
@@ -219,6 +226,7 @@ class AttemptLog:
         try:
             _, rank, offset = note.split()
             number, until = int(rank), int(offset)
+        # A note that a kill has cut short: its bytes come with the rank's next one.
         except ValueError:
             return
         if number in self._tails:
@@ -253,6 +261,7 @@ class LogFollower:
         """
         lines = self._new(attempts, is_over=is_over)
         if self._last is not None:
+            # The first call alone has lines that were there before anybody followed.
             lines = iter(deque(lines, maxlen=self._last))
             self._last = None
         yield from lines
@@ -303,6 +312,7 @@ def last_lines(path: Path, count: int, *, window: int = 1 << 15) -> list[str]:
     except OSError:
         return []
     lines = [_decode(_last_state(line)) for line in data.rstrip().split(b"\n") if not _is_noise(line)]
+    # The window begins anywhere in a line, so its first is no whole one.
     if size > window and len(lines) > 1:
         lines = lines[1:]
     return [line[:_LONGEST_SHOWN] for line in lines[-count:]] if data.strip() else []

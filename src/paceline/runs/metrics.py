@@ -48,6 +48,8 @@ class MetricLog:
             MetricError: any other value; lists and generators belong to `log_list`.
             OSError: the disk is full; the value is not kept.
         """
+        # What loops log most goes without the JSON encoder, which takes longer than all the rest. By the exact type: True is an
+        # int to isinstance, and numpy's float64 a float.
         if type(value) is float:
             text = float.__repr__(value) if math.isfinite(value) else json.dumps(value)
         elif type(value) is int:
@@ -70,6 +72,7 @@ class MetricLog:
 
     def _quote(self, name: object) -> str:
         quoted = json.dumps(_check_name(name))
+        # A script may put a number into each name, so that names have no end; this has.
         if len(self._names) < 10_000:
             self._names[str(name)] = quoted
         return quoted
@@ -77,8 +80,10 @@ class MetricLog:
     def _write(self, line: bytes) -> None:
         if self._fd < 0:
             self._open()
+        # It ends the piece of a line that may stand there; a line that is empty readers pass over.
         if self._is_torn:
             line = b"\n" + line
+        # Until the write has come back: a full disk leaves a piece of the line, and an exception.
         self._is_torn = True
         # No lock: the file was opened with O_APPEND, so the kernel puts each write whole behind what is there, whichever thread
         # or forked child it comes from.
@@ -102,6 +107,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     Raises:
         MetricError: it is none.
     """
+    # By what it can do, so that neither numpy nor torch is imported for a script without them.
     if not isinstance(value, (int, float, str)) and callable(getattr(value, "item", None)):
         try:
             value = value.item()  # type: ignore[attr-defined]
@@ -112,6 +118,7 @@ def plain_scalar(name: object, value: object) -> Scalar:
     if isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
+        # Of a subclass, such as numpy's float64, a plain float.
         return float(value)
     hint = (
         "Use log_list for several values." if isinstance(value, Iterable) else "Log an int, a float, a str or a bool."
@@ -197,6 +204,7 @@ def _entries(paths: Mapping[int, Path], name: str | None) -> dict[int, dict[str,
     for attempt, path in paths.items():
         result = attempts.setdefault(attempt, {})
         for entry in _parsed(path):
+            # Tried and not asked about: a run may have millions of lines, and nearly every one has a name.
             try:
                 metric = entry["name"]
             except KeyError:
@@ -228,6 +236,7 @@ def _in_sequence(attempts: Mapping[int, dict[str, list[dict[str, Any]]]]) -> dic
         parts = {attempt: entries[metric] for attempt, entries in attempts.items() if metric in entries}
         series: list[dict[str, Any]] = []
         for attempt, entries in parts.items():
+            # Copies, for attempts and times are changed in them below.
             mine = [{**entry, "attempt": attempt} for entry in entries]
             series = _taken_up(series, mine, is_last=attempt == max(attempts))
         result[metric] = _sortable(series)
@@ -273,6 +282,8 @@ def _parsed(path: Path) -> Iterator[Any]:
             # A line whose end is not there yet is being written, or never was; it counts once it is whole.
             *lines, rest = (rest + data).split(b"\n")
             try:
+                # All of the piece is parsed before its first line is given, so that no line comes twice where one of them is
+                # broken.
                 yield from json.loads(b"[" + b",".join([line for line in lines if line]) + b"]")
             except ValueError:
                 # A line that a kill or a full disk cut short: take the others one by one.
@@ -304,6 +315,7 @@ def _value(entries: list[dict[str, Any]]) -> Any:
     if kinds == {None, "list"}:
         # Values and lists of values under one name: all of them, in order.
         return [item for entry in entries for item in (entry["value"] if entry.get("kind") else [entry["value"]])]
+    # Where a name was logged in several ways, the last one counts.
     kind = entries[-1].get("kind")
     if kind is None:
         values = [entry["value"] for entry in entries if "value" in entry]
@@ -321,6 +333,7 @@ def _value(entries: list[dict[str, Any]]) -> Any:
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for row in rows for name in row)
+    # A row without one of the columns has None there: all columns are of one length.
     return {name: [row.get(name) for row in rows] for name in names}
 
 

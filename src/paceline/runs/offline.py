@@ -75,6 +75,8 @@ class OfflineRun(LogsMetrics):
         self.status = "Canceled"
 
     def _write_scalar(self, name: str, value: object, step: int | None) -> None:
+        # The words of the SDK's offline run. What a run would refuse is refused here as well, at a desk and not after an hour
+        # in a queue.
         print(f"Attempted to log scalar metric {name}:\n{plain_scalar(name, value)}")
 
     def _write_other(self, kind: str, name: str, value: object) -> None:

@@ -37,12 +37,14 @@ def record(folder: RunFolder) -> RunRecord:
         return store.shown(folder, found)
     if folder.engine.exists():
         return remote_status.read(folder, found)
+    # Another user's lock can't be opened, only looked up in the kernel's list, which has locks of this machine alone.
     if not locks.is_held(folder.lock, here=store.was_here(found)):
         # The owner may have written the end and gone between our two looks.
         found = store.stored(folder)
         if found.is_terminal:
             return found
         return store.set_right(folder) if found.sweep is None else controllers.resume(folder, found)
+    # Whoever ends what is left of a run holds the lock meanwhile; by the mark it is told from a supervisor that lives.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
 
 
@@ -90,6 +92,7 @@ def passage(folder: RunFolder) -> Passage | None:
 def request_cancel(folder: RunFolder, by: str, reason: str = "") -> None:
     """Ask whoever looks after the run to end it. Asking twice changes nothing."""
     try:
+        # Written before the engine is told: a supervisor that sees this folder ends the run also where no engine answers.
         write_json(folder.cancel_request, {"by": by, "reason": reason, "time_utc": utc_now()})
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -98,6 +98,7 @@ class RunRecord:
         if self.started_utc is None:
             return None
         end = parse_utc(self.ended_utc) if self.ended_utc else dt.datetime.now(dt.timezone.utc)
+        # Clocks are set back, and the start may be by the clock of another machine.
         return max(0.0, (end - parse_utc(self.started_utc)).total_seconds())
 
     def to_json(self) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def utc_text(time: dt.datetime) -> str:
 
 
 def parse_utc(text: str) -> dt.datetime:
+    # Python's own parser takes a Z from 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
@@ -142,6 +144,7 @@ def user_name() -> str:
     """The login name; "unknown" in a container whose user has none."""
     try:
         return getpass.getuser()
+    # A uid without a name is a KeyError, and from Python 3.13 on an OSError.
     except (KeyError, OSError):
         return "unknown"
 

@@ -71,6 +71,7 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
     """The record as it is now, by the engine's word; its end is written first where the supervisor can't any more."""
     try:
         found = _teller(folder).look(folder, record)
+    # This one first: an engine that does not answer is an OSError, too.
     except PacelineError as error:
         found = JobStatus(state=UNREACHABLE, message=str(error))
     except OSError as error:  # this machine's: no room for what comes back, say
@@ -80,6 +81,8 @@ def read(folder: RunFolder, record: RunRecord) -> RunRecord:
         return record
     if found.state != GONE:
         with contextlib.suppress(OSError):
+            # The engine knows the job again, after a restart of its own for one: if it forgets it once more, the time begins
+            # anew.
             folder.gone.unlink(missing_ok=True)
     if found.state == UNREACHABLE:
         return dataclasses.replace(record, status=states.NOT_RESPONDING, waiting_for=found.message)
@@ -99,6 +102,7 @@ def refresh(folder: RunFolder) -> None:
     As quick as `read`: targets ask no more than about once a second. What can't be brought now stays as old as it is:
     `status` says why.
     """
+    # A process of the run is where the run is, and its folder is the one that is copied.
     if not is_copy(folder) or os.environ.get("PACELINE_RUN_ID") == folder.run_id:
         return
     with contextlib.suppress(RunNotFoundError, OSError):
@@ -159,6 +163,7 @@ def _gone(folder: RunFolder, record: RunRecord, found: JobStatus) -> RunRecord:
         # For this reader the time begins now; where the file could not be made, on a full disk, for the next one as well.
         since = time.time()
     asked = read_json(folder.cancel_request) or {} if folder.cancel_request.exists() else None
+    # An engine that names no cause has most likely done what was asked of it; a cause that it names stays.
     if asked is not None and found.cause in ("canceled", "engine"):
         found = dataclasses.replace(found, cause="canceled", by=asked.get("by") or found.by)
     # Of a job that was canceled in the queue there is no supervisor that could still write.

@@ -64,6 +64,7 @@ def remove(folder: RunFolder, *, force: bool = False) -> None:
     """
     record = read.record(folder)
     check_removable(record, force=force)
+    # With a token, for another run may be given this id, and be removed, before the folder of the first is empty.
     gone = folder.path.with_name(f"{GONE}{folder.run_id}-{secrets.token_hex(4)}")
     # Whoever holds the lock is the only one who may write the record, so nobody can begin to look after the run meanwhile.
     with _locked(folder):
@@ -113,6 +114,7 @@ def _delete(gone: Path) -> None:
         return
     try:
         try:
+            # It is given up however this process ends, so whoever comes next may go on with the folder.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
@@ -124,6 +126,8 @@ def _delete(gone: Path) -> None:
 
 
 def _is_abandoned(new: Path) -> bool:
+    # The lock is the last thing in a folder that is being made, so one that has none yet is told from an abandoned one by its
+    # age.
     return time.time() - new.stat().st_mtime > _ABANDONED_S and not locks.is_held(RunFolder(new).lock)
 
 

@@ -121,6 +121,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 )
             return cls.offline_class()
         folder = RunFolder(context.run_dir)
+        # The experiment is named in the record: a worker is told its run's folder, and nothing of workspaces.
         run = cls(cls.make_experiment(context.run_dir.parent, read.record(folder).experiment), folder.run_id)
         run._worker = context
         return run
@@ -138,6 +139,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     @classmethod
     def _handle(cls, experiment: ExperimentLike, record: RunRecord) -> Any:
         """A handle on another run: of its kind's own class, where there is one, else of this class."""
+        # A function gives the class, so that what makes sweeps is imported only where there is one.
         return cls.kinds.get(record.kind, lambda: cls)()(experiment, record.run_id)
 
     # --- what it is
@@ -168,6 +170,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         """Its number among the experiment's runs, from 1, in order of submission."""
         records = read.all_records(self._folder.path.parent)
         ids = [record.run_id for record in records if record.experiment == self._experiment.name]
+        # The newest comes first in the list, and has the highest number.
         return len(ids) - ids.index(self.id)
 
     @property
@@ -248,6 +251,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         target = Path(path) if path is not None else Path(str(self.record().snapshot_id))
         if target.exists():
             raise UserError(f"{str(target)!r} exists. Name a folder that does not.")
+        # Links stay links, as in the snapshot.
         shutil.copytree(self._folder.snapshot.resolve(), target, symlinks=True)
         return str(target)
 
@@ -288,6 +292,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
             UserError: a rank that the run does not have, or an attempt that it has not had.
         """
         if rank is not None or attempt is not None:
+            # As it is written: size and number of attempts are there, and the folder was brought up to date before this call.
             record = store.stored(self._folder)
             _check_numbers("rank", rank, range(record.job.world_size if record.job else 1), self.id)
             _check_numbers("attempt", attempt, range(1, max(1, len(record.attempts)) + 1), self.id)
@@ -312,6 +317,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
     def _log(self) -> MetricLog:
         if self._metric_log is None:
+            # A program that logs its own run is the only one, and counts as rank 0.
             rank, attempt = (self._worker.rank, self._worker.attempt) if self._worker else (0, 1)
             self._metric_log = MetricLog(self._folder.metric_log(rank, attempt), attempt=attempt)
         return self._metric_log
@@ -361,6 +367,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
         A run that has ended stays as it is.
         """
+        # The run is looked after by this very process, so there is nobody who could be asked.
         if interactive.is_ours(self._folder):
             interactive.end(self._folder, states.CANCELED)
         elif not self.record().is_terminal:
@@ -380,8 +387,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
                 f"run {self.id} has {len(below)} child run{'s' if len(below) > 1 else ''}. delete(children=True) removes "
                 f"{'them' if len(below) > 1 else 'it'} as well."
             )
+        # All are looked at first: where one of them has not ended, all stay.
         for run in (*below, self):
             removal.check_removable(run.record())
+        # From the youngest on, and this one last: a removal that breaks off leaves no child whose parent is gone.
         for run in (*below, self):
             removal.remove(run.folder)
 
@@ -449,6 +458,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         parents = {self.id}
         records = [record for record in read.all_records(runs_dir) if record.parent_run_id]
         if recursive:
+            # A record names its parent alone, so each generation is found by the one above it.
             while grown := {r.run_id for r in records if r.parent_run_id in parents} - parents:
                 parents |= grown
         for record in records:
@@ -478,6 +488,7 @@ class Run(LogsMetrics, HasFiles, HasNotes):
 
 
 def _wait(folder: RunFolder) -> RunRecord:
+    # Short at first, for runs that take a second; in a long one nobody notices a quarter.
     pause = 0.02
     while not (record := read.record(folder)).is_terminal:
         time.sleep(pause)
@@ -490,6 +501,7 @@ def _check_numbers(what: str, given: object, there: range, run_id: str) -> None:
     if given is None:
         return
     for number in given if isinstance(given, Collection) and not isinstance(given, str) else (given,):
+        # By the exact type, for True would pass for rank 1.
         if type(number) is not int or number not in there:
             has = f"{there[0]} to {there[-1]}" if len(there) > 1 else f"{there[0]} alone"
             raise UserError(f"{what}={given!r}: run {run_id} has {what} {has}. Give one of these, or a list of them.")

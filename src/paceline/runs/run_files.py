@@ -91,6 +91,7 @@ class HasFiles(ABC):
             raise RunNotFoundError(f"run {self.folder.run_id} has no file that begins with {prefix!r}.")
         paths = list(output_paths) if output_paths is not None else names
         if output_paths is None and prefix and not append_prefix:
+            # The prefix may be a whole name: its last part is left then.
             paths = [name[len(prefix) :].lstrip("/") or os.path.basename(name) for name in names]
         if len(paths) != len(names):
             raise UserError(f"{len(paths)} output_paths for {len(names)} files. Give one for each: {', '.join(names)}.")

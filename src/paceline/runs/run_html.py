@@ -47,4 +47,5 @@ def _status(record: RunRecord) -> str:
 
 
 def _text(text: str) -> str:
+    # Escaping lets control characters through, and those that turn text around.
     return escape(visible(text, lines=True))

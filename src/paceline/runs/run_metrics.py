@@ -32,6 +32,7 @@ class LogsMetrics(ABC):
         Raises:
             MetricError: not iterable, or with something that is no scalar in it.
         """
+        # Each of these can be gone through as well, by letters, numbers or keys.
         if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
             raise MetricError(
                 f"metric {name!r}: a {type(value).__name__} is not a list of scalars. Use log for one value."
@@ -74,6 +75,7 @@ class LogsMetrics(ABC):
             raise MetricError(
                 f"metric {name!r}: a {type(plot).__name__} has no savefig. Give a matplotlib figure or pyplot."
             )
+        # A metric may be called `val/loss` or `..`, and its image must not lie in another folder for it.
         plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in str(name))
         ending = os.path.splitext(path)[1] if path is not None else ".png"
         self._write_image(name, f"images/{plain}_{time.time_ns()}{ending}", path, plot)
