@@ -37,6 +37,7 @@ def cancel(
             read.request_cancel(folder, by=user_name())
             if not as_json:
                 print(f"{folder.run_id}: cancel requested")
+    # Each look also writes the end of a run whose supervisor was killed, so there is something to wait for.
     while wait and not all(read.record(folder).is_terminal for folder in folders):
         time.sleep(0.05)
     if wait and not as_json:

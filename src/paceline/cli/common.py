@@ -30,6 +30,7 @@ def folder_of(run_id: str | None) -> RunFolder:
     Raises:
         RunNotFoundError: there is none.
     """
+    # Not made: a verb that only looks leaves no folder where it happens to be called.
     runs_dir = Workspace.from_config(create=False).runs_dir
     if run_id is not None:
         return store.find(runs_dir, run_id)
@@ -84,6 +85,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):
+        # Filled up before they are coloured, for the codes have letters that take no place on the screen.
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         if number == 0:
             cells = [coloured(cell, 1, colour) for cell in cells]

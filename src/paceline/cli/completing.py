@@ -76,6 +76,7 @@ def environments(workspace: Workspace) -> Iterable[str]:
 
 @_quietly
 def datastores(workspace: Workspace) -> Iterable[str]:
+    # By the names of their files: to open a store would load `paceline.data` while somebody waits at a key.
     folder = workspace.path / "datastores"
     names = sorted(path.stem for path in folder.glob("*.json")) if folder.is_dir() else []
     return dict.fromkeys(["default", *names])

@@ -114,6 +114,7 @@ def remove(
 ) -> int:
     """Forget a compute target. Its runs keep their copy of the settings; nothing is stopped."""
     workspace = Workspace.from_config(create=False)
+    # The first name is `local`, which is in use by most runs and is refused below for another reason.
     if not force and name in configured.names(workspace.path)[1:]:
         using = [
             record.run_id

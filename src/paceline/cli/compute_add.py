@@ -49,11 +49,13 @@ def add(
         return 0
     own = {option.name for option in _OWN}
     settings, alone = parse_words(kind, (*options, *_OWN), given)
+    # The verb's own options were read together with the kind's; what is left belongs to the target.
     asked = {name: settings.pop(name) for name in own & set(settings)}
     described = Configured(name=_one_name(alone), kind=kind, settings=settings)
     workspace = Workspace.from_config()
     is_new = described.name not in configured.names(workspace.path)
     before = None if is_new else configured.read(workspace.path, described.name)
+    # Kept before it is asked, for targets are asked by their names; one with a wrong setting is taken back.
     configured.add(workspace.path, described, replace=bool(asked.get("replace")))
     found = look_at_all(workspace.path, [described.name], _CHECK_S)[0] if asked.get("check", True) else None
     if found is not None and found.is_wrong:
@@ -76,6 +78,7 @@ def _take_back(workspace_dir: Path, name: str, before: Configured | None) -> Non
 def _kind(words: Sequence[str]) -> str | None:
     """The value of --kind, wherever it stands."""
     kind: str | None = None
+    # With an empty word at the end, so that the last one has a follower too.
     for word, following in pairwise([*words, ""]):
         if word == "--":
             break

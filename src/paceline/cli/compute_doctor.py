@@ -74,6 +74,7 @@ def _findings(
 ) -> Iterator[Finding]:
     from paceline.doctor.doctor import examine
 
+    # First, for a kind that could not be loaded explains why a target of it can't be made.
     for kind, message in load_errors().items():
         yield Finding(check="plug-ins", node=kind, level=WARN, seen=message)
     try:
@@ -108,6 +109,7 @@ def _print_lines(findings: Iterator[Finding]) -> list[Finding]:
 def _print_table(findings: Iterator[Finding]) -> list[Finding]:
     """A table; what to do stands below what was seen."""
     found = [_visible(finding) for finding in findings]
+    # The table takes the place of the last line of progress.
     _progress("")
     colour = has_colour(sys.stdout)
     folded = _folded(found)

@@ -54,6 +54,7 @@ def look(workspace_dir: Path, name: str, limit_s: float) -> TargetLook:
     Raises:
         TargetError: there is none of this name, or its description can't be read.
     """
+    # For its error: of a name that is not known `look_at_all` makes an answer like any other.
     configured.read(workspace_dir, name)
     return look_at_all(workspace_dir, [name], limit_s)[0]
 

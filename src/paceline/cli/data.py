@@ -31,6 +31,7 @@ Place = Annotated[
     ),
 ]
 
+# `lab`, `lab:mnist/train`; a further colon belongs to the path.
 _PLACE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*)(?::(.*))?", re.DOTALL)
 
 
@@ -128,6 +129,7 @@ def list_files(place: Place, as_json: Json = False) -> int:
         print_json([asdict(info) for info in infos])
         return 0
     for info in infos:
+        # A web server need not tell how long a file is, which is -1 here.
         print(f"{size_text(info.size) if info.size >= 0 else '?':>9}  {visible(info.path)}")
     print(f"{len(infos)} files, {size_text(sum(max(info.size, 0) for info in infos))}", file=sys.stderr)
     return 0

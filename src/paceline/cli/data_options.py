@@ -9,6 +9,7 @@ from pathlib import Path
 from paceline.errors import JobError
 from paceline.job.data_reference import DataReference, Source
 
+# `lab:mnist` is in the store lab; `s3://bucket` is a URL, and no path in a store s3.
 _STORE = re.compile(r"([A-Za-z0-9][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 
 
@@ -29,6 +30,7 @@ def absolute_word(option: str, word: str, base: Path | None = None) -> str:
     """
     name, path, _ = _split(option, word)
     whole = os.path.join(base or Path.cwd(), os.path.expanduser(path))
+    # A file of this machine may be called `lab:x`; it goes before a store of the name lab, as in `_source`.
     if "://" in path or (_STORE.fullmatch(path) and not os.path.exists(whole)):
         return word
     return f"{name}={os.path.abspath(whole)}{word[len(name) + 1 + len(path) :]}"
@@ -65,6 +67,7 @@ def _output(word: str) -> DataReference:
 
 def _split(option: str, word: str) -> tuple[str, str, list[str]]:
     name, equals, rest = word.partition("=")
+    # At a comma with one of the options behind it: any other belongs to the path.
     path, *options = re.split(r",(?=partition=|mount$|download$|overwrite$|mount,|download,|overwrite,)", rest)
     if not equals or not path:
         raise JobError(f"{option} {word!r} is not NAME=STORE:PATH or NAME=PATH, such as train=lab:mnist/train.")
@@ -78,6 +81,7 @@ def _source(text: str) -> Source:
         return Source(datastore=found[1], path=found[2].strip("/"))
     if "://" in text:
         return Source(path=text)
+    # A pattern such as `/data/*.csv` is the name of no file.
     if not Path(text).expanduser().exists() and not set(text) & set("*?["):
         raise JobError(f"there is no {text!r} here. Name a file, a folder, a URL, or STORE:PATH for a datastore's.")
     return Source(path=os.path.abspath(os.path.expanduser(text)))

@@ -53,6 +53,8 @@ def combined(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, An
     for key, other in (("environment_variables", "secrets"), ("secrets", "environment_variables")):
         if key in above and other in below:
             found[other] = {name: value for name, value in found[other].items() if name not in above[key]}
+    # What a command line says in one way takes the place of what the file says in another: a module that of its script, -j that
+    # of its number of workers.
     for key, others in (
         ("entry_module", ("entry_script",)),
         ("entry_script", ("entry_module",)),
@@ -70,6 +72,7 @@ def whole(description: Mapping[str, Any]) -> dict[str, Any]:
     found = dict(description)
     for key in ("pip_requirements_file", "conda_dependencies_file"):
         if key in found:
+            # A name in a job file is meant from the source, one on a command line may be meant from here.
             beside = os.path.join(found.get("source_directory", "."), found[key])
             found[key] = os.path.abspath(beside if os.path.isfile(beside) else found[key])
     # A bare name is a program on the PATH of whoever runs the file, so it stays.
@@ -96,6 +99,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
     # One that is written down, or has a place of its own, is not taken from a file.
     in_files = [name for name in (*values, *from_shell) if name not in recorded and name not in named]
     secrets = {**{name: f"env:{name}" for name in in_files}, **named}
+    # A name of the environment's that is a secret in this job has the secret's value.
     variables = {name: value for name, value in environment.environment_variables.items() if name not in secrets}
     given: dict[str, Any] = {
         name: said[name]
@@ -137,6 +141,7 @@ def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
             f"{words} makes {nodes * processes} processes. Say how they find each other: "
             "--backend mpi, gloo, nccl or tensorflow."
         )
+    # A job file names workers and servers each by their number, while -j counts both together.
     if "worker_count" in said:
         return {"node_count": nodes, "worker_count": said["worker_count"], "parameter_server_count": servers}
     if backend == "ps" and not 0 < servers < nodes * processes:
@@ -160,6 +165,7 @@ def _environment(said: Mapping[str, Any], directory: Path) -> EnvironmentSpec:
         definition=Environment.get(Workspace.from_config(create=False), name) if name else None,
         source_directory=directory,
         python=interpreter(python) if image is None else python,
+        # As with the framework's estimators: what the interpreter has is there.
         layered=said.get("layered", True),
         user_managed=False,
         pip_packages=said.get("pip_packages"),

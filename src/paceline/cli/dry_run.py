@@ -40,6 +40,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     job = asked.job
     workspace = Workspace.from_config(create=False)
     entry_file(job, asked.directory, is_here=_is_here(job, workspace.path))
+    # A value that is missing is refused here as at a submission; those that are there go no further.
     values_of(job, asked.values)
     warn_of_secrets(job)
     check(job, workspace.path)
@@ -49,6 +50,7 @@ def print_plan(asked: Asked, *, as_json: bool) -> int:
     # Names in <> stand where a folder or a port is chosen only when the run starts.
     run_dir = Path("<workspace>/runs/<run id>")
     launch = Launch(
+        # The environment is printed below, where secrets are to be seen by name.
         job=job.with_values(dict.fromkeys(job.secrets, HIDDEN)),
         run_id="<run id>",
         experiment=asked.experiment,

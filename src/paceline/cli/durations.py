@@ -21,6 +21,7 @@ def duration_option(*names: str, help: str, unit: str = "s", least: float = 0.0)
 
 def _parser(unit: str, least: float) -> Callable[[Any], float]:
     def parse(given: Any) -> float:
+        # Defaults come through here as well as words.
         if isinstance(given, float):  # a default, which is in seconds
             return given
         try:

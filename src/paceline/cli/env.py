@@ -158,6 +158,7 @@ def build(**given: Any) -> int:
         if name is not None:
             environment = replace(environment, name=name)
     built = None
+    # Before it is registered: nobody is helped by the name of something that can't be built.
     if environment.needs_build:
         built = _store(workspace).ensure(environment, _base(environment), _say)
     if name is not None:
@@ -171,6 +172,7 @@ def build(**given: Any) -> int:
         print(_base(environment))
     else:
         _say(f"environment {built.key} is ready")
+        # Alone on standard output, for $(paceline env build ...) in a command line.
         print(built.python)
     return 0
 
@@ -187,6 +189,7 @@ def prune(
 ) -> int:
     """Remove environments that no run uses now. Runs that need one again build it again."""
     workspace = Workspace.from_config(create=False)
+    # A run that waits in a queue holds no lock on its environment yet, so those that living runs will ask for are kept here.
     only = free_keys(workspace.path)
     gone = _store(workspace).prune(unused_for_s=unused_for_s, only=only, dry_run=dry_run)
     on_images = prune_layers(_images_dir(workspace), unused_for_s=unused_for_s, only=only, dry_run=dry_run)

@@ -22,6 +22,7 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
     bare: dict[str, None] = {}
     for path in paths:
         for name, value in _lines(path):
+            # A name has what its last line says: a value, or none, and never something of both.
             values.pop(name, None)
             bare.pop(name, None)
             if value is None:
@@ -32,6 +33,7 @@ def read_env_files(paths: Sequence[Path]) -> tuple[dict[str, str], list[str]]:
 
 
 def _lines(path: Path) -> list[tuple[str, str | None]]:
+    # Its parser and not its reader, which fills in `${NAME}` and passes over lines that it can't read.
     from dotenv.parser import parse_stream
 
     try:
@@ -49,6 +51,7 @@ def _lines(path: Path) -> list[tuple[str, str | None]]:
                 f"--env-file {str(path)!r}, line {binding.original.line}: this is no NAME=VALUE. Quote values with blanks or "
                 "quotes in them, and begin comments with #."
             )
+        # Comments and empty lines are bindings as well, without a name.
         if binding.key is not None:
             found.append((binding.key, binding.value))
     return found

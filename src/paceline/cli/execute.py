@@ -42,6 +42,7 @@ def execute(
     if not no_terminal and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty():
         terminal = _size()
     fd: int | None = None
+    # A program without a terminal may have no standard input at all, and that of a test has no descriptor.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         fd = sys.stdin.fileno()
     # The handler only notes it: sending from a signal handler could meet a half-sent message of the loop below.
@@ -63,6 +64,7 @@ def execute(
                 resized.clear()
                 beside.resize(*_size())
             for name, data in beside.heard():
+                # In bytes, for a command may print what is no text.
                 out = sys.stdout.buffer if name == "out" else sys.stderr.buffer
                 out.write(data)
                 out.flush()
@@ -76,6 +78,7 @@ def _pass_on(beside: Beside, fd: int | None) -> int | None:
         return fd
     try:
         data = os.read(fd, _CHUNK)
+    # Reading from a terminal that was closed fails with EIO.
     except OSError:
         data = b""
     if data:

@@ -96,6 +96,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
     option: as the parser names it; of a cluster of short ones (`-np 4`) that is a part alone. text: the parser's own message.
     argv: the whole command line.
     """
+    # What is behind `--` is the script's own, and may look like any option.
     words = [*argv[: argv.index("--")]] if "--" in argv else [*argv]
     found = next((word for word in words if word.split("=")[0] == option), None)
     # The parser takes -np for -n and -p, and complains of the first that it does not know.

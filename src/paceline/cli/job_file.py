@@ -105,13 +105,16 @@ def read(path: Path, sections: Collection[str] = ()) -> dict[str, Any]:
         raise JobError(f"{str(path)!r} is not YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(node, yaml.MappingNode):
         raise JobError(f"{str(path)!r} is no job: write keys and values, such as `entry_script: train.py`.")
+    # Such sections mean what YAML makes of them, and are taken out before the reader below, which knows none.
     further = {key.value: value for key, value in node.value if key.value in sections}
     node.value = [(key, value) for key, value in node.value if key.value not in sections]
     found = _Reader(path).job(node)
+    # The safe one: no tag in a file can have an object of its choice made.
     loader = yaml.SafeLoader("")
     found |= {key: loader.construct_object(value, deep=True) for key, value in further.items()}
     found.setdefault("source_directory", str(path.parent))
     if "script_params" in found:
+        # `--verbose:` with nothing behind it is a bare flag, which script_params writes with "".
         params = {name: "" if value is None else value for name, value in found.pop("script_params").items()}
         found["arguments"] = [*argument_words(params, found.get("arguments"))]
     return found
@@ -130,6 +133,7 @@ def text(description: Mapping[str, Any]) -> str:
         ),
     )
     said = {key: description[key] for key in KEYS if key in description}
+    # Very wide, for PyYAML would break a long text over several lines.
     return str(yaml.dump(said, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1000))
 
 
@@ -170,6 +174,7 @@ class _Reader:
 
     def _count(self, key: str, node: Node) -> int:
         word = self._text(key, node)
+        # isdigit() alone takes a raised 2 as well, of which int() makes no number.
         if not (word.isascii() and word.isdigit()):
             raise self._error(node, f"{key}: {word!r} is no number.")
         return int(word)
@@ -191,6 +196,7 @@ class _Reader:
             if KEYS[key] == _PATHS:
                 return [self._text(key, node)]
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
+        # The entries of a mapping are pairs of nodes, those of a list nodes.
         found = [self._text(key, one) for one in node.value if not isinstance(one, tuple)]
         if len(found) < len(node.value):
             raise self._error(node, f"{key} takes a list. Begin each with `- `.")
@@ -199,6 +205,7 @@ class _Reader:
         return found
 
     def _pairs(self, key: str, node: Node) -> dict[str, Any]:
+        # A list of names: each has its value in the variable that is called so.
         if key == "secrets" and (names := self._names(node)):
             return {name: f"env:{name}" for name in names}
         if isinstance(node.value, str) or not all(isinstance(one, tuple) for one in node.value):

@@ -71,6 +71,7 @@ def driver_offset(path: Path, since_s: float) -> int:
 
 def _last(parts: Sequence[LogPart], count: int) -> list[LogPart]:
     kept = []
+    # What the last log has not, the one before it gives.
     for part in reversed(parts):
         kept.append(replace(part, offset=max(part.offset, tail_offset(part.path, count))))
         count -= _line_count(kept[-1])

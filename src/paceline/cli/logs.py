@@ -81,6 +81,7 @@ def logs(
     size = record.job.world_size if record.job else 1
     if rank is not None and rank >= size:
         raise UserError(f"--rank {rank}: run {record.run_id} has ranks 0 to {size - 1}.")
+    # A file or a pipe gets each byte as the worker has written it.
     as_is = raw or not sys.stdout.isatty()
     if driver:
         offset = 0 if since_s is None else driver_offset(folder.driver_log, since_s)
@@ -102,11 +103,14 @@ def logs(
         start = moment_start(folder, attempts, ranks, since_s)
     if tail is not None and start is not None:
         numbers = [one.number for one in attempts]
+        # With --since and --tail both, whichever of the two begins later.
         start = start.later(last_lines_start(folder, numbers, ranks, tail, unended=not follow))
     if start is None:
         if not follow or record.is_terminal:
             return 0
+        # Nothing is as young as was asked for, but something may come: begin behind what is there.
         start = last_lines_start(folder, [one.number for one in attempts], ranks, 0)
+    # One worker's log needs no merging, and goes out byte for byte.
     if rank is not None and not follow and not as_json and as_is:
         offsets = {start.attempt: start.offsets.get(rank, 0)}
         numbers = [one.number for one in attempts if one.number >= start.attempt]
@@ -120,6 +124,7 @@ def logs(
         return 0
     numbers = [one.number for one in attempts if one.number >= start.attempt]
     lines = _lines(folder, numbers, ranks, start)
+    # The place may be some lines too early, so the last ones are counted once more.
     for found in lines if tail is None else deque(lines, maxlen=tail):
         line(found)
     return 0

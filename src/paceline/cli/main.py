@@ -35,6 +35,7 @@ def _log_to_standard_error() -> None:
 
     from paceline.runs.visible import visible
 
+    # A warning may have other people's text in it, a file's name for one.
     class Visible(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             return visible(super().format(record), lines=True)
@@ -50,6 +51,7 @@ def _exit_code() -> int:
 
     try:
         result = _call(sys.argv[1:])
+        # Now, for what fails here is told in a sentence; at the interpreter's end it would be a traceback, and exit code 120.
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     # As a shell counts it for a program that SIGINT has ended.
@@ -74,10 +76,12 @@ def _exit_code() -> int:
 
 def _call(words: list[str]) -> Any:
     go_on: Any = None
+    # A shell that wants words to offer sets this variable, and the parser has to answer it.
     if words[:1] in (["run"], ["submit"]) and "_PACELINE_COMPLETE" not in os.environ:
         from paceline.cli import quick
 
         go_on = quick.reading(words[0], words[1:])
+    # After that, for a supervisor may be loading by now, and logging is imported beside it.
     _log_to_standard_error()
     if go_on is None:
         from paceline.cli.verb_group import app

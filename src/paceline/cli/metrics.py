@@ -49,6 +49,7 @@ def metrics(
     """The metrics of runs: last, least and greatest value of each, or with --name all values; several runs side by side."""
     if as_csv and as_json:
         raise UserError("--csv and --json: choose one of them.")
+    # Each once, also where a run is named by its id and by the beginning of it.
     folders = list(dict.fromkeys(folder_of(run_id) for run_id in run_ids or (None,)))
     runs = {folder: _series_of(folder, rank) for folder in folders}
     if name:
@@ -124,12 +125,14 @@ def _print_series(runs: Mapping[RunFolder, MetricSeries]) -> None:
 def _titles(folders: Sequence[RunFolder]) -> list[str]:
     """The runs' display names, if each has one of its own; else their ids."""
     names = [tags_and_properties.read(folder.notes).display_name for folder in folders]
+    # Where one has no name, or two have the same, columns can't be told apart by them.
     if None in names or len(set(names)) < len(names):
         return [folder.run_id for folder in folders]
     return [str(name) for name in names]
 
 
 def _print_csv(runs: Mapping[RunFolder, Mapping[str, MetricSeries]], *, whole: bool) -> None:
+    # Its own line ends are those of Windows, whose first half many tools take for a part of the last field.
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("step", "time_utc", "value") if whole else ("last", "min", "max", "last_step", "count")
     writer.writerow(("run_id", "metric", *columns))

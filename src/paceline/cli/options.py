@@ -46,6 +46,7 @@ class VerbOption:
     @property
     def name(self) -> str:
         """The name of the verb's parameter: that of the first long word."""
+        # Of `--gpu/--no-gpu` the word that switches on is the name.
         words = self.words.split("/")[0].split()
         return next((word[2:] for word in words if word[:2] == "--"), words[0]).replace("-", "_")
 
@@ -130,6 +131,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
         if word == "--":
             plain += rest
             break
+        # A dash alone is an argument: by custom, standard input.
         if word[:1] != "-" or word == "-":
             plain.append(word)
             continue
@@ -150,6 +152,7 @@ def read(options: Sequence[VerbOption], words: Sequence[str]) -> dict[str, Any] 
         except ValueError:
             return None
         given[option.name] = [*(given[option.name] or ()), value] if option.type is list else value
+    # Arguments are given out last, for options may stand between them.
     for option in options:
         if option.is_argument:
             if option.type is list:

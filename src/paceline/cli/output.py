@@ -30,6 +30,7 @@ def end_with_the_reader() -> None:
         if not isinstance(stream, io.TextIOWrapper):
             continue  # closed by whoever started us, or a test's
         stream.flush()
+        # Not closed with this stream: sys.__stdout__ has the same descriptor.
         raw = _Output(stream.fileno(), "wb", closefd=False)
         # Unbuffered output (python -u) writes to the file itself.
         below = raw if stream.write_through else io.BufferedWriter(raw)

@@ -41,6 +41,7 @@ def reading(verb: str, given_words: Sequence[str]) -> Callable[[], int] | None:
     if given is None:
         return None
     file, description = words(given)
+    # A job file may name another target than this machine, and is read only later.
     run_id = None if file is not None or given["dry_run"] else _load_supervisor(description)
 
     def go_on() -> int:

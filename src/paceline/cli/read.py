@@ -97,6 +97,7 @@ def list_runs(
         status = state_named(status)
     runs_dir = Workspace.from_config(create=False).runs_dir
     removal.sweep(runs_dir)
+    # `--tag key=` asks for the key, as `--tag key` does.
     tags: dict[str, Any] = {key: value or None for key, _, value in (word.partition("=") for word in tag or ())}
     found = (
         (record, folder)
@@ -105,6 +106,7 @@ def list_runs(
         if (experiment is None or record.experiment == experiment)
         and matches(record, folder, status=status, tags=tags, children=True)
     )
+    # Records are read as far as they are shown: of ten thousand runs, the newest 25.
     shown = list(found if everything else islice(found, limit))
     if as_json:
         sizes = [{"size_bytes": tree_size(folder.path)} if long else {} for _, folder in shown]
@@ -125,6 +127,7 @@ def list_runs(
         more = [("DISK", "TAGS"), *(_more(folder) for _, folder in shown)]
         lines = [(*line, *cells) for line, cells in zip(lines, more, strict=True)]
     print_table(lines[0], lines[1:], status_column=1)
+    # Counted by their names, with no record read.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")

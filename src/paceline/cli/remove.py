@@ -61,6 +61,7 @@ def rm(
         folders = [*below, *folders]
     for folder in folders:
         removal.check_removable(read.record(folder), force=force)
+    # Measured as long as they are there.
     removed = [Removed(name=folder.run_id, size_bytes=tree_size(folder.path)) for folder in folders]
     if not dry_run:
         names = [run.name for run in removed]
@@ -121,6 +122,7 @@ def prune(
     named = {"runs": runs, "snapshots": snapshots, "environments": environments, "data": data}
     kinds = [kind for kind, is_named in named.items() if is_named]
     workspace_dir = Workspace.from_config(create=False).path
+    # Tried out first: the question says what would go.
     if dry_run or not yes:
         found = prune_workspace(workspace_dir, wish, kinds, dry_run=True)
         if dry_run:
@@ -130,12 +132,14 @@ def prune(
                 _print_removed(found)
             if not _confirmed(f"Remove {_summary(found)}, for good?", yes=False, as_json=as_json):
                 return _DECLINED
+    # Looked for anew, for runs may have begun to use something while somebody thought about the answer.
     found = prune_workspace(workspace_dir, wish, kinds)
     return _tell(found, dry_run=False, as_json=as_json)
 
 
 def _remove(folder: RunFolder, *, force: bool) -> bool:
     """Remove the run; return False and say why where something of it stays."""
+    # Read now, for the notes go with the run.
     left = tags_and_properties.read(folder.notes).properties.get("not_fetched")
     try:
         removal.remove(folder, force=force)
@@ -159,6 +163,7 @@ def _below(folders: list[RunFolder]) -> list[RunFolder]:
     parents = set(named)
     while grown := {record.run_id for record in records if record.parent_run_id in parents} - parents:
         parents |= grown
+    # Records come newest first, and a run is younger than the one that it is below.
     return [RunFolder(runs_dir / record.run_id) for record in records if record.run_id in parents - named]
 
 

@@ -95,6 +95,7 @@ def rerun(**given: Any) -> int:
         raise RunStateError(f"run {old.run_id} was not submitted but logged by a program, which alone can run again.")
     folder = submit_job(
         _with_locked_environment(old.job, before),
+        # The snapshot is what runs. The folder may be gone; it is only written down.
         SourceCopy(directory=Path(old.source_directory or "."), snapshot_id=old.snapshot_id, git=old.git),
         Workspace.from_config().path,
         old.experiment,
@@ -153,6 +154,7 @@ class _HashingProgress:
                 flush=True,
             )
 
+    # Only after something was shown, for the codes would stand in a log file.
     def clear(self) -> None:
         if self._shown:
             print("\r\x1b[2K", end="", file=sys.stderr, flush=True)

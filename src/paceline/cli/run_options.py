@@ -173,6 +173,7 @@ def words(given: Mapping[str, Any]) -> tuple[Path | None, dict[str, Any]]:
         "tags": pairs("--tag", given["tag"], needs_value=False),
         "inputs": _inputs(given["input"]),
     }
+    # 0 and False were said, and stay.
     return file, found | {key: value for key, value in plain.items() if value not in (None, [], {})}
 
 

@@ -85,6 +85,7 @@ def show(run_id: SweepId, top: Top = 0, as_json: Json = False) -> int:
     """How a sweep stands: its trials, the best first."""
     folder, record, sweep = _sweep(run_id)
     trials = children.trials(folder, sweep)
+    # 0 is for all, as a slice without an end is.
     order = ranked(trials, sweep.goal)[: top or None]
     if as_json:
         print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
@@ -139,6 +140,7 @@ def more(run_id: SweepId, trials: Trials) -> int:
 
 def resume(run_id: SweepId) -> int:
     """Let a sweep go on whose controller was killed. Whoever looks at it does the same."""
+    # Whoever reads the record of a sweep without a controller starts one (`paceline.runs.read`).
     folder, record, _ = _sweep(run_id)
     print(f"{folder.run_id} is {record.status}.", file=sys.stderr)
     return 0
@@ -162,6 +164,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
         chosen = (
+            # The points that the user gave come first. A sampler sees the trials before as they are, without a value to learn from.
             sweep.space.chosen(sweep.points[number]) if number < len(sweep.points) else sampler.propose(number, trials)
         )
         if chosen is None:

@@ -16,6 +16,7 @@ from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.system import durations
 
+# These have words of their own below, but for --yaml, which a sweep has not.
 _NOT_A_SWEEPS = ("dry_run", "yaml", "quiet", "json")
 
 SWEEP = (
@@ -95,6 +96,7 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
     found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
+    # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
         return SweepSpec(**found)
@@ -130,6 +132,7 @@ def _part(part: Any) -> Any:
         return _space(part)
     if isinstance(part, list):
         spaces = [_space(option) if isinstance(option, Mapping) else option for option in part]
+        # A single list given to choice() is taken for the options themselves, and this list has but one.
         return choice(*spaces) if len(spaces) != 1 else choice(spaces)
     assert not isinstance(part, Expression), "YAML knows none"
     return part

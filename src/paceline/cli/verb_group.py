@@ -32,6 +32,7 @@ class VerbGroup(typer.core.TyperGroup):
         import_module(f"paceline.cli.{VERBS[name][0]}").add_to(part)
         # A callback, which does nothing, makes it a group also where the module has one verb alone.
         part.callback()(lambda: None)
+        # A module may have several verbs; the one that was called takes its stand-in's place.
         self.commands[name] = typer.main.get_group(part).commands[name]
         return self.commands[name]
 

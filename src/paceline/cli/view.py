@@ -54,6 +54,7 @@ class RunView:
         if self._quiet:
             return
         text = node_prefix(said, self._nodes) + visible_line(said.text)
+        # Each line clears what a bar without an end has left standing.
         if sys.stderr.isatty():
             print(f"\r\x1b[2K{text}", end="\n" if said.complete else "", file=sys.stderr, flush=True)
         elif said.complete:
@@ -98,5 +99,6 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     if folder.uploads.is_dir() and (unstored := sorted(path.name for path in folder.uploads.iterdir())):
         view.say(f"Not stored, and kept in {folder.uploads}: {', '.join(unstored)}")
     if folder.work.is_dir():
+        # What came from the snapshot is gone by now (`paceline.runs.work_dir.clean`).
         left = sorted(visible(path.name) for path in folder.work.iterdir())
         view.say(f"The script also left in {folder.work}: {', '.join(left[:5])}{', ...' if len(left) > 5 else ''}")

@@ -58,6 +58,7 @@ class HasNotes(ABC):
         """Remove a tag, or several, by key; keys that are not there are passed over."""
         tags_and_properties.remove_tags(self.folder.notes, [tags] if isinstance(tags, str) else list(tags))
 
+    # Read anew first, for a property that was set elsewhere must be seen before it is set a second time.
     @reads
     def add_properties(self, properties: Mapping[str, object]) -> None:
         """Add properties for good.

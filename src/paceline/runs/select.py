@@ -29,6 +29,7 @@ def matches(
         return False
     if status is not None and record.status != status:
         return False
+    # Notes are a file more to be read for each run, so they come last.
     if not tags and not properties:
         return True
     noted = tags_and_properties.read(folder.notes)

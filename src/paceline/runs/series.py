@@ -52,8 +52,11 @@ class MetricSeries:
             raise UserError("to_pandas() needs pandas: pip install 'paceline[tabular]'.") from error
         return pandas.DataFrame(
             {
+                # Int64, with a capital letter, is pandas' own kind of integers, some of which may be missing.
                 "step": pandas.array(list(self.steps), dtype="Int64"),
+                # Of an empty list pandas would make a column of objects.
                 "value": pandas.Series(list(self.values), dtype=None if self.values else "float64"),
+                # At this date a float of seconds is exact to a quarter of a microsecond; logs have microseconds.
                 "time": pandas.to_datetime(pandas.Series(self.times, dtype="float64"), unit="s", utc=True).dt.round(
                     "us"
                 ),
@@ -83,6 +86,7 @@ class MetricSeries:
         return max(self._numbers(), default=None)
 
     def _numbers(self) -> list[float | int]:
+        # By exact types, for True is an int to isinstance, and is no number here.
         return [value for value in self.values if type(value) in (int, float) and not math.isnan(value)]
 
 

@@ -41,6 +41,7 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
         WorkspaceError: the workspace can't be written to, or its disk is full.
     """
     folder = RunFolder(runs_dir / check_run_id(record.run_id))
+    # Lists pass over a name that begins with a dot, and `removal.sweep` finds it if this process is killed here.
     hidden = RunFolder(runs_dir / f".new-{record.run_id}")
     try:
         runs_dir.mkdir(parents=True, exist_ok=True)
@@ -50,6 +51,7 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
             # The lock is taken while the folder is hidden: under its own name there is no moment at which nobody looks after
             # the run.
             fd = _fill(hidden, record, secrets or {})
+            # It fails where there is a folder with something in it: of two runs of one id the second stops here.
             os.rename(hidden.path, folder.path)
         except BaseException:
             if fd >= 0:
@@ -147,6 +149,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
         RunNotFoundError: there is none, or several begin so.
     """
     folder = RunFolder(runs_dir / check_run_id(run_id))
+    # A whole id is found without a look at all the others.
     if folder.record.exists():
         return folder
     matches = [name for name in ids(runs_dir) if name.startswith(run_id)]
@@ -161,6 +164,7 @@ def find(runs_dir: Path, run_id: str) -> RunFolder:
 def ids(runs_dir: Path) -> list[str]:
     """The ids of all runs, newest first."""
     try:
+        # With a dot in front are folders that are being made or removed.
         names = [name for name in os.listdir(runs_dir) if not name.startswith(".")]
     except FileNotFoundError:
         return []
@@ -178,6 +182,7 @@ def deserted_report(record: RunRecord) -> FailureReport:
     """The report on why a run that nobody looks after has failed."""
     if record.kind == "interactive":
         cause, message = "not_completed", CAUSES["not_completed"]
+    # Another machine's boot id is another one anyway; on this one it tells of a restart.
     elif record.owner.get("boot_id") not in ("", None, processes.boot_id()) and was_here(record):
         cause, message = "reboot", f"the machine was restarted while the run was {record.status}"
     elif record.status == states.NOT_STARTED:

@@ -36,6 +36,7 @@ def read(path: Path) -> Notes:
             case {"untag": str(key)}:
                 notes.tags.pop(key, None)
             case {"property": str(key), "value": value}:
+                # The first value stays: a property never changes.
                 notes.properties.setdefault(key, value)
             case {"display_name": name}:
                 notes.display_name = name

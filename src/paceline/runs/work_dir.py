@@ -24,9 +24,11 @@ def make(folder: RunFolder) -> Path:
     """
     source, target = folder.snapshot.resolve(strict=True), folder.work
     beside = target.with_name(f".{target.name}")
+    # Both may be left by a supervisor that was killed here, and which its engine starts again.
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     _copy(str(source), str(beside))
+    # Relative, so that it holds wherever the run's folder is seen from, in a container too.
     (beside / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
     # Whole or not at all: a run that its engine starts again goes on with what it finds.
     os.rename(beside, target)
@@ -46,6 +48,7 @@ def clean(folder: RunFolder) -> None:
         # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
             original = source / os.path.relpath(directory, work)
+            # __pycache__ is the interpreter's, written beside the sources while the script ran; nobody looks for results there.
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
                 if "__pycache__" in Path(directory).parts or _same(path, original / name):
@@ -70,6 +73,7 @@ def rescue_outputs(folder: RunFolder) -> None:
         for name in (*files, *links):
             target = folder.outputs / os.path.relpath(directory, outputs) / name
             place = os.path.relpath(os.path.realpath(target.parent), top)
+            # Asked for the real place, because a link in the run's outputs may lead out of them.
             if not os.path.lexists(target) and place.split(os.sep)[0] in KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
