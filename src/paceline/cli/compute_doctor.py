@@ -59,6 +59,8 @@ def doctor(
             }
         )
         return int(worst(findings) == FAIL)
+    # A table needs its widest row first. A file or a pipe gets each finding as it comes, so that one that is cut off has told
+    # what there was.
     findings = _print_table(found) if sys.stdout.isatty() else _print_lines(found)
     _print_result(findings)
     return int(worst(findings) == FAIL)

@@ -65,6 +65,7 @@ def look_at_all(workspace_dir: Path, names: Iterable[str], limit_s: float) -> li
     for name in names:
         try:
             described[name] = configured.read(workspace_dir, name)
+        # One description that can't be read keeps nobody from asking the other targets.
         except TargetError as error:
             described[name] = error
     calls = {name: partial(_status, found) for name, found in described.items() if isinstance(found, Configured)}

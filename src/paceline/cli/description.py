@@ -91,6 +91,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
     directory = Path(said.get("source_directory") or Path.cwd())
     backend = said.get("distributed_backend")
     environment = _environment(said, directory)
+    # Refused here in the words of the command line; the job would do it in those of an estimator.
     if said.get("restart_on_exception") and not said.get("max_restarts"):
         raise JobError("--restart-on-exception without --max-restarts: say how often, such as --max-restarts 3.")
     files = tuple(map(Path, said.get("env_file") or ()))
@@ -135,6 +136,7 @@ def asked(description: Mapping[str, Any]) -> Asked:
 def _counts(said: Mapping[str, Any], backend: str | None) -> dict[str, Any]:
     nodes, processes = said.get("node_count", 1), said.get("process_count_per_node", 1)
     servers = said.get("parameter_server_count", 0)
+    # For messages: -j as it was most likely written.
     words = f"-j {processes}" if nodes == 1 else f"-j {nodes}x{processes}"
     if backend is None and nodes * processes > 1:
         raise JobError(

@@ -82,6 +82,7 @@ def show(
     workspace = Workspace.from_config(create=False)
     store = _store(workspace)
     registered = Environment.list(workspace).get(key_or_name)
+    # A registered name goes before the beginning of a key.
     built = _find(store, registered) if registered is not None else store.get(key_or_name)
     if as_json:
         print_json(

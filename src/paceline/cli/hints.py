@@ -114,6 +114,7 @@ def option_message(option: str, text: str, argv: Sequence[str]) -> str:
         following = words[words.index(found) + 1 :]
         value = following[0] if following and not following[0].startswith("-") else ""
     whose, meaning = known[key]
+    # These two come together as a rule, and -j takes both in one word.
     shape = _shape(words) if key in ("nproc_per_node", "nnodes") else None
     return f"No such option: {name}, which is {whose}'s. Here: {shape or meaning.replace('{n}', value or 'N')}."
 

@@ -160,6 +160,7 @@ class _Reader:
                 close = [_OPTIONS[word]] if word in _OPTIONS else difflib.get_close_matches(key, KEYS, n=1)
                 hint = f" Did you mean {close[0]}?" if close else ""
                 raise self._error(key_node, f"unknown key {key!r}.{hint} Known are {', '.join(KEYS)}.")
+            # YAML's own readers let the last of two equal keys count, without a word.
             if key in found:
                 raise self._error(key_node, f"{key} is there twice.")
             if self._is_null(value):
@@ -181,6 +182,7 @@ class _Reader:
 
     def _flag(self, key: str, node: Node) -> bool:
         word = self._text(key, node)
+        # These two alone: `yes` and `on` are flags to YAML 1.1 and plain words to its successor.
         if word.lower() not in ("true", "false"):
             raise self._error(node, f"{key}: {word!r} is neither true nor false.")
         return word.lower() == "true"
@@ -215,6 +217,7 @@ class _Reader:
             name = self._text(key, name_node)
             if name in found:
                 raise self._error(name_node, f"{key} has {name} twice.")
+            # An empty value and one that was forgotten look alike in YAML.
             if self._is_null(value) and key == "environment_variables":
                 raise self._error(value, f'{key}: {name} has no value. Write "" for an empty one.')
             found[name] = None if self._is_null(value) else self._text(key, value)

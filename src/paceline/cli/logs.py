@@ -117,6 +117,7 @@ def logs(
         parts = [LogPart(folder.rank_log(number, rank), offsets.get(number, 0)) for number in numbers]
         print_parts(parts, as_is=True)
         return 0
+    # Where one worker's lines are shown, they need no rank in front, as in a run of one.
     view = RunView(1 if rank is not None else size, quiet=True, attempts=len(record.attempts), raw=raw)
     line = _print_json_line if as_json else view.line
     if follow:

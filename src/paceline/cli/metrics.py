@@ -103,6 +103,7 @@ def _print_side_by_side(runs: Mapping[RunFolder, Mapping[str, MetricSeries]]) ->
     for key in dict.fromkeys(key for found in runs.values() for key in found):
         of_runs = [found.get(key, MetricSeries(name=key)) for found in runs.values()]
         rows.append((key, "last", *(_text(one.last) for one in of_runs)))
+        # Of a single value the last is the least and the greatest too.
         if any(len(one) > 1 and one.min is not None for one in of_runs):
             rows.append(("", "min", *(_text(one.min) for one in of_runs)))
             rows.append(("", "max", *(_text(one.max) for one in of_runs)))

@@ -129,6 +129,7 @@ def list_runs(
     print_table(lines[0], lines[1:], status_column=1)
     # Counted by their names, with no record read.
     total = sum(trials or not is_trial(run_id) for run_id in store.ids(runs_dir))
+    # With a filter nobody knows how many more there are, without reading all of them.
     if not everything and len(shown) == limit and total > limit and not (experiment or status or tag):
         print(f"... and {total - limit} older ones (--all)")
     return 0

@@ -168,6 +168,7 @@ def _print_submitted(folder: RunFolder, as_json: bool) -> None:
         print_json(summary(folder))
         return
     run_id = folder.run_id
+    # Alone on standard output, for RUN=$(paceline submit ...) in a script.
     print(run_id)
     print(
         f"\nFollow it:  paceline logs -f {run_id}\nSee it:     paceline status {run_id}\nEnd it:     paceline cancel {run_id}",
@@ -269,6 +270,7 @@ def _ask(interrupts: _Interrupts) -> str:
     """The answer's first letter; Ctrl-C again is a "c"."""
     question = "\nInterrupted. [d]etach and let the run go on, [c]ancel it, or Enter to keep following? "
     try:
+        # The key that brought the question has used up the one before.
         interrupts.let_one_through()
         print(question, end="", file=sys.stderr, flush=True)
         return sys.stdin.readline().strip().lower()[:1]

@@ -164,7 +164,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
         chosen = (
-            # The points that the user gave come first. A sampler sees the trials before as they are, without a value to learn from.
+            # The points that the user gave come first. A sampler sees the trials before it without a value to learn from.
             sweep.space.chosen(sweep.points[number]) if number < len(sweep.points) else sampler.propose(number, trials)
         )
         if chosen is None:

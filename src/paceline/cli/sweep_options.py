@@ -70,6 +70,7 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     if unknown := sorted(set(section) - set(_KEYS)):
         raise SweepError(f"{str(file)!r}: sweep has an unknown key {unknown[0]!r}. Known are {', '.join(_KEYS)}.")
     found: dict[str, Any] = dict(section)
+    # A hyperparameter of the command line takes the place of the file's of that name.
     parts = {
         **_space(section.get("space") or {}),
         **{name: parse(text) for name, text in _params(given["param"]).items()},
@@ -95,6 +96,7 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
         raise SweepError("say by which metric trials are judged: --metric NAME, as the script logs it.")
     stop = given["stop"] or found.get("stop")
     found["stop"] = parse_policy(str(stop)) if stop else None
+    # All of them are tried, the file's first.
     found["points"] = tuple(found.get("points") or ()) + tuple(_point(text) for text in given["point"] or ())
     # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
     found.setdefault("seed", secrets.randbelow(1 << 31))

@@ -43,6 +43,7 @@ class RunView:
         sys.stdout.flush()
 
     def state(self, record: RunRecord) -> None:
+        # These two last a moment, and say nothing that does not follow at once.
         if record.waiting_for or record.status not in (states.NOT_STARTED, states.FINALIZING):
             self.say(coloured(visible(state_text(record)), state_colour(record.status), has_colour(sys.stderr)))
 
@@ -88,6 +89,7 @@ def print_end(folder: RunFolder, record: RunRecord, view: RunView) -> None:
     view.say(coloured(visible(end_text(record)), state_colour(record.status), colour))
     for warning in record.warnings:
         view.say(coloured(f"Warning: {visible(warning, lines=True)}", WARNING_COLOUR, colour))
+    # Printed past `say`, for why a run failed is told with --quiet as well.
     if record.failure is not None:
         print(f"\n{visible(str(record.failure), lines=True)}", file=sys.stderr)
     outputs = [name for name in names(folder) if name.startswith("outputs/")]

@@ -40,5 +40,5 @@ def unlink_inputs(job: Job, folder: RunFolder) -> None:
             if link.is_symlink():
                 link.unlink()
                 with contextlib.suppress(OSError):
-                    # It goes up as long as a folder is empty, and fails at the first that is not.
+                    # It goes up as long as folders are empty; that the first has files of the script in it is an error to it.
                     os.removedirs(link.parent)

@@ -50,7 +50,7 @@ def settle(folder: RunFolder) -> None:
         OSError: no space, or no right to.
     """
     for top in KEPT:
-        # All of them before the first is replaced: what has been replaced would be found again.
+        # As a list, for what takes a link's place is made by the names that follow it.
         found = list(entries(os.fspath(folder.path), top))
         for at, entry in enumerate(found):
             path = folder.path / entry.name

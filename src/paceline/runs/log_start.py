@@ -92,7 +92,7 @@ def tail_offset(path: Path, count: int) -> int:
     try:
         with open(path, "rb") as file:
             end = file.seek(0, os.SEEK_END)
-            # It is the last line, and has no newline that could be counted below.
+            # A line without an end is the last one, and has no newline that could be counted below.
             count -= _is_unended(file, end)
             if count < 0:
                 return end

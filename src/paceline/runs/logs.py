@@ -64,7 +64,7 @@ class LineAssembler:
         self._shown = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        # From here on an unfinished line is counted as waiting for its end.
+        # Nothing was waiting for its end, so a wait is counted from now.
         if not self._partial:
             self._since = time.monotonic()
         *whole, rest = (self._partial + data).split(b"\n")

@@ -51,7 +51,7 @@ def create(runs_dir: Path, record: RunRecord, secrets: Mapping[str, str] | None 
             # The lock is taken while the folder is hidden: under its own name there is no moment at which nobody looks after
             # the run.
             fd = _fill(hidden, record, secrets or {})
-            # It fails where there is a folder with something in it: of two runs of one id the second stops here.
+            # It fails where there is a folder with something in it: of two runs of one id the second stops here at the latest.
             os.rename(hidden.path, folder.path)
         except BaseException:
             if fd >= 0:
