@@ -20,12 +20,17 @@ from paceline.sweeps.results import MORE
 
 def main(argv: list[str]) -> int:
     folder = RunFolder(Path(argv[0]))
+    # No program that is started from here may inherit the lock: it would seem held after this controller has died, and then
+    # nobody could take the sweep over.
     os.set_inheritable(int(argv[1]), False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # The loop sees the request at its next look and ends the trials in order; an exception raised here would cut off
+        # whatever runs.
         signal.signal(number, lambda *_: read.request_cancel(folder, by="a signal"))
     try:
         while True:
             controller = Controller(folder)
+            # Noted as the owner only once it is built: this takes back the count of starts that came to nothing.
             controller.record = controllers.own(folder)
             controller.run()
             if not (folder.path / MORE).exists():
@@ -35,6 +40,7 @@ def main(argv: list[str]) -> int:
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
         record = store.stored(folder)
+        # The error came after the end was written: the end that readers have seen stands.
         if record.is_terminal:
             return 0
         if not isinstance(error, PacelineError):

@@ -30,6 +30,7 @@ def children(sweep: RunFolder) -> Iterator[RunRecord]:
             return
         try:
             yield read.record(folder)
+        # It was removed between the two looks.
         except RunNotFoundError:
             return
         number += 1

@@ -56,6 +56,7 @@ class Controller:
         self._stopped: set[int] = set()
         self._best: float | None = None
         self._leader: int | None = None
+        # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self._is_exhausted = False
         self._not_before = 0.0
         self._sampler = make_sampler(
@@ -94,8 +95,10 @@ class Controller:
 
     def _take_up(self) -> None:
         """Read the children that are there; of one that was being made when an earlier controller died, make it again."""
+        # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
         shutil.rmtree(self._runs_dir / f".new-{child_id(self.folder.run_id, self._count())}", ignore_errors=True)
         records = list(children(self.folder))
+        # Only the last one can be such a child, for the next number is given out after a submission has returned.
         if records and _never_began(records[-1]):
             removal.remove(RunFolder(self._runs_dir / records.pop().run_id))
         for record in records:
@@ -122,6 +125,7 @@ class Controller:
     def _look(self) -> bool:
         """Bring the trials up to date; whether a curve or a state has changed."""
         changed = False
+        # Over a copy: trials that have ended are taken out on the way.
         for number, watch in list(self._live.items()):
             before = self._trials[number]
             after = watch.look(before)
@@ -148,6 +152,7 @@ class Controller:
         value = trial.best(self.spec.goal)
         what = f"{self.spec.metric} {value:g}" if value is not None else f"no {self.spec.metric}"
         say(f"trial {trial.number} is {trial.status}: {what}")
+        # One warning is enough; the trials that come after lack the metric for the same reason.
         if trial.status == states.COMPLETED and not trial.curve and not self.record.warnings:
             self._warn(self._no_metric(trial))
 
@@ -172,6 +177,7 @@ class Controller:
         if isinstance(asked, dict) and isinstance(asked.get("trials"), int):
             self.spec = dataclasses.replace(self.spec, trials=self.spec.trials + asked["trials"])
             self.record = dataclasses.replace(self.record, sweep=self.spec.to_json())
+            # Written before the request goes: a kill in between adds the trials twice, the other order would lose them.
             store.write(self.folder, self.record)
             request.unlink(missing_ok=True)
             say(f"{asked['trials']} more trials were asked for: {self.spec.trials} in all")
@@ -181,7 +187,9 @@ class Controller:
     def _judge(self) -> None:
         if self.spec.stop is None:
             return
+        # A policy goes on naming a trial until it is over, and its processes may take their time to end.
         for number, reason in self.spec.stop.stops(self._trials, self.spec.goal).items():
+            # A trial that ended in the meantime is not touched: what it has reached stands as it is.
             if number in self._live and number not in self._stopped:
                 self._stopped.add(number)
                 self._cancel(number, reason)
@@ -189,8 +197,11 @@ class Controller:
 
     def _cancel(self, number: int, reason: str) -> None:
         folder = RunFolder(self._runs_dir / self._trials[number].run_id)
+        # Who canceled the trial by hand keeps that as its reason.
         if not folder.cancel_request.exists():
+            # A trial that can't be told now runs on to its own end, which harms nothing but the time it takes.
             with contextlib.suppress(PacelineError, OSError):
+                # The tag goes first, so that whoever sees the trial end can read why.
                 tags_and_properties.set_tags(folder.notes, {"stopped": reason})
                 read.request_cancel(folder, by=f"sweep {self.folder.run_id}", reason=reason)
 
@@ -236,6 +247,7 @@ class Controller:
             say(f"trial {number} begins: {said}")
 
     def _proposed(self, number: int) -> dict[str, int | float] | None:
+        # The user's own points come first, as raw values, so that samplers learn from them like from any other.
         if number < len(self.spec.points):
             return self.spec.space.chosen(self.spec.points[number])
         proposed = self._sampler.propose(number, self._trials)
@@ -267,8 +279,10 @@ class Controller:
         if self.spec.max_failures is not None and len(failed) >= self.spec.max_failures:
             return f"{len(failed)} trials have failed, and max_failures is {self.spec.max_failures}. {self._common(failed)}"
         completed = [trial for trial in self._trials if trial.status == states.COMPLETED]
+        # The 3 is lowered for a sweep of one or two trials, which could never come to three.
         if len(completed) >= min(_WITHOUT_METRIC, self.spec.trials) and not any(trial.curve for trial in self._trials):
             return f"{len(completed)} trials have ended, and none has logged the primary metric. {self._no_metric(completed[0])}"
+        # While trials run one of them may still complete.
         if failed and self._is_done() and not self._live and len(failed) == len(self._trials):
             return f"all trials have failed. {self._common(failed)}"
         return None
@@ -277,6 +291,7 @@ class Controller:
         """ "7 of 8 failed with the same error: ..." """
         messages: collections.Counter[str] = collections.Counter()
         for trial in failed:
+            # A trial's folder may have been removed by hand; the others still tell what they died of.
             with contextlib.suppress(PacelineError):
                 report = store.stored(RunFolder(self._runs_dir / trial.run_id)).failure
                 messages[(report.exception or report.message).strip() if report else "?"] += 1
@@ -285,15 +300,18 @@ class Controller:
         return f"{same}: {message}"
 
     def _finish(self) -> None:
+        # Readers must not take the sweep for ended before its table lies in the outputs.
         self.record = store.change(self.folder, self.record, states.FINALIZING)
         results.write_table(self.folder, self.spec, self._trials)
         failure = self._failure()
+        # A cancel goes before a failure: it is why the sweep ended, however its trials did.
         if self.folder.cancel_request.exists():
             by = (read_json(self.folder.cancel_request) or {}).get("by", "unknown")
             self._close(states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
         elif failure:
             self._close(states.FAILED, exit_code=1, failure=FailureReport(cause="trials", message=failure))
         else:
+            # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
             self._close(states.COMPLETED, exit_code=0)
 
     def _close(self, status: str, **changes: object) -> None:
@@ -307,6 +325,7 @@ class _Watch:
     def __init__(self, folder: RunFolder, metric: str) -> None:
         self._folder = folder
         self._curve = CurveReader(folder.metrics, metric)
+        # So long ago that the first look reads the record at any rate.
         self._stamp: tuple[int, int] | None = None
         self._read_at = -_RECORD_S
 
@@ -324,6 +343,7 @@ class _Watch:
             found = self._folder.record.stat()
         except OSError:
             return None
+        # The inode as well: a record is replaced by a rename, and two writes may fall into one tick of the file system's clock.
         stamp, now = (found.st_mtime_ns, found.st_ino), time.monotonic()
         if stamp == self._stamp and now - self._read_at < _RECORD_S:
             return None

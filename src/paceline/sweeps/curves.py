@@ -20,6 +20,7 @@ class CurveReader:
     def __init__(self, directory: Path, metric: str) -> None:
         self._directory = directory
         self._metric = metric
+        # The bytes that the writer puts there, which uses `json.dumps` too: a line without them need not be parsed.
         self._needle = json.dumps(metric).encode()
         self._read: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
@@ -28,6 +29,8 @@ class CurveReader:
     def look(self) -> tuple[float, ...]:
         """The curve as it is now: numbers in order of their logging; what is no number is left out."""
         logs = metric_logs(self._directory)
+        # A rank with a second log was restarted and may have repeated steps, so the series is put together anew from all
+        # attempts.
         if any(len(paths) > 1 for paths in logs.values()):
             self._read_again(logs)
         else:
@@ -35,6 +38,7 @@ class CurveReader:
                 for path in paths.values():
                     self._read_on(rank, path)
         for rank in sorted(self._series):
+            # A lower rank that logs the metric later takes over; one with an empty series does not count.
             if self._series[rank]:
                 return tuple(self._series[rank])
         return ()
@@ -68,11 +72,13 @@ class CurveReader:
             return  # cut short by a kill
         if isinstance(entry, dict) and entry.get("name") == self._metric and not entry.get("kind"):
             value = entry.get("value")
+            # To Python a bool is an int as well, but no point on a curve.
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 series.append(float(value))
 
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
+        # No log has grown: reading all attempts at each look would cost more the longer a trial runs.
         if sizes == self._read:
             return
         self._read = sizes

@@ -80,6 +80,7 @@ class Choice:
         return len(self.options)
 
     def raw_at(self, quantile: float) -> int:
+        # The bound is for a quantile of 1 itself, which would point behind the last option.
         return min(int(quantile * len(self.options)), len(self.options) - 1)
 
     def value(self, raw: Raw) -> Any:
@@ -87,12 +88,15 @@ class Choice:
 
     def raw(self, value: Any) -> int:
         for index, option in enumerate(self.options):
+            # To Python 1 == True, but choice(1, True) has two options, and the script gets another word for each.
             if option == value and isinstance(option, bool) == isinstance(value, bool):
                 return index
         shown = ", ".join(json.dumps(option) for option in self.options[:20])
         raise SweepError(f"{value!r} is none of the options {shown}. Give one of them.")
 
     def to_json(self) -> list[Any]:
+        # The options stand in one list, for `choice` unpacks a single argument that is a list: an option that is a list stays
+        # one.
         return ["choice", [list(self.options)]]
 
 
@@ -126,6 +130,7 @@ class Uniform:
     def raw_at(self, quantile: float) -> float:
         if self.is_log:
             low, high = math.log(self.low), math.log(self.high)
+            # exp(log(x)) may miss x by a rounding error, and a value beyond the bounds would not be one of this range.
             return min(max(math.exp(low + quantile * (high - low)), self.low), self.high)
         return self.low + quantile * (self.high - self.low)
 
@@ -134,6 +139,7 @@ class Uniform:
 
     def raw(self, value: Any) -> float:
         number = _number(_shown(self), value)
+        # A value of a trial was rounded to its step and may lie up to half a step outside; it can be given again as a point.
         slack = (self.q or 0) / 2
         if not self.low - slack <= number <= self.high + slack:
             raise SweepError(f"{value!r} is not in {_shown(self)}. Give a number from {self.low:g} to {self.high:g}.")
@@ -169,6 +175,7 @@ class Normal:
         return None
 
     def raw_at(self, quantile: float) -> float:
+        # `inv_cdf` raises for 0 and for 1, and `cdf` returns these for numbers far enough from mu.
         return min(max(quantile, self.low), self.high)
 
     def value(self, raw: Raw) -> Any:
@@ -194,6 +201,7 @@ class Integers:
 
     def __post_init__(self) -> None:
         for bound in (self.low, self.high):
+            # isinstance(True, int) holds, and randint(True) is a mistake.
             if isinstance(bound, bool) or not isinstance(bound, int):
                 raise SweepError(f"randint(): {bound!r} is not an integer. Write randint(10) or randint(1, 10).")
         if self.low >= self.high:
@@ -345,6 +353,7 @@ def parse(text: str) -> Expression:
     if function is None:
         raise SweepError(f"{text!r}: there is no {name}(). Write one of {', '.join(FUNCTIONS)}.")
     try:
+        # The functions' own signatures check number and names of the arguments, so a command line and Python say the same.
         expression: Expression = function(*(value for key, value in words if not key), **{k: v for k, v in words if k})
     except TypeError as error:
         raise SweepError(f"{text!r}: {str(error).removeprefix(f'{name}() ')}.") from None
@@ -387,13 +396,16 @@ def _split(text: str) -> list[str]:
 
 def _word(text: str) -> Any:
     text = text.strip()
+    # JSON knows double quotes alone; a shell's user writes choice('a b', c).
     if len(text) > 1 and text[0] == text[-1] == "'":
         return text[1:-1]
+    # int and float take what JSON does not: 1_000, +1, .5.
     for read in (json.loads, int, float):
         try:
             return read(text)
         except ValueError:
             continue
+    # As Python writes them; JSON's true, false and null have been read above.
     return {"True": True, "False": False, "None": None}.get(text, text)
 
 

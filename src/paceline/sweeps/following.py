@@ -39,6 +39,7 @@ class _Tail:
                 data = file.read()
         except FileNotFoundError:
             return []
+        # What follows the last line's end is still being written and comes whole with a later look.
         whole = data.rfind(b"\n") + 1
         self._at += whole
         return data[:whole].decode("utf-8", errors="replace").splitlines()

@@ -35,9 +35,11 @@ def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:
     left: list[str] = []
     skipping = False
     for word in arguments:
+        # A name straight after a name is no value: the one before it was a switch.
         if skipping and not _is_name(word):
             skipping = False
             continue
+        # `--lr` alone: the word after it is its value; `--lr=0.1` is one word, and the next one is kept.
         skipping = word in names
         if not skipping and word.partition("=")[0] not in names:
             left.append(word)

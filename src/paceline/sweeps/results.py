@@ -43,6 +43,8 @@ def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
 def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> None:
     """Write `outputs/trials.csv`. A full disk is no reason for a sweep to fail."""
     table = rows(trials, spec)
+    # Branches of a choice bring names of their own, so the trials' rows differ; the columns are all of them in order of
+    # appearance.
     columns = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="")

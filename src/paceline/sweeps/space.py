@@ -68,6 +68,7 @@ class Space:
             dimension = waiting.pop(0)
             chosen[dimension.key] = raw = choose(dimension)
             if dimension.branches:
+                # In front of what waits: the keys' order is then that of `grid`, and equal points are equal as tuples of items.
                 waiting[:0] = dimension.branches[int(raw)]
         return chosen
 
@@ -77,6 +78,7 @@ class Space:
 
         def choose(dimension: Dimension) -> Raw:
             raw = chosen[dimension.key]
+            # What a choice of spaces chose is said by the names that its branch brings.
             if not dimension.branches:
                 values[dimension.name] = dimension.expression.value(raw)
             return raw
@@ -98,6 +100,7 @@ class Space:
                 return _branch(dimension, known)
             name = _plain(dimension.name)
             if name not in known:
+                # A constant need not be repeated in each point; its raw value is always 0.
                 if isinstance(dimension.expression, Fixed):
                     return 0
                 raise SweepError(f"the point {dict(values)!r} has no {dimension.name}. Give all of them.")
@@ -125,6 +128,7 @@ class Space:
         Raises:
             SweepError: a name has no end of values.
         """
+        # Checked here and not on the way: `_grid` is a generator, and would raise only where a sweep already runs.
         for dimension in _all(self.dimensions):
             if dimension.expression.count is None:
                 raise SweepError(
@@ -161,6 +165,7 @@ def _dimensions(parts: Mapping[str, Any], above: str, branch: str) -> tuple[Dime
         ):
             raise SweepError(f"{name!r} is no name of a hyperparameter. Use letters, digits, `_`, `-` and `.`.")
         whole = name if name.startswith("-") or not above else f"{above}.{name}"
+        # Two branches may give one name different ranges; under one key a sampler would mix what it learns of both.
         key = f"{branch}{whole}"
         if isinstance(part, Mapping):
             if not part:
@@ -188,6 +193,7 @@ def _names(dimensions: tuple[Dimension, ...]) -> list[list[str]]:
 def _check_names(names: list[str]) -> None:
     seen: dict[str, str] = {}
     for name in names:
+        # `lr` and `--lr` are the same argument of the script, so they are compared without dashes.
         if (other := seen.setdefault(_plain(name), name)) is not name:
             raise SweepError(f"{other!r} and {name!r} are one name of the script's, given twice. Remove one.")
 
@@ -198,6 +204,7 @@ def _branch(dimension: Dimension, known: Mapping[str, Any]) -> int:
     for index, branch in enumerate(dimension.branches):
         for names in _names(branch):
             if all(_plain(name) in known for name in names):
+                # Minus the index: of branches with as many names the first one wins in `max`.
                 fits.append((len(names), -index))
     if not fits:
         raise SweepError(f"no branch of {dimension.name} has all its names in the point. Give those of one branch.")
@@ -219,6 +226,7 @@ def _size(dimensions: tuple[Dimension, ...]) -> int | None:
         if size is None or None in branches:
             return None
         sizes.append(size)
+    # A branch without parameters, {}, is one point: the product of nothing is 1.
     return math.prod(sizes)
 
 
@@ -242,6 +250,8 @@ def _raws(expression: Expression) -> list[Raw]:
     if isinstance(expression, expressions.Uniform):
         assert expression.q is not None, "a continuum is refused before"
         first, last = round(expression.low / expression.q), round(expression.high / expression.q)
+        # The outermost multiples may lie outside of the bounds by half a step; moved to the bound they still round to
+        # themselves.
         return [min(max(n * expression.q, expression.low), expression.high) for n in range(first, last + 1)]
     if isinstance(expression, expressions.Integers):
         return list(range(expression.low, expression.high))
@@ -251,6 +261,7 @@ def _raws(expression: Expression) -> list[Raw]:
 def _json(dimension: Dimension) -> Any:
     if not dimension.branches:
         return dimension.expression.to_json()
+    # Names are kept relative to their choice, for `_dimensions` puts the choice's name before them again.
     above = f"{dimension.name}."
     return [
         "choice",

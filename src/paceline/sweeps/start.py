@@ -66,6 +66,7 @@ def submit_sweep(
         sweep=spec.to_json(),
         owner=store.owner(),
     )
+    # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
     try:
@@ -95,6 +96,7 @@ def more(folder: RunFolder, trials: int) -> None:
         raise SweepError(f"run {folder.run_id} is no sweep; its kind is {record.kind}.")
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
+    # Before the look at the lock: a controller that is about to end finds the request and goes on by itself.
     write_json(folder.path / MORE, {"trials": trials})
     if not record.is_terminal:
         return
@@ -107,7 +109,9 @@ def more(folder: RunFolder, trials: int) -> None:
             raise SweepError(f"somebody else holds the lock of sweep {folder.run_id}: {locks.holder(folder.lock)}.")
         time.sleep(0.05)
     try:
+        # Of a sweep that was canceled: the request is still there, and would end the new controller at once.
         folder.cancel_request.unlink(missing_ok=True)
+        # The values went when the sweep ended; new trials need them again.
         if record.job is not None and record.job.secrets:
             write_json(folder.secrets, values_of(record.job, {}), mode=PRIVATE)
         controllers.reopen(folder, record)

@@ -64,7 +64,9 @@ class Sweep:
                 f"a sweep is made of an Estimator, PyTorch, TensorFlow or SKLearn, not of a {type(self.estimator).__name__}."
             )
         if self.seed is None:
+            # Drawn once and kept: `spec` is called again at submission and has to say the same.
             self.seed = secrets.randbelow(1 << 31)
+        # Only for its checks: a mistake is told where the user wrote it, before anything is submitted.
         self.spec()
 
     def spec(self) -> SweepSpec:

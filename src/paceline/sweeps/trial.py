@@ -40,6 +40,7 @@ class Trial:
 
 def best(values: Iterable[float], goal: Goal) -> float | None:
     """The largest, or smallest, of the finite values; None where there is none."""
+    # A NaN compares as false with everything, so max() would depend on the order of the values.
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -56,6 +57,7 @@ def ranked(trials: Sequence[Trial], goal: Goal) -> list[Trial]:
 
     def key(trial: Trial) -> tuple[bool, float, int]:
         value = trial.best(goal)
+        # False sorts before True: trials without a value come last, whatever the goal.
         return value is None, sign * value if value is not None else 0.0, trial.number
 
     return sorted(trials, key=key)

@@ -45,6 +45,7 @@ class ASHA:
         for trial in trials:
             if trial.is_over:
                 continue
+            # Every rung again and not the last alone: better trials that came later may have pushed it out of an early one.
             for rung in self._rungs(len(trial.curve)):
                 if reason := self._behind(trial, rung, trials, goal):
                     found[trial.number] = reason
@@ -68,6 +69,7 @@ class ASHA:
         )
         # The paper promotes the best floor(n / eta); with fewer than eta results nobody can be told from the best.
         keep = len(there) // self.eta
+        # A trial whose values so far are all NaN or infinite is not held against others and runs on.
         if own is None or not keep or sign * own <= there[keep - 1]:
             return None
         return (
@@ -95,6 +97,7 @@ class Hyperband:
     eta: int = 3
 
     def __post_init__(self) -> None:
+        # Made for its checks alone: the numbers' rules are the same.
         ASHA(first=self.first, eta=self.eta, last=self.last)
 
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
@@ -107,6 +110,7 @@ class Hyperband:
         return found
 
     def _brackets(self) -> int:
+        # As many brackets as rungs lie below last: a further one would have no rung to judge at.
         count, rung = 1, self.first
         while rung * self.eta < self.last:
             rung *= self.eta

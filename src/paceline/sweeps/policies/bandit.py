@@ -33,6 +33,7 @@ class Bandit:
 
     def __post_init__(self) -> None:
         check_intervals("Bandit", self.evaluation_interval, self.delay_evaluation)
+        # bool() and not `is None`: the SDK's callers pass 0 for the slack that they don't want.
         if bool(self.slack_factor) == bool(self.slack_amount):
             raise SweepError(
                 f"Bandit: slack_factor={self.slack_factor!r} and slack_amount={self.slack_amount!r}. Give one of them, above 0."
@@ -48,6 +49,7 @@ class Bandit:
             interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)
             if interval is None:
                 continue
+            # The best of trials that have fewer values counts too: what they have reached so far can only get better.
             leader = best((v for other in trials if (v := other.best(goal, interval)) is not None), goal)
             own = trial.best(goal, interval)
             if leader is None or own is None:
@@ -65,6 +67,7 @@ class Bandit:
         if self.slack_amount:
             return leader - self.slack_amount if goal == "maximize" else leader + self.slack_amount
         assert self.slack_factor
+        # Worse is towards zero for a positive best that is maximized or a negative one that is minimized.
         down = (leader > 0) == (goal == "maximize")
         return leader / (1 + self.slack_factor) if down else leader * (1 + self.slack_factor)
 

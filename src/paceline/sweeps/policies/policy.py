@@ -27,6 +27,7 @@ class Policy(Protocol):
 
 def judged_at(trial: Trial, evaluation_interval: int, delay_evaluation: int) -> int | None:
     """The interval at which a trial is judged now; None where it is not judged: it is over, or has not come so far."""
+    # A trial that has logged nothing is not judged even with a delay of 0: there is nothing to judge.
     last = len(trial.curve) // evaluation_interval * evaluation_interval
     return last if not trial.is_over and last and last >= delay_evaluation else None
 

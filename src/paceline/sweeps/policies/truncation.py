@@ -35,6 +35,7 @@ class TruncationSelection:
     def stops(self, trials: Sequence[Trial], goal: Goal) -> Mapping[int, str]:
         """Trial number -> why it is to be stopped."""
         found: dict[int, str] = {}
+        # With the sign the worst comes first in either goal.
         sign = 1 if goal == "maximize" else -1
         for trial in trials:
             interval = judged_at(trial, self.evaluation_interval, self.delay_evaluation)

@@ -76,10 +76,12 @@ class OptunaSampler:
             self._study.enqueue_trial(dict(trial.chosen))
             known = self._asked[trial.number] = self._study.ask()
             self._space.draw(functools.partial(_suggest, known))
+        # Optuna knows it as running from here on; TPE's constant liar then proposes points away from it.
         if not trial.is_over:
             return
         self._told.add(trial.number)
         value = trial.best(self._goal)
+        # A trial that a policy stopped is canceled, and tells what it reached; what a failed one logged is not trusted.
         if value is None or trial.status == states.FAILED:
             self._study.tell(self._asked[trial.number], state=optuna.trial.TrialState.FAIL)
         else:
@@ -104,6 +106,7 @@ def cmaes(space: Space, seed: int, goals: Sequence[Goal]) -> OptunaSampler:
     Raises:
         SweepError: a choice, several metrics, or no `cmaes`.
     """
+    # A choice inside of a branch needs no look: its branch hangs on a choice that is refused here.
     for dimension in space.dimensions:
         if isinstance(dimension.expression, Choice):
             raise SweepError(f"{dimension.name}: the sampler cmaes knows no choice(). Take tpe, or a range of numbers.")
@@ -141,6 +144,7 @@ def own(sampler: Any, space: Space, seed: int, goals: Sequence[Goal]) -> OptunaS
         )
     make = sampler
     if inspect.isclass(sampler):
+        # Optuna's classes take the seed by name, and some have other arguments before it.
         make = functools.partial(_seeded, sampler)
     return OptunaSampler(space, seed, goals, make)
 
@@ -154,8 +158,10 @@ def _suggest(trial: OptunaTrial, dimension: Dimension) -> Raw:
     if isinstance(expression, Fixed):
         return 0
     if isinstance(expression, Choice):
+        # By index: Optuna keeps categories that are lists or mappings only with a warning.
         return int(trial.suggest_categorical(key, list(range(expression.count))))
     if isinstance(expression, Integers):
+        # Optuna's upper bound is included, ours is not.
         return trial.suggest_int(key, expression.low, expression.high - 1)
     assert isinstance(expression, (Uniform, Normal))
     is_log = isinstance(expression, Uniform) and expression.is_log
@@ -170,5 +176,6 @@ def _optuna() -> Any:
         raise SweepError(
             "this sampler needs Optuna, which is not installed here: pip install 'paceline[tune]'. random and grid need nothing."
         ) from None
+    # Optuna would write a line for each trial to standard error, which is the controller's log.
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna

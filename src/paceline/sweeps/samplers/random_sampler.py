@@ -37,6 +37,7 @@ class RandomSampler:
             drawn = self._drawn(source)
             if tuple(drawn.items()) not in known:
                 return drawn
+        # Sampled from what is left, so that the last points of a space come in a bounded time.
         left = [point for point in self._space.grid() if tuple(point.items()) not in known]
         return source.choice(left) if left else None
 

@@ -27,8 +27,10 @@ def check_sampler(name: object, space: Space) -> None:
     if not isinstance(name, str) or (name not in NAMES and ":" not in name):
         raise SweepError(f"sampler={name!r}: write one of {', '.join(NAMES)}, or 'module:function' of one of your own.")
     if name == "grid":
+        # Raises for a continuum; no point is made by it.
         space.grid()
     elif name not in ("random", "grid") and ":" not in name:
+        # A user's own, with a colon in its name, is left to the controller: it lies in the source, which is not known here.
         make_sampler(name, space, 0, ("maximize",))
 
 
@@ -53,6 +55,7 @@ def make_sampler(
 def _loaded(name: str, source: Path | None) -> object:
     module, _, attribute = name.partition(":")
     if source is not None and str(source) not in sys.path:
+        # In front: a module of the source's must not be hidden by an installed package of the same name.
         sys.path.insert(0, str(source))
     try:
         return getattr(importlib.import_module(module), attribute)
