@@ -52,9 +52,11 @@ def choose(machines: Sequence[Machine], interface: str | None = None) -> list[tu
     if interface is not None:
         return [_named(machine, interface) for machine in machines]
     arrived = [_arrival(machine) for machine in machines]
+    # An address of `arrived` is one of the machine's own, so its interface is known.
     networks = {
         _network(*machine.interfaces[found[1] or ""]) for machine, found in zip(machines, arrived, strict=True) if found
     }
+    # One network holds them all: nothing speaks for another than the one that the engine uses.
     if len(networks) == 1 and None not in arrived:
         return [found for found in arrived if found is not None]
     shared = _shared(machines)
@@ -76,6 +78,7 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
+    # A loopback address is where a tunnel on the machine itself ends; no other machine reaches it.
     """The address at which the engine reaches it, and its interface; None where that is no other machine's to use."""
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
@@ -97,7 +100,9 @@ def _shared(machines: Sequence[Machine]) -> list[tuple[str, str | None]] | None:
                 for its_name, (other, its_prefix) in machine.interfaces.items()
                 if not _is_own(its_name, other) and _network(other, its_prefix) == network
             ]
+            # A machine may have several addresses in the network, of which the first will do.
             found += inside[:1]
+        # Equal addresses are those of networks that every machine has for itself, such as one of virtual machines.
         if len({other for other, _ in found}) == len(machines):
             return [(other, its_name) for other, its_name in found]
     return None

@@ -325,8 +325,8 @@ class _Watch:
     def __init__(self, folder: RunFolder, metric: str) -> None:
         self._folder = folder
         self._curve = CurveReader(folder.metrics, metric)
-        # So long ago that the first look reads the record at any rate.
         self._stamp: tuple[int, int] | None = None
+        # So long ago that the first look reads the record at any rate.
         self._read_at = -_RECORD_S
 
     def look(self, trial: Trial) -> Trial:

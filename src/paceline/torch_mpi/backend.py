@@ -66,6 +66,7 @@ class ProcessGroupMPI:
         """The group of these ranks, or None on a rank that is not among them; an empty list is all ranks."""
         from paceline.collectives import mpi
 
+        # Asked here and not in `install`: a script that never makes a group over MPI may run with any torch.
         old = torch_private.too_old('init_process_group("mpi")')
         if old:
             raise CollectivesError(old)
@@ -75,6 +76,7 @@ class ProcessGroupMPI:
         from paceline.torch_mpi import group
 
         timeout = getattr(_making, "timeout", None)
+        # 30 minutes, torch's own default for backends other than NCCL.
         return group.create(list(ranks), timeout.total_seconds() if timeout is not None else 1800.0)
 
 
@@ -83,6 +85,7 @@ def _patch(distributed: ModuleType) -> None:
         return
 
     def around(make: Callable[..., Any]) -> Callable[..., Any]:
+        # Callers give backend and timeout by place or by name; once bound, both are found under their names.
         parameters = inspect.signature(make)
 
         def make_group(*args: Any, **kwargs: Any) -> Any:
@@ -104,6 +107,7 @@ def _patch(distributed: ModuleType) -> None:
 
 def _refuse_mixture(backend: str) -> None:
     pairs = [pair.partition(":") for pair in backend.lower().split(",")]
+    # "cpu:gloo,cuda:nccl" names a backend for each kind of device; a plain "mpi" has no colon and is no pair.
     named = {device: name for device, colon, name in pairs if colon}
     if "mpi" in named.values() and named != {"cpu": "mpi"}:
         raise CollectivesError(

@@ -44,6 +44,7 @@ _OPS = {
     ReduceOp.BXOR: MPI.BXOR,
 }
 _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+# MPI defines no sum, product, minimum or maximum of C's bool, only the logical operations.
 _LOGICAL = {
     ReduceOp.SUM: MPI.LOR,
     ReduceOp.PRODUCT: MPI.LAND,
@@ -75,6 +76,7 @@ def check(tensor: torch.Tensor) -> None:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its memory holds its values one after the other, else a copy of which that is true."""
+    # torch conjugates and negates lazily, by a flag: the memory then holds other numbers than the tensor shows.
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -99,6 +101,7 @@ def distribute(flat: Any, into: Sequence[torch.Tensor]) -> None:
 
 def raw(tensor: torch.Tensor) -> Any:
     """The memory of a plain tensor."""
+    # By its address: NumPy, the usual way from a tensor to a buffer, knows no bfloat16.
     return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.numel() * tensor.element_size())
 
 
@@ -116,6 +119,7 @@ def pieces(tensor: torch.Tensor, sizes: Sequence[int]) -> list[Any]:
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """A plain tensor that MPI can compute with: itself, or a float32 copy of a half-precision one."""
+    # MPI has no type for floats of 16 or 8 bits.
     if tensor.is_floating_point() and tensor.element_size() < 4:
         return plain(tensor).float()
     return plain(tensor)
@@ -152,6 +156,7 @@ def reduction(op: Any, dtype: torch.dtype) -> Any:
     return _reduction(kind_of(op), dtype)
 
 
+# A training step asks for the same few pairs of operation and type hundreds of times.
 @functools.lru_cache(maxsize=256)
 def _reduction(kind: Any, dtype: torch.dtype) -> Any:
     why = None
@@ -185,5 +190,6 @@ def average(tensor: torch.Tensor, op: Any, size: int) -> None:
 
 def _carrier(size_bytes: int) -> Any:
     # By elements and not by bytes, so that the count stays small.
+    # MPI has no integer of 16 bytes; a complex double is as long, and nothing computes with it here.
     carriers = {1: MPI.UINT8_T, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
     return carriers[size_bytes]

@@ -29,6 +29,7 @@ def all_reduce(tensors: Sequence[Tensor], op: Any, size: int) -> Call:
     if any(tensor.layout == torch.sparse_coo for tensor in tensors):
         return _all_reduce_sparse(_only(tensors, "all_reduce"), op, size)
     _check(tensors)
+    # Here and not in `run`: what MPI can't compute is refused before this rank has let the others wait for it.
     kinds = [buffers.reduction(op, tensor.dtype) for tensor in tensors]
 
     def run(comm: Any) -> None:
@@ -52,6 +53,7 @@ def reduce(tensors: Sequence[Tensor], op: Any, root: int, size: int) -> Call:
         if comm.rank != root:
             comm.Reduce(buffers.numbers(memory), None, op=kind, root=root)
             return
+        # MPI takes IN_PLACE from the root alone.
         comm.Reduce(MPI.IN_PLACE, buffers.numbers(memory), op=kind, root=root)
         buffers.average(memory, op, size)
         buffers.put(memory, tensor)
@@ -68,6 +70,7 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> Call:
         memory = buffers.plain(tensor)
         comm.Bcast(buffers.elements(memory), root=root)
         if comm.rank != root:
+            # The root's tensor has the value already.
             buffers.put(memory, tensor)
 
     return Call(text=_text(f"broadcast from rank {root}", tensors), run=run, outputs=list(tensors))
@@ -87,6 +90,7 @@ def all_gather(outputs: Sequence[Tensor], tensor: Tensor, size: int) -> Call:
         comm.Allgatherv(buffers.elements(buffers.plain(tensor)), buffers.pieces(flat, sizes))
         buffers.distribute(flat, outputs)
 
+    # Part of what the ranks compare: a rank that expects other sizes is told so before anything is moved.
     return Call(text=f"all_gather({tensor.dtype}, sizes {sizes})", run=run, outputs=[list(outputs)])
 
 
@@ -135,6 +139,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
     _same_dtype([output, *tensors], "scatter")
 
     def run(comm: Any) -> None:
+        # MPI fills all of it, so what the output held before need not be copied in.
         memory = output.detach() if _is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
         source = None
         if comm.rank == root:
@@ -164,6 +169,7 @@ def reduce_scatter(output: Tensor, tensors: Sequence[Tensor], op: Any, size: int
         buffers.average(memory, op, size)
         buffers.put(memory, output)
 
+    # No output in the text: its size differs from rank to rank, and the text has to be the same on all.
     return Call(text=_text(f"reduce_scatter in sizes {sizes}", [output][:0], op), run=run, outputs=[output])
 
 
@@ -202,6 +208,7 @@ def all_to_all(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size: int) 
         _exchange(comm, source, sent, memory, got)
         buffers.distribute(memory, outputs)
 
+    # No sizes in the text: they may differ from rank to rank, and `_exchange` compares those that belong together.
     return Call(text=f"all_to_all({tensors[0].dtype})", run=run, outputs=list(outputs))
 
 
@@ -242,6 +249,7 @@ def _all_reduce_sparse(tensor: Tensor, op: Any, size: int) -> Call:
         counts = comm.allgather(indices.shape[1])
         # Entry by entry and not dimension by dimension, so that the ranks' entries can be put one after the other.
         entries = indices.t().contiguous()
+        # A rank without entries can't read their length off its first one, but takes part in both calls all the same.
         width, length = entries.shape[1], values[:1].numel() if counts[comm.rank] else _row(values)
         all_entries = entries.new_empty(sum(counts), width)
         all_values = values.new_empty(sum(counts), *values.shape[1:])
@@ -267,6 +275,7 @@ def _row(values: Tensor) -> int:
 def _reduce_in_place(comm: Any, memory: Tensor, kind: Any) -> None:
     flat: Any = memory.view(-1)
     for piece in flat.split(PIECE_BYTES // memory.element_size()) if memory.nbytes > PIECE_BYTES else (flat,):
+        # In place, so that the result needs no second buffer of the same size.
         comm.Allreduce(MPI.IN_PLACE, buffers.numbers(piece), op=kind)
 
 
@@ -334,6 +343,7 @@ def _text(what: str, tensors: Sequence[Tensor], op: Any = None) -> str:
     )
 
 
+# Made for every call, though it is read only where ranks differ: a step repeats the same few.
 @functools.lru_cache(maxsize=1024)
 def _sentence(what: str, tensors: tuple[tuple[int, torch.dtype], ...], kind: Any) -> str:
     if kind is not None:

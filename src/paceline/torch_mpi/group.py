@@ -36,10 +36,12 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     Every rank of the group has to call it.
     """
     world = mpi.world()
+    # Before the return: a rank outside of the group may fail as well.
     _leave_well()
     if ranks and world.rank not in ranks:
         return None
     if not ranks or ranks == list(range(world.size)):
+        # The lane duplicates it, so the world itself can be handed over.
         return MpiProcessGroup(world, timeout_s)
     if max(ranks) >= world.size:
         raise CollectivesError(f"a process group of ranks {ranks}, but MPI's world has {world.size} processes.")
@@ -48,6 +50,7 @@ def create(ranks: list[int], timeout_s: float) -> MpiProcessGroup | None:
     comm = world.Create_group(members)
     members.Free()
     group = MpiProcessGroup(comm, timeout_s)
+    # The lane talks over a duplicate of its own.
     comm.Free()
     return group
 
@@ -224,6 +227,7 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             return
         self._is_shut_down = True
         _GROUPS.discard(self)
+        # The messages go first: the lane frees the communicator that they go over.
         self._messages.close()
         self._lane.close()
 
@@ -250,6 +254,8 @@ class MpiProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._lane.check()
             raise CollectivesError(f"{call.text}: the process group was destroyed.")
         timeout_s = _timeout_s(opts)
+        # Only a caller that waits at once says asyncOp=False; without options nobody has said so, and the call may be meant to
+        # overlap.
         if opts is not None and not opts.asyncOp:
             return DoneWork(self._lane.finish(call, timeout_s), call.text)
         return MpiWork(self._lane.start(call, timeout_s), call.text)
@@ -289,6 +295,8 @@ def _abandon_if_busy() -> None:
 def _forsake() -> None:
     """In a forked child: MPI is its parent's, and the lanes' threads are not there."""
     for group in list(_GROUPS):
+        # Set first, so that every later call comes to the lane's reason, and to no lock that the parent's threads held at the
+        # fork.
         group._is_shut_down = True
         group._lane.break_off(
             f"process {os.getpid()} was forked from a rank, which alone can use its process groups. Let a DataLoader's "
@@ -310,6 +318,7 @@ def _together(each: list[Call], outputs: Any) -> Call:
 
 def _timeout_s(opts: Any) -> float | None:
     timeout = getattr(opts, "timeout", None)
+    # torch's options hold -1 ms where no time limit was given.
     seconds = timeout.total_seconds() if timeout is not None else -1.0
     return seconds if seconds > 0 else None
 

@@ -58,6 +58,7 @@ class Messages:
             work.give_up()
         thread = self._thread
         if thread is not None:
+            # The thread ends when no message is open any more, and only then may the communicator be freed.
             thread.join()
 
     def _one(self, tensors: list[torch.Tensor], tag: int) -> torch.Tensor:
@@ -70,6 +71,7 @@ class Messages:
         return tensors[0]
 
     def _follow(self, work: MessageWork) -> MessageWork:
+        # A short message is often out at once, and needs no thread to look after it.
         if work.is_completed():
             return work
         with self._lock:
@@ -88,6 +90,7 @@ class Messages:
             # Without the lock: to settle a message calls the script's callbacks, which may send another one.
             finished = [work for work in works if work.is_completed()]
             with self._lock:
+                # Filtered and not replaced: a callback may have added a message in the meantime.
                 self._open = [work for work in self._open if work not in finished]
                 # Under the same lock as `_follow`: a message that comes now finds no thread and starts one.
                 if not self._open:
@@ -135,6 +138,7 @@ class MessageWork(MpiWork):
                 "Compare the ranks' sends and receives, or give init_process_group a longer timeout.",
                 looks=_LOOKS,
             )
+        # The future is settled by now: this only raises what went wrong.
         super()._wait(0)
 
     def _look(self) -> bool:
@@ -158,16 +162,19 @@ class MessageWork(MpiWork):
             self._future.set_result([self._memory])
             return
         wanted, got = self._memory.numel() * self._memory.element_size(), status.Get_count(MPI.BYTE)
+        # The count of a cancelled receive means nothing, so this is asked before the sizes are compared.
         if status.Is_cancelled():
             self._future.set_exception(
                 CollectivesError(f"{self._text}: the process group was destroyed before it came.")
             )
+        # MPI takes a message that is shorter than the buffer without a word.
         elif got != wanted:
             self._future.set_exception(
                 CollectivesError(f"{self._text} wants {wanted} bytes, but rank {status.Get_source()} has sent {got}.")
             )
         else:
             self._source = status.Get_source()
+            # The values before the future: whoever waits for it reads the tensor at once.
             buffers.put(self._memory, self._into)
             self._future.set_result([self._into])
 

@@ -66,6 +66,7 @@ class MpiWork(_Work):  # type: ignore[misc]
         try:
             self._future.result(timeout_s)
         except concurrent.futures.TimeoutError as error:
+            # If it is done, the TimeoutError is what the operation itself has raised.
             if self._future.done():
                 raise
             raise CollectivesError(
@@ -77,6 +78,7 @@ class DoneWork(MpiWork):
     """The handle of a collective that is over. Made for every blocking call, so it makes no future unless asked."""
 
     def __init__(self, outputs: Any, text: str) -> None:
+        # Not `MpiWork.__init__`, which takes a future.
         Work.__init__(self)
         self._outputs = outputs
         self._text = text

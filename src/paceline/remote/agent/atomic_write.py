@@ -35,6 +35,7 @@ class AtomicWrite:
             os.makedirs(path, exist_ok=True)
             self._folders.append((path, entry))
         elif entry["kind"] == "link":
+            # A link can't be written over: made beside, then renamed, it takes the place of what is there.
             beside = self._beside(path)
             os.symlink(entry["target"], beside)
             os.replace(beside, path)
@@ -47,6 +48,7 @@ class AtomicWrite:
 
     def finish(self) -> None:
         """Give the tree its name."""
+        # Only now, for files that come change a folder's time; and from the inside out, for a closed folder lets nobody in.
         for path, entry in reversed(self._folders):
             if self._how != "merge" or path != self._top:
                 os.chmod(path, entry["mode"])
@@ -54,6 +56,7 @@ class AtomicWrite:
         if self._how == "merge":
             return
         if self._how == "replace" and os.path.isdir(self._path) and not os.path.islink(self._path):
+            # A rename replaces only an empty folder, so the old one is moved out of the way first.
             old = f"{self._top}-old"
             os.rename(self._path, old)
             remove(old)
@@ -87,9 +90,11 @@ class AtomicWrite:
         entry, self._file = self._entry, None
         beside = self._beside(entry["path"])
         try:
+            # Before the file has its name, so that nobody meets it there with another mode.
             os.fchmod(file.fileno(), entry["mode"])
         finally:
             file.close()
+        # After the last write, which would set the time of change anew.
         os.utime(beside, ns=(entry["mtime"], entry["mtime"]))
         os.replace(beside, entry["path"])
 
@@ -101,6 +106,7 @@ def remove(path: str) -> None:
             os.unlink(path)
         return
     shutil.rmtree(path, ignore_errors=True)
+    # The first try is enough but for folders without the right to write, in which nothing can be removed.
     if os.path.isdir(path):
         for directory, _, _ in os.walk(path):
             with contextlib.suppress(OSError):
@@ -114,6 +120,7 @@ def census(path: str) -> list[int]:
         return [-1, -1]
     count = size = 0
     for directory, folders, files in os.walk(path):
+        # os.walk lists a link to a folder among the folders, and doesn't go into it.
         for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
             found = os.lstat(os.path.join(directory, name))
             count += 1

@@ -30,6 +30,7 @@ OLDEST = (3, 10)
 
 def boot(settings: "Dict[str, Any]") -> None:  # noqa: UP006
     """Find or take the library, then be the agent."""
+    # Frames go over a copy of standard output.
     link = os.dup(1)
     # What anything here prints must not get between the frames.
     os.dup2(2, 1)
@@ -74,6 +75,7 @@ def digest(package: str) -> "Optional[str]":  # noqa: UP045
     total = hashlib.sha256()
     try:
         for directory, folders, files in os.walk(package):
+            # Sorted, for os.walk gives the names in the order of the disk, and the same library has to have the same hash.
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for name in sorted(files):
                 if not name.endswith((".pyc", ".pyo")):
@@ -101,6 +103,7 @@ def check_owner(folder: str) -> None:
 def unpack(data: bytes, folder: str, wanted: str) -> None:
     """Put the library into `folder`, whole or not at all."""
     import shutil
+    # Only where the library has to be unpacked: most starts find it.
     import zipfile
 
     beside = os.path.join(os.path.dirname(folder), f".new-{os.getpid()}-{int(time.time() * 1e6)}")
@@ -115,6 +118,7 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
             shutil.rmtree(beside + "-old", ignore_errors=True)
         try:
             os.rename(beside, folder)
+        # Another run has put the same library there at the same moment.
         except OSError:
             if digest(package) != wanted:
                 raise

@@ -76,6 +76,7 @@ class Channel:
                 with open(os.path.join(self._folder, f"in_{self._next}.json"), encoding="utf-8") as file:
                     found.append(json.load(file))
             except OSError:
+                # Without the folder whoever talked to the command is gone; with it the next message is not written yet.
                 return found if os.path.isdir(self._folder) else [{"gone": True}]
             self._next += 1
             self._read = max(self._read, int(found[-1].get("read", 0)))
@@ -83,6 +84,7 @@ class Channel:
 
 def main(argv: list[str]) -> int:
     channel = Channel(argv[0], argv[1])
+    # Processes whose parents have ended become children of this one, so that none of the command's is missed at the end.
     processes.become_subreaper()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -125,6 +127,7 @@ class _Run:
     def code(self) -> int | None:
         """The command's exit code as a shell gives it; None while it runs."""
         code = self.process.poll()
+        # Popen gives minus the signal's number, a shell 128 plus it.
         return code if code is None or code >= 0 else 128 - code
 
     def take(self, told: dict[str, Any]) -> None:
@@ -161,6 +164,7 @@ class _Pipes(_Run):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
+            # A session of its own, so that one signal to its group reaches all that the command has started.
             start_new_session=True,
         )
         assert self.process.stdout is not None
@@ -196,6 +200,7 @@ class _Terminal(_Run):
                 start_new_session=True,
             )
         finally:
+            # As long as this side holds the terminal's other end open, reading never comes to an end.
             os.close(theirs)
         self._read(self._fd, "out")
 
@@ -206,6 +211,7 @@ class _Terminal(_Run):
                 while view:
                     view = view[os.write(self._fd, view) :]
             elif told.get("end"):
+                # Ctrl-D, by which a terminal says that no more input comes.
                 os.write(self._fd, b"\x04")
             elif "size" in told:
                 self._resize(told["size"])
@@ -219,7 +225,9 @@ class _Terminal(_Run):
 
 def _on_terminal(path: str, argv: list[str]) -> None:
     """Become the command, with this terminal for the session's own."""
+    # Opening a terminal makes it that of a session which has none yet; the copy itself is not needed.
     os.close(os.open(path, os.O_RDWR))
+    # Python ignores SIGPIPE, and an exec hands on what is ignored.
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGPIPE, signal.SIGTSTP):
         signal.signal(number, signal.SIG_DFL)
     try:

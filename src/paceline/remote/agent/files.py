@@ -27,6 +27,7 @@ class FileRequests:
     def op_file(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         whole = AtomicWrite(header["path"], "replace")
         try:
+            # A single file is a tree of one entry, which is its own top.
             entry = {"name": ".", "kind": "file", "mode": header["mode"], "mtime": time.time_ns(), "end": True}
             whole.take(entry, data)
             whole.finish()
@@ -61,6 +62,7 @@ class FileRequests:
         return {}
 
     def op_link(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
+        # symlink refuses a name that is taken, so the link is made beside it and renamed.
         beside = f"{header['path']}.{os.getpid()}"
         os.symlink(header["target"], beside)
         os.replace(beside, header["path"])
@@ -74,6 +76,7 @@ class FileRequests:
 
     def op_sees(self, header: dict[str, Any], data: bytes) -> dict[str, Any]:
         try:
+            # Only so much: another file may lie at this path, of any size.
             with open(header["path"], encoding="utf-8") as file:
                 return {"ok": file.read(1 << 12) == header["token"]}
         except (OSError, ValueError):

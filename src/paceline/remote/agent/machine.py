@@ -55,8 +55,10 @@ def interfaces() -> dict[str, tuple[str, int]]:
         return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
+            # IFNAMSIZ is 16 with the zero byte at the end.
             request = struct.pack("256s", os.fsencode(name)[:15])
             try:
+                # Behind the name, of 16 bytes, and the family and port, of 4, lie the address's 4 bytes.
                 address = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR, request)[20:24]
                 mask = fcntl.ioctl(asked.fileno(), _SIOCGIFNETMASK, request)[20:24]
             except OSError:
@@ -81,6 +83,7 @@ def free_ports(count: int, taken: Container[int] = ()) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
+        # Without it a port whose last connection ended a minute ago would seem taken.
         tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             tried.bind(("", port))
@@ -92,4 +95,5 @@ def _is_free(port: int) -> bool:
 def disk_free(path: str) -> int:
     """Bytes that the user may still write there; OSError where there is no such folder."""
     found = os.statvfs(path)
+    # f_bavail leaves out what is kept for root.
     return found.f_bavail * found.f_frsize

@@ -57,6 +57,7 @@ class Relay:
         for fd, (mine, asking, _) in list(self._asking.items()):
             if mine == number:
                 del self._asking[fd]
+                # The request may be answered after its program was killed; then there is nobody to tell.
                 with contextlib.suppress(OSError), asking:  # it was killed
                     asking.sendall(json.dumps({"code": code, "text": text}).encode() + b"\n")
 

@@ -36,6 +36,7 @@ class Ends:
         """Keep the last of what came on standard error."""
         assert self.stderr_fd is not None
         data = os.read(self.stderr_fd, 1 << 14)
+        # At its end: poll would call it ready for ever.
         if not data:
             self.stderr_fd = None
         self.said += data
@@ -71,6 +72,7 @@ def bootstrap(ends: Ends, name: str, library_dir: Path, settings: dict[str, Any]
     answer = talk.answer()
     if answer.get("wanted"):
         data = packed_library(library_dir)
+        # The node reads so many bytes and no more: frames follow on the same stream.
         talk.write(struct.pack(">Q", len(data)) + data)
         answer = talk.answer()
     if error := answer.get("error"):
@@ -107,6 +109,7 @@ class _Talk:
         except OSError:
             self._fail("ended")
         finally:
+            # The thread that writes frames later on relies on writes that wait.
             os.set_blocking(self._ends.write_fd, True)
 
     def answer(self) -> dict[str, Any]:
@@ -139,6 +142,7 @@ class _Talk:
         left = self._deadline - time.monotonic()
         if left <= 0:
             self._fail("silent")
+        # poll counts in milliseconds.
         ready = {fd for fd, _ in poll.poll(left * 1000)}
         if self._ends.stderr_fd in ready:
             self._ends.hear_stderr()
@@ -147,6 +151,7 @@ class _Talk:
     def _fail(self, how: str) -> None:
         """Say why there is no agent."""
         ends = self._ends
+        # Its standard output closes a little before the program is over, and its exit code says more than that.
         code = ends.exit_code(2.0) if how == "ended" else None
         while ends.stderr_fd is not None and select.select([ends.stderr_fd], [], [], 0.2)[0]:
             ends.hear_stderr()
@@ -157,6 +162,7 @@ class _Talk:
             text = f"no agent answered within {self._timeout_s:g} s."
         elif code == 127 or (code == 126 and lines):
             text = f"no Python was found there (exit code {code}). Name the path of one, 3.10 or later."
+        # Python 2's sys.stdin has no buffer below it, and fails at the first read.
         elif "no attribute 'buffer'" in said:
             text = "its Python is Python 2, and Paceline needs 3.10 or later. Name another."
         else:

@@ -42,9 +42,12 @@ class Copies:
         links, ranks, token = self._links, self._ranks(), secrets.token_hex(4)
         sent = on_each(links, lambda link: send_run(link, f"{token}-{ranks[link]}", self._folder, self._top, self.path))
         all_or_error(links, sent, f"the run could not be sent to {self.path}")
+        # Every mark is written before any node lists them: a list that misses one would part a folder's nodes into two groups.
         listed = on_each(links, lambda link: link.names_in(f"{self.path}/.nodes"))
         marks = all_or_error(links, listed, "the run's folder is gone")
+        # Only the marks of this sending: those of a killed supervisor may still lie there.
         seen = [[int(name.partition("-")[2]) for name in names if name.startswith(token)] for names in marks]
+        # Each node sees its own mark at least, so no list is empty.
         self._groups = {rank: min(others) for rank, others in enumerate(seen)}
         self._send_carried()
 
@@ -64,6 +67,7 @@ class Copies:
     def follow(self, attempt: int) -> None:
         """Have the nodes send what is written there from now on; those of an attempt have its folder."""
         living = [link for link in self._links if link.lost is None]
+        # 0 stands for no attempt, as while the nodes prepare; then there is no folder to be made.
         if attempt:
             path = f"{self.path}/attempts/{attempt}"
             made = on_each(living, lambda link: link.make_folders([path]))
@@ -113,6 +117,7 @@ class Copies:
         if any(link.lost for link in senders) and self._leaders().keys() == leaders.keys():
             self.fetch(attempt)  # another of the group is left
             return
+        # Groups of which every node is lost: what has run there since the last fetch can't be had any more.
         missing += [str(self._links[group].lost).rstrip(".") for group in sorted(self._unfetched - set(leaders))]
         if missing:
             raise TargetError(
@@ -133,6 +138,7 @@ class Copies:
         found: dict[int, int] = {}
         for rank, link in enumerate(self._links):
             if link.lost is None:
+                # As long as the marks have not been compared each node counts as a group of its own.
                 found.setdefault(self._groups.get(rank, rank), rank)
         return found
 

@@ -137,6 +137,7 @@ class Link(LinkFiles):
         except BaseException:
             link._connection.give_up()
             raise
+        # What `bootstrap` has read behind the last answer is the beginning of the frames.
         link._connection.start(first)
         deadline = time.monotonic() + timeout_s
         # In short waits: a link that is lost sets no event.
@@ -183,8 +184,10 @@ class Link(LinkFiles):
         try:
             answer, data = self._connection.wait_for(pending, shlex.join(argv), timeout_s)
         except LinkError:
+            # Nobody waits for it any more: the agent is to kill the command.
             self._connection.out.put({"op": "stop", "request": pending.number})
             raise
+        # One frame carries both outputs, standard output first.
         return CommandEnd(answer["code"], data[: answer["out"]], data[answer["out"] :])
 
     def call(self, function: str, given: Any, *, timeout_s: float = 20.0) -> Any:
@@ -264,10 +267,13 @@ class Link(LinkFiles):
         # First: the agent goes as soon as it has answered, and must not count as lost.
         self._connection.is_closing = True
         try:
+            # A node that is stuck gets no more time than it takes to send the request.
             self._connection.ask("close", timeout_s=0.1 if self.is_stuck else wait_s)
         except (LinkError, OSError):
+            # It did not answer, so it is not waited for a second time when the connection closes.
             wait_s = 0.1
         self._connection.close(wait_s)
+        # After the connection, whose filer has put into place what still came.
         if self._replica is not None:
             self._replica.close(self._rank)
 
@@ -283,8 +289,10 @@ class Link(LinkFiles):
             else:
                 with self._lock:
                     self._ends.append((header["pid"], header["code"], header["time"]))
+                # Not under the lock: what is called may ask for `ends`, which takes it.
                 self.on_end()
         elif op == "hello":
+            # Set before the event: `open` returns as soon as that is set, and its caller reads this.
             self.hello = Hello.from_frame(header)
             self._said_hello.set()
         elif op in ("rsh", "rsh_gone"):

@@ -54,16 +54,20 @@ class LinkFiles:
 
     def _put(self, frames: Iterable[tuple[dict[str, Any], bytes]], path: str, how: str) -> None:
         pending = self._connection.requests.new()
+        # Of the same kind as its entries: frames keep their order within a kind, so that it comes before them.
         self._connection.out.put({"op": "tree", "id": pending.number, "path": path, "how": how}, kind=BULK)
+        # The link is lost; `wait_for` says why, which a broken pipe does not.
         with contextlib.suppress(BrokenPipeError):
             for header, data in frames:
                 if pending.is_done:
                     break  # an error: no room, say
                 self._send_entry(pending, header, data)
             self._send_entry(pending, {"kind": "finish"}, b"")
+        # No time limit: a large folder takes as long as it takes, and a node that is lost ends the wait.
         self._connection.wait_for(pending, f"put {path}", None)
 
     def _send_entry(self, pending: Pending, header: dict[str, Any], data: bytes) -> None:
+        # Waits for room, so that a folder of any size takes little memory.
         self._connection.out.put({"op": "entry", "of": pending.number, **header}, data, kind=BULK, wait=True)
 
     def make_folders(self, paths: Sequence[str], mode: int = 0o777) -> None:
@@ -139,6 +143,7 @@ class LinkFiles:
         replica: shared by links to one folder. rank, group: of the node, and of those that see one folder. takes_files:
         checkpoints and outputs too. log_limit: bytes that the node keeps of each worker's log; 0 for no limit.
         """
+        # The links to one folder share a replica, so each says with its files who has sent them.
         self._rank, self._group = rank, group
         is_first = self._replica is None
         self._replica = self._replica or replica or Replica(folder.path)
@@ -159,6 +164,7 @@ class LinkFiles:
         Raises:
             OSError: some of it could not be written here.
         """
+        # In order: the answer must not overtake the files that were sent before it, which may still wait to be written here.
         pending = self._connection.requests.new(in_order=True)
         self._trouble.clear()
         self._connection.out.put({"op": "flush", "id": pending.number})
@@ -170,6 +176,7 @@ class LinkFiles:
             return
         try:
             self._replica.apply(header, data, rank=self._rank, group=self._group)
+            # Of a file in pieces only the last one says that all of it is here.
             if header["how"] != "part" or header.get("end"):
                 self._trouble.pop(header["file"], None)
         except (OSError, ValueError) as error:

@@ -54,6 +54,7 @@ def all_or_error(
         TargetError: one failed; the first such node is named.
     """
     for link, one in zip(links, found, strict=True):
+        # First, for a LinkError is an OSError, too.
         if isinstance(one, LinkError):
             if may_be_lost and link.lost:
                 continue
@@ -83,6 +84,7 @@ def send_run(link: Link, mark: str, folder: RunFolder, top: str, run_dir: str) -
 
     mark: name of an empty file in `.nodes`, by which nodes that see one folder are known.
     """
+    # Closed to others: the folder may lie in /tmp, and holds the run's files.
     link.make_folders([top], 0o700)
     link.make_folders([f"{top}/snapshots", f"{top}/runs", *(f"{run_dir}/{name}" for name in _EMPTY)])
     link.put_file(f"{run_dir}/.nodes/{mark}", b"")
@@ -113,6 +115,7 @@ def send_carried(link: Link, packed: Packed, top: str, run_dir: str) -> None:
         # More may be there: an install from a folder leaves files in it.
         if there[0] < count or there[1] < size:
             link.put_files(files, target)
+    # Last: the manifest says where the trees lie, so they have to be there.
     link.put_file(f"{run_dir}/carried.json", json.dumps(packed.manifest.to_json()).encode())
 
 
@@ -121,6 +124,7 @@ def _lies_in(source: Path, have: Mapping[str, list[int]]) -> Callable[[str], boo
 
     def is_there(name: str) -> bool:
         path = source / name
+        # Size and time of change, not the inode, which is another one on each machine.
         return not path.is_dir() and (stamp_of(os.fspath(path)) or [])[:2] == have.get(name, [])[:2]
 
     return is_there

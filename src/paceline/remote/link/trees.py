@@ -29,23 +29,28 @@ def entries_of(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Any], byte
     yield {"name": ".", "kind": "dir", "mode": 0o755, "mtime": 0}, b""
     made = set()
     for name, path in sorted(files.items()):
+        # `parents` begins with the innermost folder, and the node makes them from the outside in.
         for folder in reversed(Path(name).parents):
             if str(folder) != "." and folder not in made:
                 made.add(folder)
                 yield {"name": str(folder), "kind": "dir", "mode": 0o755, "mtime": 0}, b""
         for header, data in _file(os.path.realpath(path), name):
+            # Runs share such a tree, so nobody may write to it; all that is kept of the modes is whether a file can be
+            # executed.
             mode = 0o555 if header.get("mode", 0) & 0o100 else 0o444
             yield header | ({"mode": mode} if "mode" in header else {}), data
 
 
 def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tuple[dict[str, Any], bytes]]:
     with os.scandir(folder) as found:
+        # Listed whole and closed before going down: a deep tree would hold a descriptor for each level otherwise.
         inside = sorted(found, key=lambda entry: entry.name)
     for entry in inside:
         mine = os.path.join(name, entry.name)
         if skip(mine):
             continue
         try:
+            # Asked first, for is_dir and is_file follow links: a link to a folder would be sent as a folder.
             if entry.is_symlink():
                 yield {"name": mine, "kind": "link", "target": os.readlink(entry.path)}, b""
             elif entry.is_dir():
@@ -53,6 +58,7 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tupl
                 yield from _below(entry.path, mine, skip)
             elif entry.is_file():
                 yield from _file(entry.path, mine)
+        # It went while the tree was read, such as a temporary file of a script that runs.
         except FileNotFoundError:
             continue
 
@@ -60,6 +66,7 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tupl
 def _file(path: str, name: str) -> Iterator[tuple[dict[str, Any], bytes]]:
     with open(path, "rb", buffering=0) as file:
         about = _about(name, "file", os.fstat(file.fileno()))
+        # One piece is read ahead, so that the last one can say that it is; an empty file is one empty piece.
         data = file.read(CHUNK_BYTES) or b""
         is_first = True
         while True:

@@ -57,8 +57,10 @@ def pack(job: Job, folder: RunFolder, *, reached: str | None = None) -> Packed:
         TransferError: it can't be read.
     """
     workspace = folder.path.parent.parent
+    # On a machine to which the run was brought the job's own paths mean nothing: what came with it is handed on.
     if (told := read_json(folder.carried)) is not None:
         manifest = Manifest.from_json(told)
+        # Trees in a datastore are read from there by the next nodes, too, and need not be sent.
         trees = manifest.trees if manifest.store is None else []
         return Packed(manifest=manifest, files={tree: tree_files(workspace, tree) for tree in trees})
     packing = _Packing(workspace, reached)
@@ -114,6 +116,7 @@ class _Packing:
     def add_output(self, reference: DataReference) -> None:
         (source,) = reference.sources
         record, _ = self._place(source)
+        # A datastore that both sides have is written to from there.
         if record.kind == "local" and (source.datastore is None or source.datastore != self._reached):
             self.home.append(reference.name)
 
@@ -125,12 +128,14 @@ class _Packing:
         is_whole = True
         for source in reference.sources:
             record, path = self._place(source)
+            # A store that is no folder can be reached from there as from here; only its record travels.
             if record.kind != "local":
                 is_whole = False
                 continue
             infos = list_files([source], self._workspace)
             found += infos
             top = Path(record.root or "/")
+            # A path that names one file: its place is the file's name in the tree, not the tree's top.
             name = infos[0].relative if is_single_file(infos, [source], self._workspace) else ""
             self._add(place_in(record, path), {info.relative: top / path_in_store(info) for info in infos}, name)
         if is_whole:
@@ -170,8 +175,10 @@ def _tree_name(files: Mapping[str, Path], workspace: Path) -> str:
         FileInfo(datastore=None, path=f"{path}", size=path.stat().st_size, version="", relative=name)
         for name, path in sorted(files.items())
     ]
+    # With a version, so that trees of another make-up would get other names.
     digest = hashlib.sha256(b"paceline carried 1\0")
     for info in with_content(infos, workspace):
+        # The executable bit is all that is kept of a file's mode, so it counts as content.
         runs = os.access(info.path, os.X_OK)
         digest.update(f"{info.relative}\0{info.version}\0{runs:d}\0\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]

@@ -66,11 +66,13 @@ class Arrived:
         """JSON in which places of this machine are those of the submitting one again, for what is kept with the run."""
         if isinstance(value, Mapping):
             return {name: self.as_submitted(one) for name, one in value.items()}
+        # A string is a sequence of strings, which would be taken apart for ever.
         if isinstance(value, Sequence) and not isinstance(value, str):
             return [self.as_submitted(one) for one in value]
         if isinstance(value, str):
             for path, (tree, name) in self.manifest.places.items():
                 here = str(self._folder(tree) / name)
+                # Places stand in URLs as well, where a space is %20.
                 value = value.replace(here, path).replace(quote(here), quote(path))
         return value
 
@@ -104,6 +106,7 @@ class Arrived:
         top = self._folder(tree)
         if top.is_dir():
             return
+        # With the process's number: two runs may fetch the same tree at once.
         beside = top.with_name(f".{top.name}.{os.getpid()}")
         try:
             with Store(tree_record(self.manifest, tree, self.workspace)) as store:
@@ -130,6 +133,7 @@ def arrived(folder: RunFolder) -> Arrived | None:
     if told is None:
         return None
     manifest, workspace = Manifest.from_json(told), folder.path.parent.parent
+    # Below the run's own folder: a datastore of the same name may be another one in the workspace here.
     for name in manifest.stores:
         write_record(folder.path, manifest.record(name))
     for tree in manifest.trees:

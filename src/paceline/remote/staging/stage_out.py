@@ -30,6 +30,7 @@ def leave(reference: DataReference, folder: RunFolder, say: Callable[[str], None
         files, left_out = output_files(reference, folder.path)
         for name, why in left_out:
             say(left_out_text(reference, name, why))
+        # Most outputs are plain files already and stay as they are.
         if left_out or _has_links(path):
             _make_plain(path, files)
         found = {name: _size(path / name) for name, _ in files}
@@ -61,9 +62,11 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
             target = beside / name
             target.parent.mkdir(parents=True, exist_ok=True)
             try:
+                # A hard link costs no room; it can't be made across file systems, nor of files of others on many systems.
                 os.link(file, target, follow_symlinks=False)
             except OSError:
                 shutil.copyfile(file, target, follow_symlinks=False)
+        # rmtree refuses a link, and what it leads to is somebody else's.
         top.unlink() if top.is_symlink() else shutil.rmtree(top)
         os.rename(beside, top)
     finally:
@@ -71,5 +74,6 @@ def _make_plain(top: Path, files: list[tuple[str, Path]]) -> None:
 
 
 def _size(file: Path) -> int:
+    # Opened, and not only asked for its size: a file that can't be read is told here, before it is missed at home.
     with open(file, "rb") as opened:
         return os.fstat(opened.fileno()).st_size

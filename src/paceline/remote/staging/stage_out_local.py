@@ -81,9 +81,11 @@ def settle(folder: RunFolder) -> bool:
     """
     if not is_over(folder):
         return False
+    # A user who may only read takes no lock, and leaves the storing to the owner.
     fd = locks.take(folder.lock) if os.access(folder.path, os.W_OK) else None
     if fd is not None:
         try:
+            # Asked again under the lock: another process may have stored all of it in between.
             if is_over(folder):
                 _settle(folder, read_json(folder.home))
         finally:
@@ -152,6 +154,7 @@ def _store(folder: RunFolder, reference: DataReference, told: dict[str, Any]) ->
             begun=begun,
         )
         stored[reference.name] = {"files": uploaded.files, "bytes": uploaded.bytes}
+        # After each output: a kill before the next one does not store this one again.
         write_json(folder.home, told, sync=True)
     shutil.rmtree(path, ignore_errors=True)
     begun.unlink(missing_ok=True)
@@ -216,6 +219,7 @@ def _inode(reference: DataReference, folder: RunFolder) -> int | None:
 
     try:
         record, path = place_of(reference.sources[0], folder.path.parent.parent)
+        # Machines that mount one file system see the same inode; another folder at the same path has another.
         return os.stat(f"{record.root}/{path}").st_ino
     except (OSError, PacelineError):
         return None
