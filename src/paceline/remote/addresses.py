@@ -78,8 +78,8 @@ def _named(machine: Machine, interface: str) -> tuple[str, str | None]:
 
 
 def _arrival(machine: Machine) -> tuple[str, str | None] | None:
-    # A loopback address is where a tunnel on the machine itself ends; no other machine reaches it.
     """The address at which the engine reaches it, and its interface; None where that is no other machine's to use."""
+    # A loopback address is where a tunnel on the machine itself ends; no other machine reaches it.
     for name, (address, _) in machine.interfaces.items():
         if address == machine.arrived_at and not ipaddress.ip_address(address).is_loopback:
             return address, name

@@ -30,8 +30,8 @@ def children(sweep: RunFolder) -> Iterator[RunRecord]:
             return
         try:
             yield read.record(folder)
-        # It was removed between the two looks.
         except RunNotFoundError:
+            # It was removed between the two looks.
             return
         number += 1
 

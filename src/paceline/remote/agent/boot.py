@@ -103,7 +103,6 @@ def check_owner(folder: str) -> None:
 def unpack(data: bytes, folder: str, wanted: str) -> None:
     """Put the library into `folder`, whole or not at all."""
     import shutil
-    # Only where the library has to be unpacked: most starts find it.
     import zipfile
 
     beside = os.path.join(os.path.dirname(folder), f".new-{os.getpid()}-{int(time.time() * 1e6)}")
@@ -118,8 +117,8 @@ def unpack(data: bytes, folder: str, wanted: str) -> None:
             shutil.rmtree(beside + "-old", ignore_errors=True)
         try:
             os.rename(beside, folder)
-        # Another run has put the same library there at the same moment.
         except OSError:
+            # Another run may have put the same library there at the same moment.
             if digest(package) != wanted:
                 raise
     finally:

@@ -58,8 +58,8 @@ def _below(folder: str, name: str, skip: Callable[[str], bool]) -> Iterator[tupl
                 yield from _below(entry.path, mine, skip)
             elif entry.is_file():
                 yield from _file(entry.path, mine)
-        # It went while the tree was read, such as a temporary file of a script that runs.
         except FileNotFoundError:
+            # It went while the tree was read, such as a temporary file of a script that runs.
             continue
 
 
