@@ -69,6 +69,7 @@ class Coordinator:
     """The state of the negotiation of one process set of `size` ranks."""
 
     def __init__(self, size: int, cache_capacity: int) -> None:
+        # Ranks are the bits of one integer, so that "all of them" is one comparison however many there are.
         self._all = (1 << size) - 1
         self._size = size
         self._capacity = cache_capacity
@@ -132,6 +133,7 @@ class Coordinator:
     @property
     def is_left_by_all(self) -> bool:
         """True if every other rank has said that it leaves: nothing more will come."""
+        # Bit 0 is the first rank, where this object is: it asks about the others.
         return self._left | 1 == self._all
 
     def end(self, reason: str) -> None:
@@ -144,6 +146,7 @@ class Coordinator:
         slots = tuple(self._ready_slots)
         self._ready_slots.clear()
         results: list[tuple[int, bytes]] = []
+        # Before the epoch may change: these numbers are the old one's.
         if self._payloads:
             self._fold(results, 0, [next(iter(self._slots[slot].requests.values())) for slot in slots])
         # Not before every rank has sent a number of this epoch: numbers of the one before would then be under way still.
@@ -203,6 +206,7 @@ class Coordinator:
         requests = self._open.get(key)
         if requests is None:
             requests = self._open[key] = {}
+            # Not anew for what was asked for by number before: it has waited since then.
             self._since_s.setdefault(key, time.monotonic())
             self._to_open(key, requests)
         requests[rank] = request
@@ -219,6 +223,7 @@ class Coordinator:
     def _join(self, rank: int) -> None:
         self._joined |= 1 << rank
         self._last_joined = rank
+        # All that was asked for by number is written out: those who have joined are counted among written requests alone.
         for key in [self._slots[slot].key for slot, mask in enumerate(self._asked) if mask]:
             self._to_open(key, self._open.setdefault(key, {}))
         for key, requests in self._open.items():
@@ -253,12 +258,14 @@ class Coordinator:
         """
         slot = self._slot_of.get(key, -1)
         if slot >= 0:
+            # The same name with another shape keeps its number, which stands for the new request from now on.
             self._slots[slot] = _Slot(key, requests)
             return slot
         if not self._capacity:
             return -1
         if key not in self._seen:
             self._seen[key] = None
+            # Names that are seen once are forgotten in turn, or made-up ones would take memory for ever.
             if len(self._seen) > 4 * self._capacity:
                 self._seen.popitem(last=False)
             return -1
@@ -278,4 +285,5 @@ class Coordinator:
                 self._to_open(key, self._open.setdefault(key, {}))
         self._old_slots, self._slots, self._slot_of, self._asked = self._slots, [], {}, []
         self._epoch += 1
+        # Each rank may have sent numbers of the epoch that ends here before it hears of the new one.
         self._behind, self._full = self._all, False

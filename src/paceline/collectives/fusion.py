@@ -80,6 +80,7 @@ class Fusion:
         """Fill the targets. dtype: of all of the parts. Every rank calls it with as much."""
         import numpy
 
+        # An overflow or a NaN is the script's own; NumPy would warn of it on every rank.
         with numpy.errstate(all="ignore"):
             self._allreduce(parts, op, dtype)
 
@@ -92,6 +93,7 @@ class Fusion:
         pieces: list[_Piece] = []
         filled, scales = 0, None
         for part in parts:
+            # Most parts of a step have the same factors, and what follows from them is computed once.
             if part[2:] != scales:
                 scales = part[2:]
                 factor, is_scaled = self._factor(part, op, kind)
@@ -112,6 +114,7 @@ class Fusion:
                 pieces.append(_Piece(part, start, filled, length, is_scaled))
                 filled += length
                 start += length
+                # It is reduced when it is full; an array that is longer goes on in the next one.
                 if filled == buffer.size:
                     self._flush(buffer, pieces, op, dtype)
                     pieces, filled = [], 0
@@ -128,6 +131,7 @@ class Fusion:
         number there is.
         """
         after = part.postscale / part.divisor
+        # frexp splits into a fraction and a power of two: the fraction is 0.5 for powers of two alone.
         if self._shared is not None and op == "sum" and kind.kind in "fc" and math.frexp(after)[0] == 0.5:
             return part.prescale * after, True
         return part.prescale, False
@@ -156,6 +160,7 @@ class Fusion:
                 self._transport.allreduce(buffer, buffer, op)
         half, is_float = numbers.is_half(dtype), kind.kind in "fc"
         join = numbers.ufunc(op, kind)
+        # Half precision is added up in float32, for which the targets have no room.
         whole = self._own(kind, SEGMENT_BYTES // kind.itemsize) if half and len(arrays) > 1 else None
         for part, start, offset, length, is_scaled in pieces:
             target, end = _stretch(part.target, start, length), offset + length

@@ -28,6 +28,7 @@ def to_float32(source: Any, target: Any, dtype: str) -> None:
     import numpy
 
     if dtype == BFLOAT16:
+        # The bits of a bfloat16 are the upper half of those of the same float32.
         bits = target.view(numpy.uint32)
         bits[...] = source
         bits <<= 16
@@ -42,12 +43,14 @@ def from_float32(source: Any, target: Any, dtype: str) -> None:
     if dtype == BFLOAT16:
         nan = numpy.isnan(source)
         bits = source.view(numpy.uint32)
+        # Adding 0x7FFF, or 0x8000 where the last bit that stays is set, rounds to nearest, ties to even.
         odd = bits >> 16
         odd &= 1
         odd += 0x7FFF
         bits += odd
         bits >>= 16
         target[...] = bits
+        # The carry of the rounding may have made an infinity or a zero of a NaN.
         if nan.any():
             target[nan] = 0x7FC0
     else:

@@ -51,6 +51,7 @@ class Performer:
             if request.kind == ALLREDUCE and request.op != "adasum":
                 for array, dtype in zip(task.arrays, request.dtypes, strict=True):
                     divisor = self._divisor(request.op, dtype)
+                    # False and True are the places in `limits`.
                     polled_bytes = limits[is_multiplied(request.prescale, request.postscale, divisor)]
                     if array.nbytes >= polled_bytes and not (polled_bytes and numbers.is_half(dtype)):
                         return True
@@ -65,6 +66,7 @@ class Performer:
         for task, agreement in ready:
             request = agreement.request
             dtypes = request.dtypes
+            # A group of several types is done alone, for a fused buffer has one type.
             if request.kind == ALLREDUCE and request.op != "adasum" and dtypes.count(dtypes[0]) == len(dtypes):
                 fused.setdefault((_operation(request.op, dtypes[0]), dtypes[0]), []).append((task, agreement))
             else:
@@ -128,6 +130,7 @@ class Performer:
         import numpy
 
         half = numbers.is_half(dtype)
+        # A copy: Adasum computes in place, and the source is the script's.
         array = numpy.empty(part.source.size, numpy.float32) if half else part.source.copy()
         if half:
             numbers.to_float32(part.source, array, dtype)

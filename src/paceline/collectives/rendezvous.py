@@ -165,6 +165,7 @@ def place_to_meet(environ: Mapping[str, str], name: str) -> Meeting:
     if not dist.is_available() or not hasattr(dist, "ProcessGroupGloo"):
         raise CollectivesError("this torch was built without Gloo. Install one from PyPI, or use MPI.")
     key, timeout_s = run_secret(environ), given_s or _START_S
+    # A store may outlive an attempt, as torchrun's does: keys of the one before must not be read as this one's.
     attempt = "/".join(environ.get(name, "") for name in ("PACELINE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT"))
     address, root = _store(dist, environ, rank, host, port, timeout_s)
     return Meeting(
@@ -202,6 +203,7 @@ _VARIABLE_PAIRS = (("RANK", "RANK"), ("WORLD_SIZE", "SIZE"), ("MASTER_ADDR", "")
 
 def _address(value: Any, rank: int) -> str:
     try:
+        # Looked at although it is signed: where there is no secret anybody may have written it.
         return str(ipaddress.ip_address(str(value).partition("%")[0])) and str(value)
     except ValueError:
         raise CollectivesError(f"rank {rank} says that its address is {value!r}, which is none.") from None
@@ -222,6 +224,7 @@ def _store(dist: Any, environ: Mapping[str, str], rank: int, host: str, port: in
                 port,
                 is_master=is_master,
                 timeout=timedelta(seconds=timeout_s),
+                # `wait_for_all` waits instead, and can name those that are missing.
                 wait_for_workers=False,
                 # torch's own rendezvous asks for the same: both use one server.
                 multi_tenant=True,

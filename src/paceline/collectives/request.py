@@ -78,6 +78,7 @@ class Agreement(NamedTuple):
 
 def agree(requests: Mapping[int, Request], joined: bool = False) -> Agreement:
     """The ranks' agreement, or one with an error that names the first difference. joined: a rank has joined."""
+    # The lowest rank's, so that the message does not depend on who came first.
     first_rank = min(requests)
     first = requests[first_rank]
     if joined and first.kind not in (ALLREDUCE, BARRIER):

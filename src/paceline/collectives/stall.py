@@ -58,6 +58,7 @@ class StallWatch:
         for one in new:
             self._reported[one.key] = (one, now_s)
             report(one, self._number, self._ranks)
+        # What stays late is said again, once in each `warning_s`.
         if new or (found and now_s - self._warned_s >= self._warning_s):
             self._warned_s = now_s
             _log.warning(

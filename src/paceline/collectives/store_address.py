@@ -28,6 +28,7 @@ def keep_to_master_address(environ: Mapping[str, str] = os.environ) -> None:
     """Let the stores that `init_process_group` makes in this process listen at MASTER_ADDR alone, where that is an address
     of this machine; a name may stand for another one on each machine, so then, and below torchrun, nothing changes. May be
     called again. Loads nothing: it is done as soon as torch.distributed is."""
+    # Below torchrun the agent holds the store, and its workers only connect to it.
     if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return
     loaded = sys.modules.get(_MODULE)
@@ -60,6 +61,7 @@ def _patch(module: ModuleType, environ: Mapping[str, str]) -> None:
 
         def __init__(self, *given: Any, **options: Any) -> None:
             names = ("host_name", "port", "world_size", "is_master")
+            # The first four arguments may be given by place.
             told = {**dict(zip(names, given, strict=False)), **options}
             is_ours = told.get("is_master") and told.get("host_name") == here and len(given) <= len(names)
             if not is_ours or told.get("master_listen_fd") is not None:
@@ -82,9 +84,11 @@ def listener(host: str, port: int) -> int | None:
         return None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as server:
+        # The port may be that of the attempt before, whose connections the kernel remembers for a minute.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.bind((host, port))
         server.listen(_BACKLOG)
+        # Detached, so that it stays open: torch takes the descriptor over.
         return server.detach()
     return None
 
@@ -93,6 +97,7 @@ def _is_address(host: str) -> bool:
     import ipaddress
 
     try:
+        # An IPv6 address may name its interface: fe80::1%eth0.
         ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
         return False

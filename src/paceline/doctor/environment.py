@@ -61,6 +61,7 @@ def _check_module(module: str, found: dict[str, dict[str, Any]]) -> Iterator[Fin
             )
     differ = differing_nodes(versions)
     if differ:
+        # Releases of one minor version differ in fixes, and their ranks mostly understand each other.
         minors = {".".join(found[name]["version"].split(".")[:2]) for name in versions}
         yield Finding(
             check=module,

@@ -75,6 +75,7 @@ def parallelize(
     Raises:
         ParallelError: (also a ValueError) an argument, or the model, can't be used; the message says what to change.
     """
+    # find_spec loads nothing: a torch that is there and broken tells its own error below.
     if find_spec("torch") is None:
         raise ParallelError(
             "parallelize needs torch, which this Python doesn't have; pip install 'paceline[torch]', "
@@ -117,6 +118,7 @@ def parallelize(
             "loss_weight": loss_weight is not None,
             "loader": type(loader).__qualname__,
         }
+        # Compared before they are made equal: models of other shapes would fail inside of torch, or hang.
         same_model.check(task, optimizer, place, settings)
         same_model.share(model)
         reason = None
@@ -125,6 +127,8 @@ def parallelize(
 
             batch = sample
             if batch is None and loader is not None:
+                # A layout for the sample alone: which one "auto" takes is not known yet, and a global batch is the same with
+                # any.
                 batch = feed(loader, task, mesh.build(place, strategies.Layout(data=place.size))).sample()
             strategy, reason = auto.choose(task, optimizer, batch, place, memory_bytes)
         world = mesh.build(place, strategies.resolve(strategy, place.size))
@@ -151,6 +155,7 @@ def parallelize(
             reason=reason,
             check_first=check == "first",
         )
+        # A batch that is taken from an iterator would be missing from the training.
         can_sample = sample is not None or (given is not None and not hasattr(loader, "__next__"))
         needs_sample = world.layout.pipe > 1 or (world.layout.tensor > 1 and world.layout.plan is None)
         if can_sample or not needs_sample:
@@ -251,6 +256,7 @@ def _check_loss_takes_output_and_target(loss: Any) -> None:
     try:
         parameters = [*inspect.signature(loss).parameters.values()]
     except (TypeError, ValueError):
+        # What is written in C may have no signature that Python can read.
         return
     names = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     if len(names) < 2 or (names[0] not in _MODELS and names[1] not in _BATCHES):

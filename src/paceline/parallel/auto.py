@@ -62,13 +62,16 @@ def choose(
     if place.size == 1:
         return DataParallel(), "DataParallel(): there is one worker."
     found: Any = None
+    # The weights lie there already and are among the needs, so what they take counts as available.
     own = memory_bytes or available_bytes(place.device) + sum(map(_size, task.model.parameters()))
+    # Every worker holds as much, so the one with the least memory decides.
     least, failed = int(min(gather(own))), None
     if place.rank == 0:
         try:
             needs = measure(task, optimizer, sample, place, least)
             found = decide(needs, place.size, least, task.microbatches)
         except Exception as error:
+            # Raised only when the others have been told, for they wait for the answer.
             failed = error
     told = None if failed is None else str(failed) if isinstance(failed, ParallelError) else _described(failed)
     answer, message = from_first((found, told), (DataParallel, FullyShard, PipelineParallel))
@@ -130,6 +133,7 @@ def measure(
     units = [task.model.get_submodule(name) for name in find_units(task.model)]
     unit = max((sum(map(_size, part.parameters())) for part in units), default=weights)
     activations = seconds = None
+    # Weights and gradients that don't fit would bring the kernel's out-of-memory killer, and no answer.
     if sample is not None and weights + trained < memory_bytes:
         activations, seconds = _pass(task, split(sample, task), place.device)
     return Needs(fixed_bytes=fixed, unit_bytes=unit, activation_bytes=activations, step_s=seconds)
@@ -143,6 +147,7 @@ def available_bytes(device: torch.device) -> int:
     free = [_meminfo()]
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     try:
+        # What version 2 of cgroups writes where there is no limit.
         if limit.read_text().strip() != "max":
             free.append(int(limit.read_text()) - int(used.read_text()))
     except (OSError, ValueError):
@@ -153,6 +158,7 @@ def available_bytes(device: torch.device) -> int:
 def _meminfo() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
+            # MemFree leaves out the cache, which the kernel gives back where memory is asked for.
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     except OSError:
@@ -171,6 +177,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
+        # By storage, for several tensors that are saved may be views of one.
         if storage.data_ptr() not in own:
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
@@ -182,6 +189,7 @@ def _pass(task: Task, parts: Parts, device: torch.device) -> tuple[int, float]:
             loss = task.loss(task.model(*piece.args, **piece.kwargs), piece.target)
         if loss.requires_grad:
             loss.backward()  # type: ignore[no-untyped-call]
+        # A GPU goes on computing after the call has returned.
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds = time.perf_counter() - started

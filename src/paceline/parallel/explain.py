@@ -77,6 +77,7 @@ def _pipeline_lines(executor: Pipelined, microbatches: int, layout: Any) -> list
     rows = [("stage", "worker", "begins with", "blocks", "F + B ms", "share", "parameters", "kept", "memory")]
     for stage, cost in enumerate(costs):
         own = plan.blocks[starts[stage] : starts[stage + 1]]
+        # By name, so that a tied parameter of two blocks counts once.
         held = {name: size for block in own for name, size in block.parameters}
         kept = in_flight(layout.schedule, stage, plan.stages, workers, microbatches)
         rows.append(
@@ -128,11 +129,13 @@ def _traffic_lines(executor: Any, layout: Any) -> list[str]:
     whole = sum(param.numel() * param.element_size() for param in executor.named_parameters().values())
     lines = []
     if layout.shard > 1:
+        # Parameters are gathered for the forward pass and again for the backward pass, and gradients are scattered once.
         sent = 3 * (layout.shard - 1) / layout.shard * whole
         lines.append(
             f"  shard {layout.shard}: each worker sends about {_bytes(sent)} a step (3 (n - 1) / n of its parameters)"
         )
     if layout.data > 1:
+        # Over the replicas each worker sums the gradients of its own shard alone.
         sent = 2 * (layout.data - 1) / layout.data * whole / layout.shard
         lines.append(
             f"  data {layout.data}: each worker sends about {_bytes(sent)} a step (2 (n - 1) / n of its gradients)"
@@ -157,6 +160,7 @@ def _events(executor: Pipelined, microbatches: int, layout: Any) -> list[Event]:
     parts = [blocks[first:last] for first, last in pairwise(starts)]
     forward = [sum(block.forward_s for block in part) for part in parts]
     backward = [sum(block.backward_s for block in part) for part in parts]
+    # Blocks may be so small that the clock sees no time pass.
     unit = sum(forward) / len(forward) or 1.0
     return simulate(
         layout.schedule,

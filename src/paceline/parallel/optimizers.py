@@ -48,6 +48,7 @@ def guard(optimizer: torch.optim.Optimizer, is_stepping: Callable[[], bool]) -> 
     Gradients that a script has computed by itself are those of one rank: after such a step the ranks would go apart
     without a word.
     """
+    # An optimizer may be given to parallelize again: the hook of the training before would refuse the steps of this one.
     before = _guards.pop(optimizer, None)
     if before is not None:
         before.remove()
@@ -80,6 +81,7 @@ def adopt(
             before = old[name]
             if name in new and new[name] is before:
                 continue
+            # torch keeps an optimizer's state under the parameter itself, not under its name.
             values = state.pop(before, None)
             if values and name in new:
                 state[new[name]] = {key: _cut(value, before, new[name]) for key, value in values.items()}

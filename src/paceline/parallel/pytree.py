@@ -42,6 +42,7 @@ class Container:
         if issubclass(kind, Mapping):
             return self._mapping(dict(zip(names, values, strict=True)))
         if issubclass(kind, (tuple, list)):
+            # A named tuple takes its values one by one, any other tuple or list takes one iterable.
             return kind(*values) if hasattr(kind, "_fields") else kind(values)
         given = dict(zip(names, values, strict=True))
         return kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.init})
@@ -59,6 +60,7 @@ class Container:
             # A mapping that is a dataclass too, such as the outputs of some libraries.
             return self.kind(**values)
         except TypeError:
+            # No way to make one fits: a plain dict has the values at least.
             return values
 
 
@@ -107,6 +109,7 @@ def open_container(value: Any) -> tuple[Container, tuple[Any, ...]] | None:
         return Container(kind, tuple(("attr", name) for name in value._fields)), tuple(value)
     if isinstance(value, (tuple, list)):
         return Container(kind, tuple(("item", index) for index in range(len(value)))), tuple(value)
+    # is_dataclass says yes to the class itself, too.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [field.name for field in dataclasses.fields(value)]
         return Container(kind, tuple(("attr", name) for name in names)), tuple(getattr(value, name) for name in names)

@@ -63,6 +63,7 @@ class FullyShard(_Part):
         _check_size("FullyShard", "size", self.size)
         _check_choice("FullyShard", "batch_norm", self.batch_norm, BATCH_NORMS)
         if self.units is not None:
+            # The class is frozen, and a list that was given has to become a tuple to be hashed.
             object.__setattr__(self, "units", _names("FullyShard", "units", self.units))
 
 
@@ -98,6 +99,7 @@ class TensorParallel(_Part):
     """
 
     size: int | None = None
+    # A dict has no hash; without it the strategy has one.
     plan: Mapping[str, str] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -105,6 +107,7 @@ class TensorParallel(_Part):
         if self.plan is not None:
             for pattern, placement in self.plan.items():
                 _check_choice("TensorParallel", f"plan[{pattern!r}]", placement, PLACEMENTS)
+            # A copy: the script may go on with its dict.
             object.__setattr__(self, "plan", dict(self.plan))
 
 
@@ -207,6 +210,7 @@ def resolve(strategy: object, world_size: int) -> Layout:
     values["batch_norm"] = norms.pop() if norms else "sync"
     for part in parts:
         if isinstance(part, PipelineParallel):
+            # With the other schedules each worker has one stage, whatever `chunks` says: its default is meant for this one.
             chunks = part.chunks if part.schedule == "interleaved" else 1
             values |= {"schedule": part.schedule, "cut": part.cut, "chunks": chunks}
         elif isinstance(part, TensorParallel):
@@ -243,6 +247,7 @@ def _check_choice(kind: str, name: str, value: object, choices: tuple[str, ...])
 
 
 def _names(kind: str, name: str, value: object) -> tuple[str, ...]:
+    # A string would pass for a list of names of one letter each.
     if isinstance(value, str) or not hasattr(value, "__iter__"):
         raise ParallelError(f"{kind}({name}={value!r}): a list of names, such as {name}=['blocks.6'].")
     names = tuple(value)

@@ -74,6 +74,7 @@ class ExecCommands:
     def look(self) -> None:
         """Start what is asked for, pass on what has come, and end what nobody waits for."""
         now = time.monotonic()
+        # The supervisor calls this in every turn of its loop, far more often than the folder need be listed.
         if now < self._next:
             return
         self._next = now + _LOOK_S
@@ -110,6 +111,7 @@ class ExecCommands:
                 raise PermissionError(f"{folder} belongs to another user")
             self._start(name, read_json(folder / "request.json") or {})
         except (OSError, ValueError, KeyError, TypeError) as error:
+            # Remembered, or each look would try it again.
             self._refused.add(name)
             with contextlib.suppress(OSError):
                 write_json(folder / "answer.json", {"error": str(error)})
@@ -160,6 +162,7 @@ class ExecCommands:
             return
         with contextlib.suppress(OSError):
             alive = (folder / "alive").read_bytes()
+            # Whether it has changed, not when: the asking program may be on a machine with another clock.
             if alive != one.alive:
                 one.alive, one.heard = alive, now
         if not folder.exists() or now - one.heard > _SILENCE_S:

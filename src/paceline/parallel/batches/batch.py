@@ -78,6 +78,7 @@ def piece_sizes(rows: int, microbatches: int, replicas: int) -> list[list[int]]:
     """[microbatch][replica] -> rows; each sum is as even as can be, and so are the replicas' totals."""
     sizes, turn = [], 0
     for index in range(microbatches):
+        # The first microbatches get what is left over, a row each.
         own = rows // microbatches + (index < rows % microbatches)
         extra = own % replicas
         # The replica that gets one row more is another one in each microbatch, or replica 0 would always have most to do.

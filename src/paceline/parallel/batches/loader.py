@@ -40,6 +40,7 @@ def feed(loader: Any, task: Task, world: World) -> Feed:
     Raises:
         ParallelError: the loader can't be spread as it is.
     """
+    # A subclass that iterates in its own way need not follow its sampler; its batches are taken as they come.
     if isinstance(loader, DataLoader) and type(loader).__iter__ is DataLoader.__iter__:
         if isinstance(loader.sampler, DistributedSampler) or isinstance(
             getattr(loader.batch_sampler, "sampler", None), DistributedSampler
@@ -92,6 +93,7 @@ class _MapFeed(Feed):
         self._streams = Streams(
             seed=task.seed, replica=world.replica, stage=0, device=torch.device("cpu"), active=world.size > 1
         )
+        # A single worker keeps the script's own generator, so that it draws what the plain loop would.
         self._generator = torch.Generator() if world.size > 1 else loader.generator
         self._loader = _rebuilt(loader, self._sampler, self._generator)
 
@@ -159,6 +161,7 @@ class _WholeFeed(Feed):
                 break
             number += 1
             consumed += Rows(split(data, self._task)).count
+            # An iterable can't be entered in the middle: what comes before the position to go on from is read and left out.
             if consumed > start:
                 yield GlobalBatch(data=data, epoch=epoch, consumed=consumed)
         if number == 0 and isinstance(self._loader, Iterator):
@@ -202,6 +205,7 @@ class _OwnRows:
             ranges = own_rows(len(indices), self._task.microbatches, self._world.replicas, self._world.replica)
             own = [indices[row] for span in ranges for row in span]
             known.append(_Own(rows=len(own), global_rows=len(indices), consumed=consumed))
+            # A replica without rows loads one all the same, as padding, so that all ranks make the same steps.
             yield own or indices[:1]
 
 
@@ -215,8 +219,10 @@ def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoade
         "worker_init_fn": loader.worker_init_fn,
         "multiprocessing_context": loader.multiprocessing_context,
     }
+    # DataLoader refuses these two where it has no worker processes.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
+    # Older releases of torch don't have it.
     if hasattr(loader, "in_order"):
         options["in_order"] = loader.in_order
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)

@@ -33,6 +33,7 @@ class Rows:
 
     def _taken(self, leaf: Any, start: int, stop: int) -> Any:
         if isinstance(leaf, Tensor):
+            # A tensor without dimensions has no rows, and belongs to all of them.
             return leaf[start:stop] if leaf.dim() else leaf
         if isinstance(leaf, list):
             return leaf[start:stop] if len(leaf) == self.count else list(leaf)

@@ -55,6 +55,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
     try:
         with undisturbed(model), torch.enable_grad():
             for param in model.parameters():
+                # Frozen ones as well, or the graph would not show where they are used.
                 param.requires_grad_(param.is_floating_point())
             output = run()
             edges = _edges_to_parameters(tensors_in(output))
@@ -63,6 +64,7 @@ def observe(model: nn.Module, run: Callable[[], Any]) -> Seen:
     finally:
         for handle in handles:
             handle.remove()
+    # Each change in place raises a tensor's version, and that of a fresh copy is 0.
     changed = frozenset(name for name, output in record.outputs if output._version > 0)
     return Seen(calls=dict(record.calls), groups=groups, direct=direct, changed=changed)
 
@@ -82,6 +84,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     wanted = [(param, param.requires_grad) for param in model.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # Only the current one: without a list fork_rng saves the state of every GPU, and warns of it.
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     try:
         with torch.random.fork_rng(devices=devices):
@@ -156,6 +159,7 @@ def _sources(node: Any, made: Mapping[Any, str]) -> set[str]:
         if node in made:
             found.add(made[node])
         elif hasattr(node, "variable"):
+            # Of all nodes only those where a parameter's gradient gathers have a `variable`.
             return set()
         else:
             for following, _ in node.next_functions:

@@ -52,6 +52,7 @@ def find_plan(model: nn.Module, run: Callable[[], Any], parts: int, ties: Sequen
     """
     seen = observe(model, run)
     tied = {name for names in ties for name in names}
+    # A tied weight is used at another place as well, which is not cut with this group.
     free = [group for group in seen.groups if not tied & {f"{name}.weight" for name in (*group.columns, group.row)}]
     verdicts = try_groups(model, run, free, parts)
     good = [verdict for verdict in verdicts if not verdict.reason]
@@ -134,6 +135,7 @@ def _vocabulary(
     found = {name for name in found if name in embeddings or last[heads[name].out_features] == name}
     for names in ties:
         owners = {name.rpartition(".")[0] for name in names}
+        # Tied weights are one tensor: all its owners are cut by words, or none of them.
         if not owners <= found:
             found -= owners
     return {name: "vocab" for name in seen.calls if name in found and _has_pair(name, found, usable)}

@@ -121,6 +121,7 @@ class _Stage:
     def __enter__(self) -> _Stage:
         for group in self._groups:
             for name in group.columns:
+                # An attribute of the instance hides the class's forward; when it is deleted that one is back.
                 self._modules[name].forward = self._column(name)
             self._modules[group.row].forward = self._row(group.row)
         return self
@@ -148,6 +149,7 @@ class _Stage:
                 self._inputs[name] = x.detach()
             elif not self.reason and not _same(x, self._slice(self._inputs[name])):
                 self.reason = f"what leads to {name!r} mixes the parts, so that none can be computed alone"
+            # The same numbers for the whole and for each part, so that the model's output has to be the same, too.
             return _random(name, (*x.shape[:-1], module.out_features), x)
 
         return forward
@@ -176,6 +178,7 @@ def _variants(modules: Mapping[str, nn.Module], group: Group, parts: int) -> Ite
     found = []
     for name in _around(group):
         for attribute, value in vars(modules[name]).items():
+            # `type(...) is int`, for a bool is an int to isinstance.
             if type(value) is int and value > 1 and value % parts == 0 and not attribute.startswith("_"):
                 found.append((name, attribute))
     found.sort(key=lambda item: "head" not in item[1])
@@ -215,6 +218,7 @@ def _indivisible(modules: Mapping[str, Any], group: Group, parts: int) -> str:
 def _random(name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Random numbers that depend on the layer's name alone."""
     seed = derive("tensor " + name)
+    # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(like.device, like.dtype)
 
 

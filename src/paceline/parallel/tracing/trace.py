@@ -94,9 +94,11 @@ class Traced:
     @property
     def digest(self) -> int:
         """A number of 32 bits that ranks can compare."""
+        # Not hash(), which is another number in each process.
         return zlib.crc32(repr(self.calls()).encode())
 
     def _line(self, number: int) -> Line | None:
+        # The output has no line of its own and takes that of the last call.
         order = [*self.order, *self.order[-1:]]
         line: Line | None = order[number].meta["line"] if number < len(order) else None
         return line
@@ -121,6 +123,7 @@ class Tracer:
         _check_hooks(model)
         self._fake, self._plain = make_shadow(model, self._mode)
         self._mirror = AttributeMirror(model, self._fake)
+        # Reversed, so that of a module with several names the first one stays.
         self._names = {
             id(module): name for name, module in reversed(list(self._fake.named_modules(remove_duplicate=False)))
         }
@@ -202,6 +205,7 @@ class Tracer:
 
         def record(begin: Callable[[GraphRecorder], None]) -> Traced:
             with untouched(model, training):
+                # The forward may change its arguments in place, and the second run has to begin with the same.
                 own_args, own_kwargs = map_tensors((args, kwargs), torch.clone)
                 return self._record(model, own_args, own_kwargs, names_by_tensor(model), begin)
 
@@ -391,6 +395,7 @@ def _nothing(recorder: GraphRecorder) -> None:
 def _user_line(error: BaseException) -> tuple[str, Any]:
     """file:line: `source` of the innermost line that is the user's, and the `self` there."""
     found, owner = type(error).__name__, None
+    # From the outermost frame inwards: the last one that is the user's stays.
     for frame, line in traceback.walk_tb(error.__traceback__):
         file = frame.f_code.co_filename
         if file.startswith((_TORCH, _HERE)):

@@ -162,8 +162,8 @@ class _Talk:
             text = f"no agent answered within {self._timeout_s:g} s."
         elif code == 127 or (code == 126 and lines):
             text = f"no Python was found there (exit code {code}). Name the path of one, 3.10 or later."
-        # Python 2's sys.stdin has no buffer below it, and fails at the first read.
         elif "no attribute 'buffer'" in said:
+            # Python 2's sys.stdin has no buffer below it, and fails at the first read.
             text = "its Python is Python 2, and Paceline needs 3.10 or later. Name another."
         else:
             text = (

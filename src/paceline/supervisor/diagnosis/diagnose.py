@@ -68,11 +68,13 @@ class WorkerEnd:
         if self.error is not None:
             said = f"{self.error.get('exception', '')}\n{(self.error.get('message') or {}).get('message', '')}"
             return bool(_LOST_PEER.search(said))
+        # SIGKILL and SIGSEGV are causes of their own, whatever the log's last lines say.
         return bool(_LOST_PEER.search("\n".join(self.last_lines[-10:]))) and self.exit_code not in (137, 139)
 
     @property
     def signal(self) -> int | None:
         """The signal that ended it, if one did."""
+        # Signals go to 64: an exit code such as 255 is the script's own.
         if self.error is None and self.exit_code is not None and 128 < self.exit_code < 128 + 65:
             return self.exit_code - 128
         return None
@@ -83,6 +85,7 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     left = _left_early(ends)
     # Such a process waits for the others until it is ended with them: that is no failure of its own.
     failed = [end for end in ends if end.failed and not (end.rank in left and end.signal == signal.SIGTERM)]
+    # False sorts before True: a victim is blamed only where there is nobody else.
     return min(failed, key=lambda end: (end.is_victim, end.failed_at, end.rank), default=None)
 
 
