@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paceline.errors import LauncherError
 
+# How long a wish to stop may go unseen while the client prints nothing.
 _POLL_S = 0.1
+# Enough to find the reason of a failure in; a pull prints a line for each step of each layer, and all of them would pile up.
 _KEPT_LINES = 200
 
 
@@ -51,6 +53,8 @@ def call(
             while True:
                 # Wakes without output as well, to ask whether to stop: a pull may say nothing for minutes.
                 if selector.select(_POLL_S):
+                    # `os.read` gives what has come so far. The file's own `read(n)` would wait for n bytes, and keep some where
+                    # `select` does not see them.
                     data = os.read(output.fileno(), 1 << 16)
                     if not data:
                         break
@@ -62,6 +66,8 @@ def call(
             _take([rest], lines, say)
             return process.wait(), list(lines)
         finally:
+            # Asked to stop, or `say` has raised: the client would go on, and nobody would be left to read its output or to end
+            # it.
             if process.returncode is None:
                 # With whatever it has started.
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -75,6 +81,7 @@ def reason(lines: Sequence[str]) -> str:
     errors = [line for line in told if line.lower().startswith(("error", "fatal", "docker: ", "unable to"))]
     # Engines print progress and warnings first; the last error is the one that ended the call.
     last = (errors or told or [""])[-1]
+    # The daemon's words twice: they stand alone, or behind `docker:`, which has to be taken off first.
     for prefix in ("Error response from daemon:", "docker:", "Error:", "FATAL:", "Error response from daemon:"):
         last = last.removeprefix(prefix).strip()
     return last.rstrip(".")

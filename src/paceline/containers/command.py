@@ -30,6 +30,7 @@ from paceline.job.plan import Command, Launch
 #: On each container, with the run's id: by it they are found again.
 RUN_LABEL = "paceline.run"
 
+# Without links: only real folders are mounted, and the file has the same path inside.
 INSIDE = str(Path(inside.__file__).resolve())
 
 
@@ -108,9 +109,12 @@ def wrap(
         *(Mount(path=path, read_only=True) for path in (launch.library_dir, *map(Path, host.library))),
         *mounts,
     ]
+    # A PATH that the user has set is taken as it is, without the environment's programs in front.
     options = (
         ["--path", prepared.bin_dir] if prepared.bin_dir and "PATH" not in launch.job.environment_variables else []
     )
+    # The image's own temporary folders, which go with the container. Apptainer's /tmp is the host's, where nobody would remove
+    # them.
     for home in ("/tmp", "/var/tmp") if engine.keeps_containers else ():
         options += ["--home", home]
     # Isolated and without site: packages of the image must not run before the environment is set.
@@ -170,8 +174,11 @@ def run_argv(
         words = [engine.path, "exec", "--cleanenv", "--no-home", *mounted]
         words += ["--pwd", work_dir] if work_dir else []
         words += ["--nv"] if gpus else []
+        # No names of variables: apptainer takes them out of the client's own environment, see `for_client`.
         return (*words, image, *command)
     # No --init: there is no first process to replace in the host's process ids. No log: the client's output is kept.
+    # No pull: the image is named by the id that `check_image` has found, which no registry knows. No health check: an image's
+    # own would run beside the workers.
     words = [engine.path, "run", "--rm", "--pull=never", "--log-driver=none", "--no-healthcheck", "--name", name]
     words += ["--detach"] if detach else []
     words += ["--label", f"{RUN_LABEL}={run_id}", "--network=host", "--pid=host", *ipc]
@@ -180,6 +187,7 @@ def run_argv(
     words += _gpu_words(engine) if gpus else []
     words += mounted
     words += ["--workdir", work_dir] if work_dir else []
+    # The name alone: the engine takes the value out of the client's environment, so it stands on no command line.
     words += [word for variable in variables for word in ("--env", variable)]
     # An image's own entry point would take the command for its arguments.
     return (*words, f"--entrypoint={program}", "--", image, *arguments)
@@ -189,6 +197,7 @@ def for_client(engine: ContainerEngine, values: Mapping[str, str]) -> dict[str, 
     """The client's own variables by which the container gets these."""
     if engine.keeps_containers:
         return dict(values)
+    # APPTAINERENV_NAME is set inside as NAME, --cleanenv or not.
     return {f"{engine.kind.upper()}ENV_{name}": value for name, value in values.items()}
 
 
@@ -196,6 +205,7 @@ def _library(library_dir: Path) -> list[Path]:
     """The packages that links in the folder on the workers' PYTHONPATH lead to."""
     links = sorted(library_dir.iterdir()) if library_dir.is_dir() else []
     package = Path(INSIDE).parent.parent
+    # A link that leads nowhere is passed over: engines refuse to mount what is not there.
     return list(dict.fromkeys([package, *(link.resolve() for link in links if link.is_symlink() and link.exists())]))
 
 
@@ -203,12 +213,15 @@ def distinct(mounts: Iterable[Mount]) -> list[Mount]:
     """The mounts without those that another one brings along; outer folders first, since later ones lie over them."""
     by_target: dict[Path, Mount] = {}
     for mount in mounts:
+        # Engines take one mount for each target. Asked for twice, it can be written to if either wants that.
         known = by_target.get(mount.target)
         by_target[mount.target] = replace(mount, read_only=mount.read_only and (known is None or known.read_only))
     kept: dict[Path, Mount] = {}
     for target in sorted(by_target, key=lambda path: len(path.parts)):
         mount = by_target[target]
+        # `parents` goes from the inside outwards, so this is the mount in which the target is to be seen already.
         above = next((kept[parent] for parent in target.parents if parent in kept), None)
+        # Left out only where the outer mount shows the same files with the same rights.
         if above is None or above.read_only != mount.read_only or mount.at or above.at:
             kept[target] = mount
     return list(kept.values())
@@ -246,6 +259,8 @@ def _variables(command: Command, launch: Launch, shell: Mapping[str, str], names
         values[name if name.startswith("PACELINE_") else inside.SET + name] = value
     for name, value in {**names, **command.defaults}.items():
         if name not in command.environment:
+            # A value of the user's shell goes before a default of ours, as it does without a container; our default yields to
+            # the image's own value.
             own = name in command.defaults and name in shell
             values[(inside.SET if own else inside.DEFAULT) + name] = shell[name] if own else value
     return values
@@ -264,6 +279,8 @@ def _user(engine: ContainerEngine) -> list[str]:
     """The same user inside: in a rootless engine's user namespace, that is, whom the engine maps there."""
     uid, gid = os.getuid(), os.getgid()
     if engine.kind == "podman":
+        # Without keep-id, rootless podman maps this number to one of the user's subordinate ids, who can't write to the run's
+        # folder.
         return ["--userns=keep-id", f"--user={uid}:{gid}"] if engine.is_rootless and uid else [f"--user={uid}:{gid}"]
     if engine.is_rootless:
         # Rootless docker has no keep-id: its root is the user outside, so files come out as theirs.

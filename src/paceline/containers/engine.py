@@ -23,6 +23,7 @@ ENGINE_VARIABLE = "PACELINE_CONTAINER_ENGINE"
 
 #: Looked for in this order. Podman first: it needs no daemon, and its containers are children of their run.
 _PROGRAMS = ("podman", "docker", "apptainer", "singularity")
+# "podman version 4.9.3", "Docker version 24.0.7, build afdd53b", "apptainer version 1.3.0", "singularity-ce version 4.1.0".
 _NAMES_ITSELF = re.compile(r"(?im)^(podman|docker|apptainer|singularity)(?:-ce|-pro)?\s+version:?\s+v?([^\s,]+)")
 #: An engine on a machine under load; podman's first call after a boot sets its storage up.
 _ANSWER_S = 60.0
@@ -75,6 +76,8 @@ def find_engine(environment: Mapping[str, str] | None = None) -> ContainerEngine
             reasons.append(f"there is no {program} on PATH" if os.sep not in program else f"{program} can't be run")
             continue
         try:
+            # Absolute, since a run's processes are started in other folders, where a relative entry of PATH would lead
+            # elsewhere.
             found = _ask(os.path.abspath(path), variables)
         except subprocess.TimeoutExpired as error:
             is_silent = True
@@ -109,6 +112,7 @@ def _ask(path: str, variables: Mapping[str, str]) -> ContainerEngine | str:
         return _podman(path, version, variables)
     if kind == "docker":
         return _docker(path, version, variables)
+    # Apptainer runs everything as the user who calls it, so there is nothing more to ask it.
     return ContainerEngine(kind=kind, path=path, version=version, is_rootless=True)
 
 
@@ -118,6 +122,7 @@ def _podman(path: str, version: str, variables: Mapping[str, str]) -> ContainerE
     if code != 0 or len(words) < 2:
         return f"{path} does not work: {_last_line(text) or f'`podman info` ended with exit code {code}'}"
     if words[-1] == "true":
+        # The client of a `podman machine`, as on macOS, or one that is told of a remote host.
         return f"{path} serves another machine, where this one's folders are not"
     return ContainerEngine(kind="podman", path=path, version=version, is_rootless=words[-2] == "true")
 
@@ -151,6 +156,7 @@ def _output(argv: list[str], variables: Mapping[str, str]) -> tuple[int, str]:
         )
     except OSError as error:
         return -1, error.strerror or str(error)
+    # `_last_line` is what callers look at: of a failure the words on standard error, of a success the answer.
     if done.returncode != 0:
         return done.returncode, f"{done.stdout}\n{done.stderr}"
     return done.returncode, f"{done.stderr}\n{done.stdout}"

@@ -25,9 +25,11 @@ def start_failure(
     image: as the user called it. lines: the last of the client's output. Only for a worker that has not reported its
     start: a script may leave with any code.
     """
+    # Apptainer ends with 255 where it can't start a container, as podman and docker do with 125.
     if exit_code not in _CODES.get(engine.kind, (255, 126, 127)):
         return None
     told = reason(lines) or f"exit code {exit_code}"
+    # The runtime below an engine may report a missing program under another code; then its words tell.
     if exit_code == 127 or (f'"{program}"' in told and _NO_PROGRAM.search(told)):
         return (
             f"custom_docker_image={image!r} has no program {program!r} ({engine.kind}: {told}). "

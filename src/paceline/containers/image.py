@@ -54,8 +54,10 @@ def check_image(
     """
     check_image_name(image)
     if not engine.keeps_containers:
+        # A name without a scheme is a file's to apptainer.
         return image if _is_file(image) or "://" in image else f"docker://{image}"
     found = _id(engine, image, stop)
+    # An id, or None for a wish to stop; "" alone says that the image is not here.
     if found != "":
         return found
     if image.startswith("localhost/"):
@@ -70,6 +72,7 @@ def check_image(
     if pulled is None:
         return None
     if pulled[0] == 0:
+        # Under the name that was pulled: a short one might mean another image, by the engine's own rules for such names.
         found = _id(engine, name, stop)
         if found != "":
             return found
@@ -93,6 +96,7 @@ def _id(engine: ContainerEngine, image: str, stop: Callable[[], object] | None) 
     if done is None:
         return None
     code, lines = done
+    # Behind a mark, because `call` mixes standard error in, where engines print warnings.
     found = next((line[3:] for line in lines if line.startswith("id=")), "")
     return found if code == 0 else ""
 

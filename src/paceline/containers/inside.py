@@ -37,8 +37,10 @@ def main(argv: "list[str]") -> None:
     environment = given(dict(os.environ))
     for option, value in pairs:
         if option == "--path":
+            # An empty part of PATH would mean the working directory.
             environment["PATH"] = os.pathsep.join(part for part in (value, environment.get("PATH", os.defpath)) if part)
     homes = [value for option, value in pairs if option == "--home"]
+    # A HOME that the user has set is taken as it is, even if it can't be written to.
     if SET + "HOME" not in os.environ and homes:
         environment["HOME"] = home(environment.get("HOME", "/"), homes)
     try:
@@ -46,11 +48,13 @@ def main(argv: "list[str]") -> None:
         os.execvpe(command[0], command, environment)
     except OSError as error:
         sys.stderr.write("paceline: {!r} could not be started in the container: {}\n".format(command[0], error))
+        # As shells do it. `start_failure` reads it as a program that the image does not have.
         sys.exit(127)
 
 
 def given(environment: "dict[str, str]") -> "dict[str, str]":
     """The environment with the variables under their own names, and the prefixed ones gone."""
+    # Over a copy of the names, for the loop takes some out.
     for name in list(environment):
         if name.startswith(DEFAULT):
             environment.setdefault(name[len(DEFAULT) :], environment.pop(name))
@@ -67,12 +71,14 @@ def home(images: str, others: "list[str]") -> str:
     It goes with the container: what libraries cache there neither fills the run's folder nor is mixed up with what
     they keep for the host's interpreters.
     """
+    # "/" is what engines set for a user whom the image's /etc/passwd does not have.
     if images != "/" and os.path.isdir(images) and os.access(images, os.W_OK | os.X_OK):
         return images
     for top in others:
         path = os.path.join(top, "home-{}".format(os.getpid()))
         try:
             os.mkdir(path, 0o700)
+        # Fails where the name is taken, so the folder is never one that somebody else has made.
         except OSError:
             continue
         return path
@@ -80,10 +86,13 @@ def home(images: str, others: "list[str]") -> str:
 
 
 def probe() -> None:
+    # Imported here alone: every worker's start runs this file, and needs none of them.
     import json
     import shutil
     import subprocess
 
+    # Images made with conda may have mpirun beside the interpreter only, and PATH set by an activation that does not happen
+    # here.
     beside = os.path.join(os.path.dirname(os.path.abspath(sys.executable or "")), "mpirun")
     mpirun, text = shutil.which("mpirun") or shutil.which(beside), ""
     if mpirun:
@@ -98,6 +107,7 @@ def probe() -> None:
         "mpirun_version": text,
         "uid": os.getuid(),
     }
+    # On a line of its own, even if what was printed before it did not end one.
     sys.stdout.write("\n{}{}\n".format("paceline-probe:", json.dumps(found)))
 
 

@@ -43,6 +43,7 @@ def hold_layer(folder: Path, key: str) -> Iterator[None]:
     """While it lasts, the layer is not pruned; the kernel ends it with the process."""
     # Shared: any number of runs use a layer at once, and `prune_layers` needs the lock for itself.
     with locks.shared(_lock(folder, key)) as fd:
+        # The time of the lock's file is that of the last use, by which `prune_layers` goes.
         os.utime(fd)
         yield
 
@@ -63,6 +64,7 @@ def prune_layers(
         # The lock's file stays when the layer goes: a new file of that name would be another lock.
         fd = locks.take(_lock(folder, kept.key))
         if fd is None:
+            # Somebody has it: a run that uses it, or a build.
             continue
         removed.append(kept)
         if not dry_run:
@@ -79,6 +81,7 @@ def _sweep(folder: Path) -> None:
     """Remove what installations that failed or were killed have left."""
     for path in folder.glob("*/"):
         if read_layer(folder, path.name) is None and (fd := locks.take(_lock(folder, path.name))) is not None:
+            # Again under the lock, for a build may have come to its end between the look above and the lock.
             if read_layer(folder, path.name) is None:
                 shutil.rmtree(path, ignore_errors=True)
             os.close(fd)

@@ -39,9 +39,13 @@ _NAMES = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
 )
+# Mounted whole, these would bring along far more than was named, and hide what the image has there.
 _TOPS = frozenset(map(Path, ("/", "/etc", "/home", "/opt", "/root", "/tmp", "/var")))
+# An engine gives each container its own of these.
 _KERNELS = ("/proc", "/sys", "/dev", "/run")
+# A file in these may be mounted, such as a certificate; a folder of the host's would replace the image's system.
 _IMAGES_OWN = ("/usr", "/lib", "/lib64", "/bin", "/sbin")
+# How much is read at once, and how much of a long archive at all.
 _READ_BYTES = 4 << 20
 _SETTINGS = (".config/pip/pip.conf", ".pip/pip.conf", ".netrc")
 
@@ -84,11 +88,13 @@ def ensure_layer(
     Raises:
         EnvironmentBuildError: pip failed, with its reason; or no container could be started.
     """
+    # All that decides what will be installed. What is not in here can change without another layer being made.
     asked = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
     key = hashlib.sha256(asked.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        # First without the lock, which a build holds for minutes.
         if (found := read_layer(folder, key)) is not None:
             return found
         waits = "another process installs these packages on top of the image; waiting for it"
@@ -102,6 +108,7 @@ def ensure_layer(
             (made / "requirements.txt").write_text("".join(f"{line}\n" for line in requirements), encoding="utf-8")
             pip = _pip()
             options = ["install", "--disable-pip-version-check", "--no-warn-script-location", "--progress-bar=off"]
+            # The lines are a whole lock: pip would resolve them anew and might add other packages.
             options += ["--no-deps"] if is_exact else []
             options += ["--requirement", str(made / "requirements.txt")]
             result = str(made / "installed.json")
@@ -111,10 +118,13 @@ def ensure_layer(
                 image,
                 _in_container(python, (python, _SCRIPT, str(prefix), str(pip), result, *options), str(made)),
                 run_id=run_id,
+                # With a random end, since the container of a try that was killed may still have its name.
                 name=f"paceline-{run_id}-layer-{secrets.token_hex(2)}",
                 mounts=[
                     Mount(path=Path(INSIDE).parent.parent, read_only=True),
                     Mount(path=pip, read_only=True),
+                    # The same folder twice: under its own path for pip's lines and the answer, and at `prefix`, the path that
+                    # the environment's programs will have in them.
                     Mount(path=made),
                     Mount(path=made, at=prefix),
                     *settings.mounts,
@@ -123,12 +133,14 @@ def ensure_layer(
                 variables=tuple(settings.variables),
             )
             say(f"{engine.kind}: installing {', '.join(requirements)} on top of the image")
+            # The client has the values in its environment; the command line has only their names.
             done = call(argv, say=say, stop=stop, environment={**os.environ, **for_client(engine, settings.variables)})
             if done is None:
                 return None
             if done[0] != 0:
                 raise EnvironmentBuildError(_reason(done[0], done[1]))
             layer = _layer(prefix, result)
+            # First the rename: a record must never name a folder that is not there yet.
             os.rename(made, prefix)
             _write(folder / f"{key}.json", layer)
             return layer
@@ -151,18 +163,21 @@ def _settings(environment: Mapping[str, str], requirements: Sequence[str]) -> _S
     """Return what pip goes by outside: its variables, configuration files and cache, and the files that any of these name."""
     home = Path(environment.get("HOME") or os.path.expanduser("~"))
     cache = Path(environment.get("PIP_CACHE_DIR") or Path(environment.get("XDG_CACHE_HOME") or home / ".cache") / "pip")
+    # It has to be there to be mounted, and a user who has never run pip has none.
     with contextlib.suppress(OSError):
         cache.mkdir(parents=True, exist_ok=True)
     values = {name: value for name, value in environment.items() if name.startswith(_PREFIX) or name in _NAMES}
     files = [*(home / name for name in _SETTINGS), Path("/etc/pip.conf"), Path(environment.get("PIP_CONFIG_FILE", ""))]
     files = [path.absolute() for path in files if path.is_file()]
     named = [*requirements, *values.values()]
+    # Configuration files name indexes, certificates and folders of this machine as well.
     for path in files:
         with contextlib.suppress(OSError):
             named.append(path.read_text(encoding="utf-8", errors="replace"))
     mounts = [Mount(path=path, read_only=True) for path in files]
     mounts += [mount for text in named for mount in named_files(text)]
     mounts += [Mount(path=cache.absolute())] if cache.is_dir() else []
+    # pip looks for its configuration below HOME, and the files are mounted under the paths that they have here.
     values |= {"HOME": str(home), "PIP_CACHE_DIR": str(cache)}
     return _Settings(variables={inside.SET + name: value for name, value in values.items()}, mounts=tuple(mounts))
 
@@ -173,6 +188,7 @@ def named_files(text: str) -> Iterator[Mount]:
     A project's folder is mounted to be written to: building it leaves files there, as it does outside.
     """
     for word in re.split(r"file://|[\s=@;\[\]\"']+", text):
+        # As it stands first: a file's name may have a "%" or a "#" of its own.
         path = Path(word if os.path.exists(word) else unquote(word.partition("#")[0]))
         if path.is_absolute() and path.exists() and not _is_the_systems(path):
             if path.name == "simple" and not _is_the_systems(path.parent):

@@ -27,17 +27,22 @@ def main(argv: list[str]) -> int:
         print("paceline: this Python has no module venv (on Debian: apt-get install python3-venv)", file=sys.stderr)
         return 1
     # Without pip: many images lack ensurepip. Paceline's own pip is run from its folder instead.
+    # Links to the image's interpreter: a copy might not find the libraries that lie beside the original.
     venv.EnvBuilder(symlinks=True, with_pip=False).create(prefix)
     python = os.path.join(prefix, "bin", "python")
     own = _site_packages(python)
     with open(os.path.join(own, "_paceline_image.pth"), "w") as file:
+        # `site` runs this line at each start. `addsitedir` also follows the .pth files of the image's packages, which a bare
+        # path would not.
         for folder in _of_this_python():
             file.write(f"import site; site.addsitedir({folder!r})\n")
+    # The environment's Python sees the image's packages, so pip takes what is met by them for installed.
     code = subprocess.call([python, pip, *arguments])
     if code != 0:
         return code
     from importlib import metadata
 
+    # Of the environment's own folder: what the image brings is no part of the layer.
     found = sorted({f"{each.metadata['Name']}=={each.version}" for each in metadata.distributions(path=[own])})
     with open(result, "w") as file:
         json.dump({"packages": found}, file)

@@ -36,8 +36,10 @@ def wrap_all(
         LauncherError: the memory can't be had, or a path can't be mounted.
     """
     holders: dict[int, str] = {}
+    # Apptainer's containers have the host's /dev/shm, whatever size is asked for.
     if shm_size and engine.keeps_containers:
         node_ranks = [command.node_rank for command in commands]
+        # A node with one container needs no holder: `wrap` gives that one the size itself.
         for node_rank in sorted({rank for rank in node_ranks if node_ranks.count(rank) > 1}):
             holder = _hold(launch, node_rank, engine, image, shm_size, mounts, stop)
             if holder is None:
@@ -81,6 +83,7 @@ def _hold(
         ipc=("--ipc=shareable", f"--shm-size={shm_size}"),
         detach=True,
     )
+    # Detached, the client returns once the container runs, so those that join it by name will find it.
     done = call(argv, stop=stop)
     if done is None:
         return None

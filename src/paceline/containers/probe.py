@@ -15,6 +15,7 @@ from paceline.containers.engine import ContainerEngine
 from paceline.containers.failure import start_failure
 from paceline.errors import LauncherError
 
+# The oldest Python that Paceline itself runs on.
 _LEAST = (3, 10)
 _MARK = "paceline-probe:"
 
@@ -63,6 +64,7 @@ def probe(
     lines: list[str] = []
 
     def hear(line: str) -> None:
+        # All of them, because `call` gives back the last lines alone.
         lines.append(line)
         if not line.startswith(_MARK):
             say(line)
@@ -80,6 +82,7 @@ def probe(
             f"custom_docker_image={shown!r}: its {python!r} is Python {'.'.join(map(str, version))}, and workers need "
             "3.10 or later. Choose an image with a newer one, or name another interpreter of it with python=."
         )
+    # Other MPIs are passed over: the options that launchers give to mpirun are Open MPI's.
     open_mpi = re.search(r"\(Open MPI\) (\d+)\.(\d+)", data["mpirun_version"])
     return ImagePython(
         python=data["executable"] or python,
@@ -101,6 +104,7 @@ def _answer(lines: Sequence[str]) -> dict[str, Any] | None:
 
 def _why_not(engine: ContainerEngine, image: str, python: str, code: int, lines: Sequence[str]) -> str:
     text = "\n".join(lines)
+    # Python's words for a script that is not there, and this one was to be mounted from here.
     if INSIDE in text and "No such file" in text:
         return (
             f"{engine.kind} does not see this machine's folders in its containers ({INSIDE!r} is not there): "

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from paceline.containers.command import RUN_LABEL
 from paceline.containers.engine import ContainerEngine
 
+# A daemon that hangs must not keep a run from ending.
 _CALL_S = 60.0
 _TRIES = 5
 _LOOK_S = 0.25
@@ -28,6 +29,7 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
     deadline = time.monotonic() + (settle_s if engine.kind == "docker" else 0.0)
     # Again until none is left: an engine may still be making one for a client that was just killed.
     for _ in range(_TRIES):
+        # Waits for the first alone: once some were removed, an empty list means that none is left.
         while not (found := _containers(engine, run_id)) and not removed and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if not found:
@@ -36,7 +38,9 @@ def remove(engine: ContainerEngine, run_id: str, *, settle_s: float = SETTLE_S) 
         # Asked before the removal: afterwards podman no longer knows which runtime it was.
         runtimes = _runtimes(engine, found)
         # With the volumes that the image asks for, and at once: its processes have had their grace period.
+        # Docker kills at once with --force. Podman would first wait ten seconds for the processes.
         _output([engine.path, "rm", "--force", "--volumes", *(["--time=0"] if engine.kind == "podman" else []), *found])
+        # For those that podman forgets without telling the runtime; of all others the runtime has nothing left to delete.
         for runtime in runtimes:
             for container in found:
                 _output([*runtime, "delete", "--force", container])
@@ -65,6 +69,7 @@ def _runtimes(engine: ContainerEngine, containers: Sequence[str]) -> list[list[s
     if engine.kind != "podman":
         return []
     shown = _output([engine.path, "container", "inspect", "--format", "{{.OCIRuntime}}", *containers])
+    # A rootless podman's runtime keeps its state in the user's own namespace, which `unshare` enters.
     inside = [engine.path, "unshare"] if engine.is_rootless else []
     return [[*inside, runtime] for runtime in dict.fromkeys(shown.split())]
 
@@ -82,5 +87,6 @@ def _output(argv: Sequence[str]) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
+        # Not known is taken for none: the caller may try again, and must not fail for it.
         return ""
     return done.stdout

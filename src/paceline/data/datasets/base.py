@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 D = TypeVar("D", bound="AnyDataset")
 
 
+# With eq, a hash would be made of all fields, and `tags`, a mapping, has none.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AnyDataset:
     """A reference to files, and what is taken of them. Made by `Dataset`; nothing is read before it is asked for.
@@ -80,6 +81,7 @@ class AnyDataset:
         from paceline.data.datasets.content import content_fingerprint, with_content
 
         folder = workspace_dir_of(workspace)
+        # A datastore's name means something in its own workspace alone.
         if self.workspace_dir not in (None, folder) and any(source.datastore for source in self.sources):
             raise DataError(
                 f"the datastores of this dataset are of the workspace {str(self.workspace_dir)!r}, not of {str(folder)!r}. "
@@ -87,6 +89,8 @@ class AnyDataset:
             )
         registered.check_dataset_name(name)
         placed = replace(self, workspace_dir=folder)
+        # Before `registered.add` takes the registry's lock: to hash large files may take minutes, in which others could
+        # register nothing.
         files = with_content(placed.list_files(), folder)
         if not files:
             raise DataError(f"dataset {name!r} would have no files: there are none at {placed._where()}.")
@@ -142,6 +146,7 @@ class AnyDataset:
         taken: dict[str, Any] = {"name": name, "sources": self._reference_sources(), "mode": "direct"}
         reading = self._reference_reading()
         if reading is not None:
+            # As text, for a reference has plain fields alone and goes into the job's JSON.
             taken["table"] = json.dumps(reading, sort_keys=True)
         if self.name is not None:
             taken["dataset"], taken["fingerprint"] = f"{self.name}:{self.version}", self.fingerprint
@@ -200,8 +205,10 @@ class AnyDataset:
     def _input_name(self) -> str:
         if self.name is not None:
             cleaned = re.sub(r"[^A-Za-z0-9_]", "_", self.name)
+            # Datasets may begin with a digit, inputs may not.
             return cleaned if cleaned[0].isalpha() else f"input_{cleaned}"
         text = repr([(source.datastore, source.path) for source in self.sources] + list(self.steps))
+        # A hash, so that the same files taken in the same way have the same name in every run.
         return f"input_{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
     def _list_or_none(self) -> Sequence[FileInfo]:
@@ -210,6 +217,7 @@ class AnyDataset:
 
         found: dict[tuple[str, str], FileInfo] = {}
         folder = self._workspace_dir()
+        # One place after another: one that is gone must not hide what the others still have.
         for source in self.sources:
             try:
                 for info in list_files([source], folder):

@@ -37,6 +37,7 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
     if not any(paths):
         return list(infos)
     with _known() as known, ThreadPoolExecutor(_AT_ONCE) as pool:
+        # The threads read and hash, and both let go of the interpreter's lock. None of them touches the database.
         digests = pool.map(lambda path: known.digest(path) if path else None, paths)
         found = [replace(info, version=digest or info.version) for info, digest in zip(infos, digests, strict=True)]
         known.keep()
@@ -46,12 +47,15 @@ def with_content(infos: Sequence[FileInfo], workspace_dir: Path) -> list[FileInf
 def content_fingerprint(infos: Sequence[FileInfo]) -> str:
     """A hash of the names below the deepest folder that holds them all, sizes and contents of all files, whatever their
     order: equal for a copy elsewhere. infos: of `with_content`."""
+    # The first words name the way in which the hash is made. Fingerprints are kept in records, so another way needs other
+    # words.
     digest = hashlib.sha256(b"paceline content 1\0")
     # Not `relative`: which depends on how a reference names the same files.
     folders = [os.path.dirname(f"/{info.path.lstrip('/')}") for info in infos]
     top = os.path.commonpath(folders) if folders else "/"
     names = [os.path.relpath(f"/{info.path.lstrip('/')}", top) for info in infos]
     for line in sorted((name, str(info.size), info.version) for name, info in zip(names, infos, strict=True)):
+        # No path has a NUL in it, so two different lists can't come to the same bytes.
         digest.update("\0".join(line).encode("utf-8", "surrogateescape") + b"\0\0")
     return digest.hexdigest()
 
@@ -70,18 +74,22 @@ class _Digests:
     def __init__(self, database: sqlite3.Connection | None) -> None:
         self._database = database
         rows = database.execute("SELECT file, sha256 FROM digests") if database else ()
+        # All at once, for SQLite's connection may be used only by the thread that has opened it, and `digest` runs in others.
         self._known: dict[str, str] = dict(rows)
         self._new: dict[str, str] = {}
 
     def digest(self, path: Path) -> str:
         try:
             with open(path, "rb") as file:
+                # Of the open file: by now the path may lead to another one.
                 found = os.fstat(file.fileno())
                 key = f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}"
                 if key not in self._known:
                     digest = hashlib.sha256()
                     while chunk := file.read(_CHUNK):
                         digest.update(chunk)
+                    # Several threads do this. Each assignment is whole by itself, and a file that two of them hash has one
+                    # hash.
                     self._known[key] = self._new[key] = digest.hexdigest()
         except OSError as error:
             raise TransferError(
@@ -91,6 +99,7 @@ class _Digests:
 
     def keep(self) -> None:
         if self._database is not None and self._new:
+            # What can't be kept is hashed again the next time.
             with contextlib.suppress(sqlite3.Error), self._database:
                 self._database.executemany("INSERT OR REPLACE INTO digests VALUES (?, ?)", self._new.items())
 

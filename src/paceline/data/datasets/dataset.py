@@ -119,6 +119,7 @@ class _Tables:
         """
         registered.check_dataset_name(name)
         store, folder = _target(target)
+        # A folder that nobody else has: to store a frame again must not change the files of an older version.
         own = "/".join(part for part in (folder.strip("/"), str(uuid.uuid4())) if part)
         with tempfile.TemporaryDirectory(prefix="paceline-") as scratch:
             try:
@@ -189,6 +190,7 @@ def _place(path: Any, workspace: Any) -> dict[str, Any]:
 
 def _validated(dataset: D, validate: bool) -> D:
     """The same; with `validate`, once it is seen that there are files, where it is known whose datastores are meant."""
+    # Where only the run will say whose datastores are meant, there is nothing to look into yet.
     known = dataset.workspace_dir is not None or all(source.datastore is None for source in dataset.sources)
     if validate and known and not dataset.list_files():
         raise DataError(f"there are no files at {dataset._where()}. Give validate=False if there will be.")

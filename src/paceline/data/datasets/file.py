@@ -30,6 +30,7 @@ class FileDataset(AnyDataset):
     @classmethod
     def from_folder(cls, reference: Mapping[str, Any], path: str | os.PathLike[str]) -> FileDataset:
         """The dataset of a direct input whose files lie at `path`. reference: `DataReference.to_json()`."""
+        # "digits:3": no dataset's name has a colon.
         name, _, version = str(reference.get("dataset") or "").rpartition(":")
         return cls(
             sources=(Source(path=os.path.abspath(path)),),
@@ -58,6 +59,8 @@ class FileDataset(AnyDataset):
             Path(tempfile.mkdtemp(prefix="paceline-")) if target_path is None else Path(os.path.abspath(target_path))
         )
         with local_files(self._reference_sources(), self._workspace_dir()) as files:
+            # All of them before the first copy, so that a refusal leaves the folder as it was. A link that leads nowhere counts
+            # as being there.
             if not overwrite and (there := [file for file in files if os.path.lexists(target / file.relative)]):
                 raise DataError(
                     f"{str(target / there[0].relative)!r} is there already ({len(there)} of {len(files)} files are). "
@@ -92,6 +95,7 @@ class FileDataset(AnyDataset):
 
 
 def _copy(source: Path, target: Path) -> None:
+    # In the target's own folder: `os.replace` works within one file system alone.
     beside = target.with_name(f".{secrets.token_hex(6)}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -99,6 +103,7 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source, beside)
             os.replace(beside, target)
         finally:
+            # Renamed by now, unless something failed.
             beside.unlink(missing_ok=True)
     except OSError as error:
         raise TransferError(

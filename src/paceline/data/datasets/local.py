@@ -38,6 +38,7 @@ def local_files(sources: Sequence[Source], workspace_dir: Path) -> Iterator[list
 
     cache, reader = DataCache(), f"dataset-{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
+        # The last callback runs first, so the view is removed while it is still held.
         stack.callback(os.close, cache.hold_view(reader))
         stack.callback(cache.drop_views, reader)
         fetched = fetch(

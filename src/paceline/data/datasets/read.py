@@ -21,6 +21,7 @@ def format_of(files: Sequence[LocalFile]) -> str:
     Raises:
         DataError: they say nothing, or several things.
     """
+    # "a.csv.gz" counts as .csv.
     endings = {"." + file.relative.removesuffix(".gz").rpartition(".")[2].lower() for file in files}
     found = {_ENDINGS.get(ending) for ending in endings}
     if len(found) != 1 or None in found:
@@ -37,6 +38,7 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
         DataError: pandas is missing, a file that can't be read, columns that are not there.
     """
     pandas = _pandas()
+    # Only a `take` in the first place says how many rows are needed: a skip or a split before it needs more.
     enough = steps[0][1] if steps and steps[0][0] == "take" else None
     frames, rows = [], 0
     for frame in _frames(pandas, files, reading):
@@ -55,6 +57,8 @@ def read_frames(files: Sequence[LocalFile], reading: Mapping[str, Any], steps: S
 def _frames(pandas: Any, files: Sequence[LocalFile], reading: Mapping[str, Any]) -> Iterator[Any]:
     for file in files:
         try:
+            # An empty text file means no rows, though pandas fails on such a CSV file. A Parquet file has a footer, so an empty
+            # one is broken.
             if file.path.stat().st_size == 0 and reading["format"] != "parquet":
                 continue
             yield _read(pandas, file, reading)

@@ -93,6 +93,7 @@ def add(
         id=str(uuid.uuid4()),
         created_utc=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         file_count=len(files),
+        # -1 stands for a size that the store does not tell.
         size_bytes=sum(max(info.size, 0) for info in files),
     )
 
@@ -103,6 +104,7 @@ def add(
 
     try:
         with registry.locked():
+            # Under the lock until the version is written: two processes at once would both find the same latest version.
             known = registry.versions(name)
             if known and not create_new_version:
                 return _same_or_refuse(workspace_dir, record, known)
@@ -195,6 +197,7 @@ def _same_or_refuse(workspace_dir: Path, record: DatasetRecord, known: Sequence[
         )
     description = record.description if record.description is not None else latest.description
     tags = {**latest.tags, **record.tags}
+    # What a version says of itself may be changed; what it says of the data never is.
     if (description, tags) != (latest.description, latest.tags):
         latest = replace(latest, description=description, tags=tags)
         _registry(workspace_dir).of(record.name).put(str(latest.version), asdict(latest))
@@ -210,5 +213,6 @@ def _files_path(registry: Versions, name: str, version: int) -> Path:
 
 
 def _number(version: Any) -> int:
+    # `int` alone would also take " 3 ", "+3" and the digits of other scripts.
     text = str(version)
     return int(text) if text.isascii() and text.isdigit() else -1

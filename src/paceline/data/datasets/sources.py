@@ -48,6 +48,7 @@ def workspace_dir_of(workspace: Any) -> Path:
         DataError: it is none.
     """
     path = getattr(workspace, "path", None)
+    # An `os.DirEntry` has a `path` as well, and is no workspace.
     if not isinstance(path, (str, os.PathLike)) or isinstance(workspace, os.PathLike):
         raise DataError(f"{workspace!r} is no workspace. Give Workspace.from_config(), or Workspace(folder).")
     return Path(path)

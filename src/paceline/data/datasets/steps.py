@@ -26,6 +26,7 @@ def count_step(verb: str, count: Any) -> Step:
     Raises:
         DataError: no integer of 0 or more.
     """
+    # A bool is an int to Python. numpy's integers are none, but have `__index__`.
     if isinstance(count, bool) or not hasattr(count, "__index__") or count < 0:
         raise DataError(f"{verb}({count!r}): give a number of 0 or more.")
     return verb, int(count)
@@ -39,6 +40,7 @@ def split_steps(percentage: Any, seed: int | None) -> tuple[Step, Step]:
     """
     if isinstance(percentage, bool) or not isinstance(percentage, (int, float)) or not 0 <= percentage <= 1:
         raise DataError(f"random_split(percentage={percentage!r}): give the first part's share, between 0 and 1.")
+    # Drawn now and kept in both steps: the two parts are read apart, at any time, and have to come of one split.
     if seed is None:
         seed = secrets.randbelow(1 << 32)
     return ("split", float(percentage), seed, 0), ("split", float(percentage), seed, 1)
@@ -68,6 +70,7 @@ def chosen(step: Step, count: int) -> Sequence[int]:
         return range(min(values[0], count), count)
     share, seed, part = values
     order, cut = GlobalOrder(count, seed), round(share * count)
+    # A split chooses rows or files, and leaves them in the order that they had.
     return sorted(order[cut:] if part else order[:cut])
 
 
@@ -77,6 +80,7 @@ def steps_from_json(data: Any) -> Steps:
     Raises:
         DataError: a step that this version does not know.
     """
+    # As tuples again, because steps are compared with those that a caller has made, and a list equals no tuple.
     steps = tuple(tuple(tuple(value) if isinstance(value, list) else value for value in step) for step in data or ())
     for step in steps:
         if not step or step[0] not in ROWS + COLUMNS:

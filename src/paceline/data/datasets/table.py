@@ -42,6 +42,7 @@ class TabularDataset(AnyDataset):
             table = json.loads(reference.get("table") or "{}")
             taken = steps_from_json(table.get("steps"))
         except (TypeError, ValueError, AttributeError) as error:
+            # A DataError is a ValueError too, and it has its message already.
             if isinstance(error, DataError):
                 raise
             raise DataError(

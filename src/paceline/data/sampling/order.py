@@ -100,6 +100,7 @@ class GlobalOrder(Sequence[int]):
                 yield inside if self._network is None else self._network.permute(inside)
                 continue
             out = array("q", [0]) * len(piece)
+            # Over the array's own memory: what numpy computes is there without a copy.
             values = numpy.frombuffer(out, numpy.int64)
             values[:] = numpy.arange(piece.start, piece.stop, piece.step)
             if max(piece[0], piece[-1]) >= self.length:
@@ -123,6 +124,8 @@ class _Network:
 
     def walk(self, value: int) -> int:
         """The place to which `value` goes, computed in plain Python."""
+        # The network permutes a power of two. So whoever walks on from a number inside comes back inside, and no two come to
+        # the same place.
         while True:
             left, right = value >> self._right_bits, value & self._right_mask
             for number, key in enumerate(self._keys):
@@ -142,8 +145,10 @@ class _Network:
             self._tables = [
                 [_lowbias32(half ^ key) & into for half in range(of + 1)]
                 for number, key in enumerate(self._keys)
+                # Even rounds change the left half by the right one, odd rounds the other way round.
                 for of, into in [(self._right_mask, self._left_mask)[:: 1 if number % 2 == 0 else -1]]
             ]
+        # Written out, because this loop runs once for every sample.
         t0, t1, t2, t3, t4, t5, t6, t7 = self._tables
         shift, mask, length = self._right_bits, self._right_mask, self._length
         out = array("q")
@@ -169,6 +174,7 @@ class _Network:
         """The same, in place."""
         values[:] = self._rounds(values)
         outside = (values >= self._length).nonzero()[0]
+        # Here the domain is less than twice the length (see `chunks`), so about half of them at most stay outside each time.
         while len(outside):
             walked = self._rounds(values[outside])
             values[outside] = walked
@@ -177,6 +183,7 @@ class _Network:
     def _rounds(self, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         import numpy as np
 
+        # Of 32 bits: products wrap around, as the round function means them to, and no half has more than 31.
         left = (values >> self._right_bits).astype(np.uint32)
         right = (values & self._right_mask).astype(np.uint32)
         mixed, shifted = np.empty_like(left), np.empty_like(left)

@@ -32,6 +32,7 @@ def split_by_size(sizes: Sequence[tuple[str, int]], parts: int) -> list[list[str
     # (bytes, files, part): the smallest is where the next file goes. Counting files too spreads the empty ones.
     loads = [(0, 0, part) for part in range(parts)]
     heapify(loads)
+    # By name where sizes are equal: each node computes this for itself, and all have to come to the same parts.
     for name, size in sorted(sizes, key=lambda pair: (-pair[1], pair[0])):
         if size < 0:
             raise DataError(f"the file {name!r} has a size of {size} bytes; its store must tell a size of 0 or more.")
@@ -64,6 +65,7 @@ def partition(items: Any, rank: int | None = None, world_size: int | None = None
     turn = slice(rank, None, world_size)
     if hasattr(items, "iloc"):  # pandas, or what looks like it: [] means columns or labels there
         return items.iloc[turn]
+    # What has strides gives a view when it is sliced: numpy arrays have `strides`, torch's tensors `stride()`.
     if isinstance(items, range) or hasattr(items, "strides") or hasattr(items, "stride"):
         return items[turn]
     return Turns(items, range(rank, len(items), world_size))

@@ -63,8 +63,11 @@ class DistributedSampler:
         self.rank, self.world_size = own_rank(rank, world_size)
         self._order = GlobalOrder(self._length, seed, shuffle=shuffle)
         self._tail = {"drop_last": bool(drop_last), "pad": bool(pad)}
+        # Where the next iteration begins: at 0, or behind what a loaded state says was used.
         self._next_start = 0
+        # A new object for each iteration, by which an older iterator that is still drawn from is told from the newest.
         self._iteration = object()
+        # None as long as `advance` has not been called in this iteration.
         self._used: int | None = None
         # What is being drawn from, and how many will have been handed out once that is empty.
         self._drawing: Iterator[int] = iter(())
@@ -135,6 +138,7 @@ class DistributedSampler:
             "seed": self.seed,
             "shuffle": self._order.shuffle,
             "epoch": self.epoch,
+            # With `pad` the last positions lie beyond the end.
             "position": min(self._start + consumed * self.world_size, self._length),
         }
 
@@ -153,6 +157,7 @@ class DistributedSampler:
                 f"the sampler's state has epoch={epoch!r}, position={position!r}; the epoch is an integer and the position "
                 f"one of 0 .. {self._length}. Load what state_dict() gave, unchanged."
             )
+        # By rank 0, which never has fewer than others: where nothing is left for it, the epoch is over for all.
         if len(own_positions(self._length, 0, self.world_size, start=position, **self._tail)):
             self._to(epoch, position)
             return
@@ -177,6 +182,7 @@ class DistributedSampler:
         self._begin(self._next_start)
         iteration = self._iteration
         for chunk in self._order.chunks(self._positions(self._start)):
+            # A list's iterator tells how many it still has (`length_hint`), so nobody needs to count what is handed out.
             drawing = iter(chunk.tolist())
             if iteration is self._iteration:  # an older iterator, still drawn from, must not count
                 self._drawing, self._drawn_after = drawing, self._drawn_after + len(chunk)
@@ -230,5 +236,6 @@ def _torchdata_asks() -> bool:
     It asks each time it draws a batch, and keeps each answer until the loop has had that batch: for it alone, what is
     handed out is what is used. Nothing in the call itself tells it from a training loop's.
     """
+    # Frame 0 is this function, 1 is `state_dict`, and 2 whoever called that.
     caller = sys._getframe(2).f_globals.get("__name__", "")
     return isinstance(caller, str) and caller.startswith("torchdata.")

@@ -25,6 +25,7 @@ def own_positions(
     if drop_last:
         end = length - left % world_size
     elif pad:
+        # -left % n is what `left` lacks to be a multiple of n.
         end = length + -left % world_size
     else:
         end = length

@@ -59,6 +59,7 @@ def tensorflow_dataset(
         raise DataError(f"start={start} of {length} samples: a position is one of 0 .. {length}.")
     # Refused here, not in TensorFlow's thread at the first batch.
     GlobalOrder(length, seed, epoch)
+    # Only the first epoch is gone on with; all others begin at 0.
     shares = [
         (epoch + number, own_positions(length, rank, world_size, start=from_, drop_last=drop_last, pad=pad))
         for number, from_ in enumerate([start] + [0] * (epochs - 1))
@@ -76,10 +77,12 @@ def tensorflow_dataset(
     else:
         signature = tf.nest.map_structure(lambda array: tf.TensorSpec((None, *array.shape[1:]), array.dtype), arrays)
     made = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    # TensorFlow can't see how long a generator is; by the cardinality Keras knows its steps.
     made = made.apply(
         tf.data.experimental.assert_cardinality(sum(-(-len(positions) // batch_size) for _, positions in shares))
     )
     options = tf.data.Options()
+    # TensorFlow would share out once more what is one rank's share already, and most samples would never be seen.
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return made.with_options(options)
 
@@ -93,6 +96,7 @@ def _arrays(source: Any) -> tuple[Any, int]:
         return None, length_of(source, "tensorflow_dataset")
     # A list would be a structure of as many arrays as it has numbers.
     arrays = tf.nest.map_structure(np.asanyarray, np.asarray(source) if isinstance(source, list) else source)
+    # A bare number in the structure has no first dimension.
     lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(arrays)}
     if len(lengths) != 1 or -1 in lengths:
         shapes = [array.shape for array in tf.nest.flatten(arrays)]

@@ -66,6 +66,7 @@ def _from_torch() -> tuple[int, int] | None:
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
+    # An empty variable counts as none.
     values = [environment.get(name) or None for name in ("RANK", "WORLD_SIZE")]
     if values == [None, None]:
         owner = _launcher(environment)

@@ -48,6 +48,7 @@ class Secrets:
         return f"Secrets(of {', '.join(sorted({**self._values, **self._others})) or 'nothing'})"
 
     def __reduce__(self) -> str:
+        # A pickle would write the values down, wherever it goes.
         raise TypeError("secrets are not pickled")
 
     def options(self) -> dict[str, str]:
@@ -60,10 +61,12 @@ class Secrets:
 
     def scrub(self, text: str) -> str:
         """The text without any of the values, as they are or as they stand in a URL or a repr."""
+        # Longest first: a short value that is cut out of a longer one would leave the rest of that to be read.
         for value in sorted({*self._values.values(), *self._others.values()}, key=len, reverse=True):
             forms = {value, quote(value, safe=""), quote(value), quote_plus(value), repr(value)[1:-1]}
             forms |= {json.dumps(value)[1:-1], *(line.strip() for line in value.splitlines())}
             for form in sorted(forms, key=len, reverse=True):
+                # A shorter form is part of too many words: the gaps in the message would tell what it is.
                 if len(form) >= 3:
                     text = text.replace(form, "***")
                 elif form and form in text:
@@ -78,6 +81,7 @@ def resolve(credentials: Mapping[str, str] | None, where: str) -> Secrets:
         DataError: a place that is wrong, holds nothing, or is a file that others may read.
     """
     secrets = Secrets({option: _read(option, place, where) for option, place in (credentials or {}).items()})
+    # Messages may show what the store's library has found by itself, too.
     for name in _LIBRARY_VARIABLES:
         if value := os.environ.get(name):
             secrets.add(name, value)
@@ -166,6 +170,7 @@ def read_place(place: str) -> str:
 
 
 def _read(option: str, place: str, where: str) -> str:
+    # Again, for a record's file may have been written by hand.
     check_credentials({option: place}, where)
     return _read_at(place, f"credential {option!r} of {where} is to be found at {place!r}, but")
 
@@ -186,6 +191,7 @@ def _from_environment(name: str, said: str) -> str:
 
 
 def _from_keyring(rest: str, said: str) -> str:
+    # A service's name may have a slash in it.
     service, _, user = rest.rpartition("/")
     try:
         import keyring
@@ -196,6 +202,7 @@ def _from_keyring(rest: str, said: str) -> str:
     try:
         value = keyring.get_password(service, user)
     except Exception as error:
+        # Of whatever kind, since each backend of keyring raises its own. Its words are left out: they may show what was found.
         raise DataError(
             f"{said} the keyring can't be read: {type(error).__name__}. Unlock it, or use env: or file:."
         ) from None
@@ -208,8 +215,10 @@ def _from_file(rest: str, said: str) -> str:
     name, mark, field = rest.partition("#")
     path = os.path.expanduser(name)
     try:
+        # NONBLOCK: to open a pipe that nobody writes to would wait for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(fd, encoding="utf-8") as file:
+            # Of the open file: between a look at the path and its opening another file could be put there.
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise DataError(f"{said} {path!r} is no file. Name one.")
