@@ -122,6 +122,7 @@ _own: list[Base] = []
 def _here() -> Base:
     if not _own:
         names: dict[str, object] = {}
+        # The same text that another interpreter is given, so both are asked for the same facts.
         exec(_FACTS, names)
         facts = names["facts"]
         assert callable(facts)
@@ -137,6 +138,7 @@ def _made(values: dict[str, object]) -> Base:
 
 def _stamp(path: str) -> str:
     """Changes when the interpreter, the configuration of the venv around it or the user's own folder is another."""
+    # By these two the folder of the user's own packages is found.
     stamps = [os.environ.get("PYTHONUSERBASE", ""), os.path.expanduser("~")]
     for each in (path, os.path.join(os.path.dirname(os.path.dirname(path)), "pyvenv.cfg")):
         try:
@@ -180,11 +182,13 @@ def _ask(path: str, stamp: str, cache_dir: Path) -> Base:
             timeout=_TIMEOUT_S,
             check=False,
         )
+        # The last line: a `sitecustomize` may print something before it.
         found = _made(json.loads(done.stdout.splitlines()[-1])) if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, TypeError, KeyError) as error:
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {error}.") from error
     if found is None:
         told = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        # A traceback ends with the error; other messages begin with it.
         reason = told[-1 if told[0].startswith("Traceback") else 0].strip().rstrip(".")
         raise EnvironmentSpecError(f"{path!r} does not run as a Python interpreter: {reason}.")
     if found.python != path:

@@ -61,12 +61,14 @@ def build(key: str, environment: EnvironmentSpec, base: Base, prefix: Path, say:
         if not own_python:
             say(f"no Python is among the conda packages: the environment takes that of {base.python}")
     if not own_python:
+        # With conda packages but no conda Python, the prefix is there already, and the virtual environment is made over it.
         venv.make(prefix, base, uv, variables, say, lock_fd, over=environment.uses_conda)
     seen = base.folders if environment.layered else ()
     if seen:
         venv.show(seen, prefix)
     python = prefix / "bin" / "python"
     if own_python:
+        # From here on the conda Python decides which wheels fit.
         base = replace(base, python=str(python), version=_python_of(packages).partition(" ")[2])
     installer = Installer(prefix=prefix, python=python, base=base, seen=seen, uv=uv, say=say, lock_fd=lock_fd)
     # A conda Python comes with packages that no pip line asked for; they are no part of the lock.

@@ -128,6 +128,7 @@ def _main() -> int:
         answer = asyncio.run(_solve_and_install(request))
     except Exception as error:
         answer = {"error": f"{_flat(error)}."}
+        # The log gets the whole tree of causes, the answer one line.
         print(f"error: {error}", flush=True)
     Path(request["answer"]).write_text(json.dumps(answer), encoding="utf-8")
     return 1 if "error" in answer else 0
@@ -145,6 +146,7 @@ async def _solve_and_install(request: dict[str, Any]) -> dict[str, Any]:
             request["channels"],
             request["specs"],
             gateway=rattler.Gateway(client=client),
+            # What the machine has besides packages, such as its glibc and CUDA: packages may require them.
             virtual_packages=rattler.VirtualPackage.detect(rattler.VirtualPackageOverrides.from_env()),
         )
     for record in records:
@@ -188,6 +190,7 @@ def _locked(text: str) -> Any:
     url, _, digest = text.partition("#")
     file_name = url.rsplit("/", 1)[-1]
     stem = re.sub(r"\.(conda|tar\.bz2)$", "", file_name)
+    # name-version-build.conda: only the name may have dashes in it.
     name, version, build = stem.rsplit("-", 2)
     channel, subdir = url.rsplit("/", 2)[0], url.rsplit("/", 2)[1]
     record = rattler.PackageRecord(

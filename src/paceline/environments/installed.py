@@ -65,6 +65,8 @@ class Visible:
                 plain = bare(requirement)
                 lacking[str(plain)] = plain
                 continue
+            # Where metadata of others names a URL, what is there will do: only what was asked for itself has to come from its
+            # URL.
             todo += [(each, False) for each in self._requires(distribution, requirement.extras)]
         return [lacking[text] for text in sorted(lacking)]
 
@@ -104,8 +106,10 @@ class Visible:
         if requirement.marker is None:
             return True
         try:
+            # Also with no extra, for a marker that names none applies in any case.
             return any(requirement.marker.evaluate({**self._markers, "extra": extra}) for extra in ("", *extras))
         except UndefinedEnvironmentName:
+            # A marker of a later standard is taken for true, so that nothing is left out.
             return True
 
 
@@ -150,8 +154,10 @@ def _meets(distribution: Distribution, requirement: Requirement) -> bool:
     from packaging.version import InvalidVersion
 
     try:
+        # A pre-release that is installed is there on purpose; `contains` would refuse it by itself.
         return requirement.specifier.contains(distribution.version, prereleases=True)
     except (InvalidVersion, TypeError):
+        # Old packages may have a version that is none: it meets a requirement that names none.
         return not str(requirement.specifier)
 
 
@@ -171,6 +177,7 @@ def _markers(base: Base) -> dict[str, str]:
 
 
 def _lock(name: str, distribution: Distribution) -> str:
+    # Says where a distribution came from, unless that was an index (PEP 610).
     text = distribution.read_text("direct_url.json")
     try:
         origin: dict[str, Any] = json.loads(text) if text else {}

@@ -39,6 +39,7 @@ def key(environment: EnvironmentSpec, base: Base) -> str:
         # A layer holds only what the base lacks, so it is another one when the base's packages change.
         "installed": base.installed() if environment.layered else None,
         "python_version": environment.python_version,
+        # In their order, because a later option may override an earlier one.
         "options": [line.text for line in lines if line.option is not None],
         "requirements": sorted({_canonical(line) for line in lines if line.option is None}),
         "constraints": sorted({_canonical(line) for line in constraints_of(environment)}),
@@ -88,6 +89,7 @@ def source_files(top: Path) -> Iterator[tuple[str, Path]]:
     Raises:
         OSError: a folder that can't be read.
     """
+    # Unless it is told to raise, `os.walk` passes over what it can't read, and two different trees would have one key.
     for folder, folders, files in os.walk(top, onerror=_raise):
         # What an install from here leaves behind is none of its source.
         folders[:] = sorted(
@@ -105,6 +107,7 @@ def _raise(error: OSError) -> None:
 
 def _add(digest: Any, path: Path, name: str) -> None:
     digest.update(os.fsencode(name) + b"\0")
+    # A link that leads nowhere is looked at itself.
     found = os.stat(path) if path.exists() else os.lstat(path)
     # A pipe would block whoever reads it, and a device has no end.
     if not stat.S_ISREG(found.st_mode):

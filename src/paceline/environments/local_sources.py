@@ -28,6 +28,7 @@ def paths_of(environment: EnvironmentSpec) -> list[Path]:
         found.append(path)
         return path
 
+    # It asks `note` for every place; the environment that it makes is not needed.
     moved(environment, note)
     return list(dict.fromkeys(found))
 

@@ -69,6 +69,7 @@ class Installer:
             locked = [
                 line for text in environment.locked_pip for line in parse(text, "locked_pip", None, numbered=False)
             ]
+            # A lock names all there is, so nothing else may be resolved.
             self._run(locked, "--no-deps")
         elif wanted and not self.seen:
             self._run(wanted)
@@ -118,6 +119,7 @@ class Installer:
                 return  # pip has done it
             now = self.visible()
             still = now.missing([*named, *now.required_by(self.own().found)], limits, urls_too=False)
+            # To ask once more for what uv has just left out would not help.
             more = [each for each in still if str(each) not in set(map(str, missing))]
             if not still:
                 self._warn(now, before)
@@ -148,6 +150,7 @@ class Installer:
             return False
         command = [self.uv, "pip", "install", "--python", str(self.python), *more]
         command += ["--requirements", str(self._write("requirements.txt", [line.text for line in lines]))]
+        # With --no-deps this is a lock, which needs no limits.
         if self._constraints and not more:
             command += ["--constraints", str(self._write("constraints.txt", [line.text for line in self._constraints]))]
         if excluded:
@@ -249,6 +252,7 @@ def _name_of(line: RequirementLine) -> str | None:
         return name_of_project(line.path.path)
     if line.path is None:
         url = urlsplit(line.value)
+        # git+https://host/project#egg=name
         if egg := parse_qs(url.fragment).get("egg"):
             return canonical(egg[0].partition("[")[0])
     file_name = line.path.path.name if line.path is not None else unquote(url.path).rpartition("/")[2]

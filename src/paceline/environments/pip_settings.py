@@ -69,6 +69,7 @@ class PipSettings:
         for line in lines:
             name, value = (line.option or "").lstrip("-"), _filled_in(line.value)
             if name == "index-url":
+                # It replaces all indexes that are configured, the extra ones too.
                 self.values |= {"index-url": [value], "extra-index-url": []}
             elif name in ("extra-index-url", "find-links", "trusted-host", "no-binary", "only-binary", "use-feature"):
                 self.values[name] = [*self.values.get(name, []), value]
@@ -79,6 +80,7 @@ class PipSettings:
 
     def uv_variables(self) -> dict[str, str]:
         """The same for uv; `for_pip` is set where a setting has no counterpart."""
+        # pip takes the best version of all indexes. Unless told, uv takes the first index that has the name at all.
         found: dict[str, str] = {"UV_INDEX_STRATEGY": "unsafe-best-match"}
         for name, values in self.values.items():
             if values and name not in _WITHOUT_EFFECT:
@@ -128,6 +130,7 @@ class PipSettings:
             case "proxy":
                 return dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), value)
             case "timeout" | "default-timeout":
+                # uv takes whole seconds.
                 return {"UV_HTTP_TIMEOUT": str(max(1, int(float(value))))} if _is_number(value) else self._no(name)
             case "retries":
                 return {"UV_HTTP_RETRIES": value} if value.isdigit() else self._no(name)
@@ -140,6 +143,7 @@ class PipSettings:
             case "no-deps":
                 return {} if not self._flag(name, value) else self._no(name)
             case "constraint" | "build-constraint":
+                # uv splits the variable at blanks.
                 if any(" " in each for each in values):
                     return self._no(name)
                 return {"UV_CONSTRAINT" if name == "constraint" else "UV_BUILD_CONSTRAINT": " ".join(values)}
@@ -207,6 +211,7 @@ def parse(listed: str) -> dict[str, list[str]]:
         if not equals or not dot or section not in sections:
             continue
         try:
+            # pip prints values as Python writes them, quotes included.
             value = ast.literal_eval(right)
         except (ValueError, SyntaxError):
             continue

@@ -46,6 +46,8 @@ def run(
     def end_with_parent() -> None:
         # A build that goes on behind a killed parent would write into what the next one makes.
         if libc is not None:
+            # The kernel takes the thread that started the program for its parent. That is this one, which stays until the
+            # program has ended.
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             # The parent may have died before prctl was called: then no signal will come any more.
             if os.getppid() != parent:
@@ -74,6 +76,7 @@ def run(
     try:
         if stdin is not None:
             assert process.stdin is not None
+            # A program that ends at once reads nothing; its exit code and its output tell why.
             with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
                 pipe.write(stdin)
         assert process.stdout is not None

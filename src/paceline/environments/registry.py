@@ -28,6 +28,7 @@ def register(environment: Spec, workspace: Any) -> Spec:
         with registry.locked():
             if known := registry.versions(name):
                 latest = _load(type(environment), registry, name, known[-1])
+                # The version is what registering gives, so it is no part of what is compared.
                 if replace(latest, version=None) == replace(environment, version=None):
                     return latest
             version = registry.add(name, lambda version: replace(environment, version=version).to_json())

@@ -37,6 +37,7 @@ _WITH_VALUE = {
     },
 }
 _FLAGS = ("--no-index", "--pre", "--prefer-binary", "--require-hashes")
+# A "#" within a word, as in a URL, begins no comment.
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _OWN_OPTIONS = re.compile(r"\s+(--hash|--config-settings?|-C|--global-option)[\s=]")
 
@@ -73,6 +74,7 @@ def read(file_path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     lines: list[str] = []
     constraints: list[str] = []
     for line, is_constraint in _walk(Path(os.path.abspath(os.path.expanduser(file_path))), (), False):
+        # Options that stand in a file of constraints count for everything, as with pip.
         (constraints if is_constraint and not line.option else lines).append(line.text)
     return "".join(f"{line}\n" for line in lines), tuple(constraints)
 
@@ -159,6 +161,7 @@ def read_text(path: Path, what: str) -> str:
             f"the {what} {str(path)!r} can't be read: {error.strerror}. Give the path of a file."
         ) from error
     try:
+        # Some editors begin UTF-8 with a mark, which would become a part of the first name.
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise EnvironmentSpecError(
@@ -169,8 +172,10 @@ def read_text(path: Path, what: str) -> str:
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     """(number of its first line, line), lines that end with a backslash joined, comments and empty ones left out."""
     joined, first = "", 0
+    # With an empty line at the end, so that a last line that ends with a backslash is not lost.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         first = first or number
+        # A backslash at the end of a comment joins nothing, as pip has it.
         if line.endswith("\\") and not re.match(r"\s*#", line):
             joined += line[:-1]
             continue
@@ -204,6 +209,7 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
 
 def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
     word, _, value = line.replace("=", " ", 1).partition(" ") if line.startswith("--") else line.partition(" ")
+    # "-rmore.txt": the value of a short option may follow it without a blank.
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]
     value = value.strip()
@@ -221,6 +227,7 @@ def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine
     if option == "--find-links" and "://" not in value:
         there = Path(os.path.expanduser(value))
         inside = (folder or Path.cwd()) / there
+        # As pip: in the file's folder if it is there, else in the working directory.
         value = os.path.abspath(inside if inside.exists() else there)
     return RequirementLine(where=where, option=option, value=value)
 

@@ -66,6 +66,7 @@ class EnvironmentStore:
                     found = self._found(key) or self._build(key, environment, base, say, fd)
             except OSError as error:
                 raise self._failed(key, _os_reason(error)) from error
+        # `prune` goes by this time, and nothing is held yet.
         self._touch(found.key)
         return found.asked_as(environment)
 
@@ -172,6 +173,7 @@ class EnvironmentStore:
         # We hold the lock and there is no record: this is what a killed build has left.
         remove_tree(prefix)
         log = self.log_path(key)
+        # Written line by line, so that a build that hangs can be looked into.
         with open(log, "w", encoding="utf-8", buffering=1) as file:
 
             def tell(line: str) -> None:
@@ -247,6 +249,7 @@ class EnvironmentStore:
             for name in os.listdir(self._folder):
                 if _is_key(name) and self._read(name) is None:
                     with self._free(name) as is_free:
+                        # Again under the lock, for a build may have come to its end since.
                         if is_free and self._read(name) is None:
                             self._remove(name)
         with contextlib.suppress(OSError):

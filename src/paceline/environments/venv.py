@@ -46,6 +46,7 @@ def find_uv() -> str | None:
     """The path of uv; None where there is none."""
     import shutil
 
+    # First the one that is installed beside Paceline, whatever else is on PATH.
     try:
         import uv
 

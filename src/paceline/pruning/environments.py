@@ -50,6 +50,7 @@ def prune(
         if kept.key not in needed and kept.used_s <= latest:
             chosen[kept.key] = kept.size_bytes
             left -= kept.size_bytes
+    # Both take the lock of each before they remove it, so what a run of this machine holds stays.
     gone = [built.key for built in store.prune(only=chosen, dry_run=dry_run)]
     gone += [layer.key for layer in prune_layers(images, only=chosen, dry_run=dry_run)]
     return [(key, chosen[key]) for key in gone]
@@ -82,6 +83,7 @@ def _needed(workspace_dir: Path, store: EnvironmentStore, living: Iterable[RunRe
             keys.add(built["key"])
         # A queued run has no record of its environment yet; by its job the key is known all the same.
         elif record.job is not None and record.job.environment.needs_build:
+            # An interpreter or a file that is gone by now: that run will fail, and needs no environment.
             with contextlib.suppress(PacelineError, OSError):
                 environment = record.job.environment
                 if (found := store.find(environment, environment.python or sys.executable)) is not None:

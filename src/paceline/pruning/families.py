@@ -31,6 +31,7 @@ class Family:
     @property
     def ended_s(self) -> float:
         """Return the time at which the last of them ended, in seconds since 1970."""
+        # A run that never came to an end of its own is as old as its record.
         return max(parse_utc(record.ended_utc or record.created_utc).timestamp() for record in self.members)
 
     def folders(self, runs_dir: Path) -> list[RunFolder]:
@@ -56,6 +57,7 @@ def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
         return []
     there = families(runs_dir)
     asked = [family for family in there if _is_asked_for(family, wish)]
+    # Counted before ages and tags are looked at: the last five are those of the experiment, whatever their age.
     if wish.keep_last is not None:
         asked = _but_the_last(asked, wish.keep_last)
     latest = time.time() - (wish.older_than_s or 0.0)
@@ -70,6 +72,7 @@ def unwanted(runs_dir: Path, wish: Wish) -> list[Family]:
 
 def _root(record: RunRecord, records: dict[str, RunRecord]) -> str:
     seen = {record.run_id}
+    # Two damaged records may name each other as parent.
     while record.parent_run_id in records and record.parent_run_id not in seen:
         record = records[record.parent_run_id]
         seen.add(record.run_id)
@@ -98,6 +101,7 @@ def _is_kept(folders: Iterable[RunFolder]) -> bool:
 def _excess(runs_dir: Path, there: list[Family], found: list[Family], max_bytes: int) -> list[Family]:
     """As many of those found, the oldest first, as make what is left of all runs no more than that."""
     sizes = {family.root.run_id: sum(tree_size(folder.path) for folder in family.folders(runs_dir)) for family in there}
+    # Of all families: those that live or are kept count for the limit, although they stay.
     total, going = sum(sizes.values()), []
     for family in found:
         if total <= max_bytes:

@@ -74,6 +74,7 @@ def prune(workspace_dir: Path, wish: Wish, kinds: Collection[str] = (), *, dry_r
     if not kinds:
         kinds = KINDS if wish.is_for_all else ("runs", "snapshots")
     if not dry_run:
+        # What a killed removal or submission has left belongs to nobody, so it goes whatever was asked for.
         removal.sweep(workspace_dir / "runs")
         snapshots.sweep(workspace_dir)
     # Runs first: the snapshots and environments that they alone use go in the same call.
@@ -104,6 +105,7 @@ def _prune_runs(workspace_dir: Path, wish: Wish, dry_run: bool) -> tuple[list[Re
 
 
 def _prune_snapshots(workspace_dir: Path, runs: list[Removed], dry_run: bool) -> tuple[Removed, ...]:
+    # Without the runs that go: in a dry run they are still there.
     found = snapshots.unused(workspace_dir, {run.name for run in runs})
     return tuple(
         Removed(name=name, size_bytes=size) for name, size in found if dry_run or snapshots.remove(workspace_dir, name)

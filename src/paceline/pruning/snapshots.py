@@ -87,6 +87,7 @@ def _age_s(path: Path) -> float:
     try:
         return time.time() - path.stat().st_mtime
     except OSError:
+        # What can't be looked at counts as new, and stays.
         return 0.0
 
 

@@ -17,6 +17,7 @@ def git_state(source: Path) -> dict[str, object]:
     detached head, repository_uri where there is no remote "origin"; passwords are cut out of it. Where git is not
     installed or takes over 5 seconds, nothing is recorded.
     """
+    # A look at the folders costs less than a process that finds no repository. In a worktree `.git` is a file.
     if not any((folder / ".git").exists() for folder in (source, *source.resolve().parents)):
         return {}
     # Both at once: each costs little but a process.
@@ -36,6 +37,7 @@ def git_state(source: Path) -> dict[str, object]:
             case ["#", *_]:
                 pass
             case _:
+                # Every line without "#" is a file that differs.
                 state["dirty"] = True
     if uri:
         state["repository_uri"] = re.sub(r"(?<=://)[^/]*@", "", uri)

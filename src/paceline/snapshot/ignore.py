@@ -49,6 +49,7 @@ class Ignore:
         while True:
             if directory in self._texts:
                 inside = path[len(directory) + 1 :] if directory else path
+                # A pattern that ends with a slash means folders alone; the matcher knows a folder by such a slash.
                 decision = self._spec(directory).check_file(inside + "/" * is_directory).include
                 if decision is not None:
                     return decision

@@ -111,6 +111,7 @@ class _Scan:
             with os.scandir(os.path.join(tree.source, directory)) as found:
                 entries = sorted(found, key=lambda entry: entry.name)
         except FileNotFoundError:
+            # Gone since the folder above was listed.
             if directory:
                 tree.directories.remove(directory)
             return
@@ -129,6 +130,7 @@ class _Scan:
             is_directory = entry.is_dir(follow_symlinks=False)
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 continue
+            # Only what the last scan took needs no decision: what it left out is not in the cache, and is decided on anew.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             if not decided and self._ignore.ignores(path, is_directory=is_directory):
                 continue
@@ -158,6 +160,7 @@ class _Scan:
             )
         self._tree.files[path] = stamp
         before = self._known.get(path)
+        # The time of change of the inode too: programs can set the other one back.
         if before is not None and tuple(before[:5]) == stamp and max(stamp[1], stamp[2]) < self._trusted_ns:
             self._tree.hashes[path] = before[5]
 
@@ -165,6 +168,7 @@ class _Scan:
         absolute = os.path.join(self._root, path)
         target = os.readlink(absolute)
         resolved = os.path.realpath(absolute)
+        # With the separator, since "/work/src-old" begins with "/work/src" as well.
         if resolved != self._root and not resolved.startswith(self._root + os.sep):
             raise SnapshotError(
                 f"{path!r} is a link to {target!r}, outside {str(self._tree.source)!r}: a copy of the tree would not hold it. "

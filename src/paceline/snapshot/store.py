@@ -67,6 +67,7 @@ def take(
                     tree.hashes[path] = _read(tree, path, None, meter)
             snapshot_id = _tree_hash(tree)
             target = snapshots_dir / snapshot_id
+            # A folder of that name is whole, because it gets its name by a rename.
             is_new = not target.is_dir()
             if is_new:
                 _copy(tree, target, meter)
@@ -155,6 +156,7 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
 def _tree_hash(tree: Tree) -> str:
     """The hash of names, permissions, contents and links, in order of name."""
     digest = hashlib.sha256(b"paceline snapshot 1\0")
+    # The letters keep a folder, a file and a link of one name apart; a NUL, which no name has, ends each part.
     for path in sorted(tree.directories):
         digest.update(b"d\0" + os.fsencode(path) + b"\0")
     for path in sorted(tree.files):
@@ -173,6 +175,7 @@ def _copy(tree: Tree, target: Path, meter: _Meter) -> None:
     meter.total += tree.size
     try:
         beside.mkdir()
+        # The scan has noted each folder before what is in it.
         for path in tree.directories:
             (beside / path).mkdir()
         for path, stamp in tree.files.items():
@@ -210,4 +213,5 @@ def _link(old: Path, new: Path, tree: Tree, path: str) -> bool:
             os.link(old, new)
         return same
     except OSError:
+        # No such file there, or a file system without hard links: it is copied.
         return False

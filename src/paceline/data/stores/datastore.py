@@ -92,6 +92,7 @@ class Datastore:
             raise DataError(
                 f"datastore {name!r} is registered already. Give another name, or overwrite=True (--overwrite) to replace it."
             )
+        # Last, so that whatever is refused leaves no record behind.
         records.write_record(folder, record)
         if default:
             records.set_default(folder, name)
@@ -163,6 +164,7 @@ class Datastore:
         if self.kind != "azure":
             return None
         named = self._record.options.get("account_name")
+        # abfs://container@account.dfs.core.windows.net/prefix
         return str(named) if named else self.url.partition("@")[2].partition(".")[0] or None
 
     def unregister(self) -> None:
@@ -287,6 +289,7 @@ class Datastore:
     ) -> DataReference:
         target = clean_path(target_path or "", self._record.title).rstrip("/")
         with Store(self._record) as store:
+            # Nothing is listed for HTTP, where nothing can be stored: `put_files` says so.
             if not overwrite and files and self.kind != "http":
                 there = {info.path for info in _listed(self, target)}
                 files = [(name, file) for name, file in files if (f"{target}/{name}" if target else name) not in there]
@@ -315,6 +318,7 @@ def _checked_url(name: str, url: str) -> str:
         return str(working_path(url))
     if url.startswith(("file://", "local://")):
         return str(working_path(url.partition("://")[2]))
+    # For its kind alone. Messages show this URL, so it has lost what may be secret.
     record = StoreRecord(name=name, url=hidden_url(url))
     if record.kind != "memory" and url.partition("://")[2].partition("/")[0] == "":
         raise DataError(f"the URL {record.url!r} of datastore {name!r} names no bucket or host. Give one.")
@@ -325,6 +329,7 @@ def _plain(options: dict[str, Any], name: str) -> dict[str, Any]:
     import json
 
     try:
+        # There and back, so that what is kept now is what will be read: tuples are lists then, and keys are texts.
         plain: dict[str, Any] = json.loads(json.dumps(options))
     except (TypeError, ValueError) as error:
         raise DataError(

@@ -78,6 +78,7 @@ def cause_of(error: BaseException) -> str:
     "transient" is what may go well when it is tried again.
     """
     found = [_cause_of_one(link) for link in chain(error)]
+    # In this order: a full disk or a wrong key may end in what looks like a broken line, and that would be tried again in vain.
     for cause in ("disk", "changed", "host-key", "no-store", "denied", "no-host", "transient", "missing"):
         if cause in found:
             return cause
@@ -93,6 +94,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
     """
     if isinstance(error, PacelineError):
         return error
+    # All of them, for a traceback shows the whole chain.
     for link in chain(error):
         _scrub(link, secrets)
     cause = cause_of(error)
@@ -115,6 +117,7 @@ def translated(error: BaseException, record: StoreRecord, secrets: Secrets, what
 
 def chain(error: BaseException) -> Iterator[BaseException]:
     """The error, and those that led to it."""
+    # Errors whose context was set by hand may form a ring.
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -144,6 +147,7 @@ def _cause_of_one(error: BaseException) -> str | None:
     if code in _DENIED_CODES or status in (401, 403) or names & _DENIED_CLASSES or isinstance(error, PermissionError):
         return "denied"
     if status == 412:
+        # If-Match did not hold: this is not the object that was listed.
         return "changed"
     if status in (404, 410) or names & _MISSING_CLASSES or code in ("NoSuchKey", "BlobNotFound"):
         return "missing"
@@ -151,6 +155,7 @@ def _cause_of_one(error: BaseException) -> str | None:
         return "transient"
     if number in _TRANSIENT_ERRNOS or isinstance(error, TimeoutError) or names & _TRANSIENT_CLASSES:
         return "transient"
+    # obstore raises these for all that it has no class for. With a status the server has answered, and said something else.
     if (
         names & {"GenericError", "BaseError"}
         and status is None
@@ -163,6 +168,7 @@ def _cause_of_one(error: BaseException) -> str | None:
 def _status(error: BaseException, text: str) -> int | None:
     for name in ("status", "status_code", "code"):
         value = getattr(error, name, None)
+        # Numbers of these names below and above mean other things than a status of HTTP.
         if isinstance(value, int) and 400 <= value < 600:
             return value
     response: Any = getattr(error, "response", None)
@@ -207,7 +213,9 @@ def _scrub(error: BaseException, secrets: Secrets) -> None:
     """Take the secrets out of the foreign error as well: a traceback shows it, and a logger keeps it."""
     try:
         error.args = tuple(secrets.scrub(part) if isinstance(part, str) else part for part in error.args)
+        # What its class makes of them may show more than the arguments.
         if secrets.scrub(str(error)) != str(error) or secrets.scrub(repr(error)) != repr(error):
             error.args = ("(withheld: it may hold a secret)",)
     except Exception:
+        # A class that does not let its arguments be set stays as it is; our own message does not depend on it.
         pass

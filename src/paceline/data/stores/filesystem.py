@@ -125,6 +125,7 @@ class Store:
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             given = options.pop("client_kwargs", {})
             options |= {"client_kwargs": {"timeout": timeout, **given}}
+            # fsspec's HTTP knows neither user nor token; aiohttp below it does.
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:
                 options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)
@@ -134,6 +135,7 @@ class Store:
             from paceline.data.stores.sftp import open_sftp
 
             return open_sftp(self.record, options)
+        # adlfs wants the account by itself; in the URL it stands in front of the host's first dot.
         if self.kind == "azure" and "@" in self.record.url and "account_name" not in options:
             options["account_name"] = self.record.url.partition("@")[2].partition(".")[0]
         return fsspec.filesystem(_ENGINES[self.kind][0], **options)
@@ -156,6 +158,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
         raise DataError(
             f"{path!r} is neither a URL nor an absolute path. Give one, or a path in a datastore: ds.path(...)."
         )
+    # Only a password is refused here: the parameters of a presigned URL may stay.
     if hidden_url(path) != path and "***@" in hidden_url(path):
         raise DataError(
             f"the URL {hidden_url(path)!r} has a password in it. Register a datastore, and say in credentials= where the "
@@ -164,6 +167,7 @@ def place_of(source: Source, workspace_dir: Path) -> tuple[StoreRecord, str]:
     scheme, _, rest = path.partition("://")
     host, _, inside = rest.partition("/")
     record = StoreRecord(name=None, url=f"{scheme}://{host}")
+    # Raises for a scheme that is not known.
     assert record.kind
     return record, inside
 

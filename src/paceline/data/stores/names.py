@@ -78,6 +78,7 @@ def pattern_base(pattern: str) -> str:
     """The deepest folder of a pattern that has no `*` or `?` in it; "" for the top."""
     parts = pattern.split("/")
     fixed = 0
+    # The last part is always the file's, with a pattern in it or without.
     while fixed < len(parts) - 1 and not is_pattern(parts[fixed]):
         fixed += 1
     return "/".join(parts[:fixed])

@@ -79,6 +79,7 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
         credentials = session.get_credentials()
         if credentials is None:
             raise botocore.exceptions.NoCredentialsError()
+        # Made for region and endpoint alone, which botocore takes from variables, files and profiles.
         client = session.create_client("s3", region_name=None)
         region, endpoint = client.meta.region_name, client.meta.endpoint_url
 
@@ -96,12 +97,15 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
 
     # Called once here, so that credentials that can't be read are an error before anything is fetched.
     provide()
+    # Amazon's own is left to obstore, which makes it of the region.
     return provide, region, None if ".amazonaws.com" in endpoint else endpoint
 
 
 def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[], dict[str, Any]] | None) -> Any:
     from obstore.store import S3Store
 
+    # The bucket in the path: servers other than Amazon's are often reached by an address, in front of which no bucket's name
+    # can stand.
     values: dict[str, Any] = {"region": region, "virtual_hosted_style_request": False}
     if endpoint is not None:
         values["endpoint"] = endpoint
@@ -113,6 +117,7 @@ def _make(bucket: str, endpoint: str | None, region: str, provider: Callable[[],
         bucket,
         **values,
         client_options={
+            # A server of one's own may speak plain HTTP. Whether this one does, its endpoint says.
             "allow_http": True,
             "connect_timeout": "15s",
             "read_timeout": "60s",

@@ -70,6 +70,7 @@ class StoreRecord:
             return self.url.rstrip("/")
         if self.url.startswith("/"):
             return self.url.rstrip("/")
+        # A key may have a "#" in it.
         parts = urlsplit(self.url, allow_fragments=False)
         host = parts.netloc.rpartition("@")[2]
         if self.kind in ("s3", "gcs"):
@@ -89,6 +90,7 @@ class StoreRecord:
     @property
     def identity(self) -> str:
         """Equal for stores that hold the same files: what the cache goes by. Credentials are not part of it."""
+        # Options are part of it: a bucket of the same name at another endpoint holds other files.
         return json.dumps([self.kind, self.url.rstrip("/"), self.options], sort_keys=True, default=str)
 
     def to_json(self) -> dict[str, Any]:
@@ -154,7 +156,9 @@ def write_record(workspace_dir: Path, record: StoreRecord) -> None:
 
 def remove_record(workspace_dir: Path, name: str) -> None:
     """Forget the store; its files stay where they are."""
+    # Raises where there is no such store.
     read_record(workspace_dir, name)
+    # First the mark of the default: left behind, it would name a store that is gone.
     if default_name(workspace_dir) == name:
         _default_path(workspace_dir).unlink(missing_ok=True)
     _registry(workspace_dir).remove(name)

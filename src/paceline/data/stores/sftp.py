@@ -24,6 +24,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
     known_hosts: a file of them; default: the user's and the system's own. host_key_policy: of fsspec, default "reject".
     """
 
+    # fsspec would give the same object, with its open connection and its password, to whoever asks with the same options.
     cachable = False
 
     def __init__(self, host: str, known_hosts: str | None = None, **options: Any) -> None:
@@ -37,6 +38,7 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
         if self._known_hosts is not None:
             self.client.load_host_keys(os.path.expanduser(self._known_hosts))
         else:
+            # Without a path, paramiko means the user's own ~/.ssh/known_hosts.
             self.client.load_system_host_keys()
             if os.path.exists("/etc/ssh/ssh_known_hosts"):
                 self.client.load_system_host_keys("/etc/ssh/ssh_known_hosts")
@@ -45,12 +47,14 @@ class KnownHostsSftp(SFTPFileSystem):  # type: ignore[misc]
             self.client.connect(self.host, **self.ssh_kwargs)
             self.ftp = self.client.open_sftp()
         except BaseException:
+            # paramiko's thread would keep the connection open.
             self.client.close()
             raise
 
 
 def open_sftp(record: StoreRecord, options: dict[str, Any]) -> KnownHostsSftp:
     """The file system of this record; options may name `username`, `port`, `password`, `key_filename`, `known_hosts`."""
+    # It is meant for fsspec's cache, and would be handed on to paramiko's `connect`.
     options.pop("skip_instance_cache", None)
     timeouts = dict.fromkeys(("timeout", "banner_timeout", "auth_timeout"), _CONNECT_TIMEOUT_S)
     given = {**timeouts, **_from_url(record), **options}
@@ -72,6 +76,7 @@ def walk_sftp(fs: Any, root: str) -> Iterator[tuple[str, Any]]:
         for entry in fs.ftp.listdir_attr(f"{root}/{folder}".rstrip("/") or "/"):
             path = f"{folder}/{entry.filename}" if folder else entry.filename
             full, found = f"{root}/{path}", entry
+            # Listings show links as links, so what one leads to has to be asked for.
             if stat.S_ISLNK(entry.st_mode or 0):
                 try:
                     found = fs.ftp.stat(full)

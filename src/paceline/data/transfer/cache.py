@@ -104,6 +104,8 @@ class DataCache:
             if not _is_untouched(found, size):
                 self.forget(key)
                 return False
+            # Use is noted here, because many disks are mounted so that reading a file does not. The time of change stays the
+            # mark of a whole file.
             os.utime(source, ns=(time.time_ns(), _STAMP_NS))
             _link_or_copy(source, target)
         except FileNotFoundError:
@@ -123,9 +125,12 @@ class DataCache:
         try:
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         except FileNotFoundError:
+            # Made only when it is missing: to look each time would cost a call for every file.
             os.makedirs(os.path.dirname(path), exist_ok=True)
             partial.finish(path, mode=0o444, mtime_ns=_STAMP_NS)
         if target is not None:
+            # Another run may have pushed it out between the two. The caller sees that the target is missing, and fetches it
+            # again.
             with contextlib.suppress(FileNotFoundError):
                 _link_or_copy(path, target)
 
@@ -167,6 +172,7 @@ class DataCache:
         removed = 0
         for path, status in found:
             if removed >= excess or (unused_for_s and status.st_atime_ns > newest_ns):
+                # All that follow were used later than this one.
                 break
             with contextlib.suppress(OSError):
                 # Again: since it was listed, a run may have linked it.
@@ -185,12 +191,14 @@ class DataCache:
 
     def view_dir(self, run_id: str, node_rank: int) -> Path:
         """The folder of what one node of a run sees."""
+        # The id becomes a folder's name: with a slash, or as "..", it would lead elsewhere.
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", run_id):
             raise DataError(f"the run id {run_id!r} can't be the name of a folder.")
         return self.views / run_id / str(node_rank)
 
     def hold_view(self, run_id: str) -> int:
         """An open file by which the run's views live; close it, or die, and anybody may remove them."""
+        # For its check of the id.
         assert self.view_dir(run_id, 0)
         path = self._held / run_id
         while True:
@@ -214,6 +222,7 @@ class DataCache:
 
     def drop_dead_views(self) -> None:
         """Remove the views of runs that are over."""
+        # A run that was killed may have left a view without a lock's file, or the file without a view.
         for name in set(_names(self.views)) | set(_names(self._held)):
             if name == ".held":
                 continue
@@ -247,6 +256,7 @@ class DataCache:
         for name in _names(self._partial):
             path = self._partial / name
             with contextlib.suppress(OSError):
+                # A .ranges file goes by the lock of its .part.
                 is_old = now - os.lstat(path).st_mtime > _ABANDONED_S
                 if is_old and not is_claimed(path.with_suffix(".part")):
                     path.unlink()
@@ -288,6 +298,7 @@ def _link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target)
     except FileExistsError:
+        # `os.link` never replaces; the name may be left of an earlier try.
         os.unlink(target)
         os.link(source, target)
     except FileNotFoundError:

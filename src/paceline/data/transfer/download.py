@@ -35,6 +35,7 @@ def download_files(
     meter = Meter(progress, sum(max(info.size, 0) for _, info in wanted), len(wanted))
     try:
         target.mkdir(parents=True, exist_ok=True)
+        # Without links, to compare with: a link inside the folder may lead anywhere.
         top = os.path.realpath(target)
         for name, _ in wanted:
             folder = (target / name).parent
@@ -46,6 +47,7 @@ def download_files(
                 )
     except OSError as error:
         raise TransferError(f"{str(error.filename or target)!r} can't be made: {error.strerror}. Mend that.") from error
+    # As other programs of the user make files. Until it is whole, a file is the user's alone.
     mode = 0o666 & ~_umask()
     transfer(store, [_job(target / name, name, info, mode) for name, info in wanted], meter)
     meter.finish()
@@ -66,6 +68,7 @@ def _job(target: Path, name: str, info: FileInfo, mode: int) -> FileToFetch:
 
 
 def _umask() -> int:
+    # No call only reads the mask. For this moment other threads make files that are more private than asked for, never less.
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

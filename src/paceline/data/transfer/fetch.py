@@ -83,6 +83,7 @@ def fetch(
         fingerprint=fingerprint(infos),
     )
     is_local = all(record.kind == "local" for record, _ in places)
+    # A part of the files is a choice, which no folder that is there already holds.
     if reference.mode == "mount" and is_local and reference.partition is None:
         itself = _place_itself(reference.sources, places)
         if itself is not None:
@@ -198,6 +199,7 @@ def _link_local(
     folder: Path, infos: Sequence[FileInfo], sources: Sequence[Source], places: Sequence[tuple[StoreRecord, str]]
 ) -> None:
     folder.mkdir(exist_ok=True)
+    # What the paths of each store are relative to; paths without a store are absolute.
     roots = {source.datastore: record.root or "/" for source, (record, _) in zip(sources, places, strict=True)}
     for info in infos:
         target = folder / info.relative
@@ -216,6 +218,7 @@ def _download(
         os.makedirs(top, exist_ok=True)
         for info in part:
             target = f"{top}/{info.relative}"
+            # Once for each folder: data sets have far more files than folders.
             if (above := target.rpartition("/")[0]) not in folders:
                 os.makedirs(above, exist_ok=True)
                 folders.add(above)
@@ -245,6 +248,7 @@ def _from_store(store: Store, wanted: list[tuple[FileInfo, str]], cache: DataCac
             return fetched
         cache.make_room(sum(max(info.size, 0) for info, _, _ in missing))
         fetched += transfer(store, [_job(*item, cache) for item in missing], meter)
+        # What `cache.keep` has linked is done.
         wanted = [(info, target) for info, target, _ in missing if not os.path.lexists(target)]
         if not wanted:
             return fetched
@@ -276,6 +280,7 @@ def _store_key(info: FileInfo) -> str:
     """Equal for files of one store."""
     if info.datastore is not None or "://" not in info.path:
         return info.datastore or "/"
+    # "https:", "", "host".
     return "/".join(info.path.split("/", 3)[:3])
 
 

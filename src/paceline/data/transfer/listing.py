@@ -78,8 +78,10 @@ def list_source(store: Store, source: Source, path: str) -> list[FileInfo]:
     for entry in entries:
         below = entry.path[len(base) + 1 :] if base else entry.path
         if entry.path == base:
+            # A file that was named exactly has its own name alone, without the folders above it.
             below = base.rpartition("/")[2]
         if store.kind == "http" and source.datastore is None:
+            # "a%20b.csv?version=3" is the file "a b.csv".
             below = unquote(below.partition("?")[0])
         name = check_relative(below, store.title)
         infos.append(
@@ -179,6 +181,7 @@ def _is_above(folder: str, path: str) -> bool:
 
 
 def _local_entry(path: str, found: os.stat_result) -> _Entry:
+    # With the inode, since a file that is put in the place of another may have its size and times, as rsync's copies have.
     return _Entry(path, found.st_size, f"{found.st_mtime_ns}-{found.st_ino}")
 
 
@@ -212,10 +215,12 @@ def _http(store: Store, base: str, is_folder: bool) -> Iterator[_Entry]:
         folder = waiting.pop()
         for link in store.fs.ls(folder, detail=False):
             name = str(link).partition("#")[0]
+            # An index page also leads upwards, to other hosts, and to itself in another order ("?C=N;O=D").
             if "?" in name or not name.startswith(folder) or name in known:
                 continue
             known.add(name)
             (waiting if name.endswith("/") else seen).append(name)
+    # Index pages tell no sizes that could be relied on, so each file is asked for.
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for name, info in zip(seen, pool.map(store.fs.info, seen), strict=True):
             path = name[len(root) :]
@@ -237,6 +242,7 @@ def _objects(store: Store, base: str) -> Iterator[_Entry]:
     bucket = f"{root.partition('/')[0]}/"
     entries = []
     for key, size, version in found:
+        # Keys come without the bucket; fsspec's memory has none.
         full = key if store.kind == "memory" else bucket + key
         # "data" must not list "database/x", and the bucket's own name is no file.
         if full.endswith("/") or not (full == whole or full.startswith(f"{whole}/")):

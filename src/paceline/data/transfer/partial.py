@@ -41,6 +41,7 @@ class Partial:
         self._done = self._read_ranges() if held else []
         if self._ranges is None and 0 < held <= size:
             self._done = [(0, held)]
+        # Bytes of which no record says where they belong, or more than the file has, are worth nothing.
         if not self._done and (held or self._ranges is not None):
             self.start_over()
 
@@ -61,6 +62,7 @@ class Partial:
 
     def start_over(self) -> None:
         """Forget what has come: the file in the store is another one now."""
+        # First the journal: if this is killed in between, it must not speak of bytes that are gone.
         self._unlink_ranges()
         self._close_journal()
         os.ftruncate(self._fd, 0)
@@ -70,6 +72,7 @@ class Partial:
         """Put bytes in their place. Without ranges, they must be written from the front."""
         view = memoryview(data)
         while view:
+            # A disk that is almost full takes a part, and says so only at the next call.
             written = os.pwrite(self._fd, view, offset)
             view, offset = view[written:], offset + written
 
@@ -146,6 +149,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
     something to fetch.
     """
     while True:
+        # NOFOLLOW: a download grows beside its place, in a folder where others may have put a link of that name.
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             try:
@@ -158,6 +162,7 @@ def claim(path: Path, size: int, *, wait: bool) -> Partial | None:
                 return None
             status = os.fstat(fd)
             if _is_still(status, path):
+                # The open file is the object's from here on; -1 keeps the block below from closing it.
                 partial, fd = Partial(path, fd, size, status.st_size), -1
                 return partial
         finally:

@@ -27,6 +27,7 @@ class Meter:
 
     def add(self, size: int, files: int = 0) -> None:
         """Count bytes, and files that are whole; a negative size takes back what has to come again."""
+        # Told under the lock, so that of two threads the later one is not drawn first. `progress` must not call back.
         with self._guard:
             self._bytes += size
             self._files += files
@@ -42,6 +43,7 @@ class Meter:
                 self._progress(*self._figures())
 
     def _figures(self) -> tuple[int, int, int, int]:
+        # More may come than was listed, where a store tells no sizes.
         return self._bytes, max(self._total_bytes, self._bytes), self._files, self._total_files
 
 

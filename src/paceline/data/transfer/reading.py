@@ -125,6 +125,7 @@ class _HttpReader:
         from fsspec.asyn import sync
 
         fs = self._store.fs
+        # Runs in fsspec's thread while this one waits, so `sink` is called over there.
         sync(fs.loop, self._stream, fs, path, start, end, version, whole, sink)
 
     async def _stream(self, fs: Any, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
@@ -139,6 +140,7 @@ class _HttpReader:
         url = fs.encode_url(self._store.full(path))
         async with session.get(url, **{**fs.kwargs, "headers": headers}) as response:
             response.raise_for_status()
+            # Compared once more, for servers may pass over If-Match, and a request for all of it has none.
             now = response.headers.get("ETag") or response.headers.get("Last-Modified") or ""
             if version and now != version:
                 raise ChangedError(path)
@@ -156,6 +158,7 @@ class _HttpReader:
                 if piece:
                     counted(piece)
                 if left == 0 and not whole:
+                    # The server sends the whole file although a range was asked for: the rest of it is not waited for.
                     break
             counted.check()
 
@@ -191,6 +194,7 @@ class _LocalReader:
     def read(self, path: str, start: int, end: int, version: str, whole: bool, sink: Sink) -> None:
         counted = _Counted(sink, end - start, path)
         with open(Path(self._store.local(path)), "rb", buffering=0) as file:
+            # Before and after, because a file of this machine may be written to at any time.
             if _local_version(file.fileno()) != version:
                 raise ChangedError(path)
             file.seek(start)
@@ -227,6 +231,7 @@ class _FsspecReader:
 
 def version_of(info: dict[str, Any]) -> str:
     """The version of a file as fsspec tells it, as text; "" where it tells nothing."""
+    # S3 and Azure have an etag, GCS a generation, fsspec's memory the time at which a file was made.
     found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory lists a number, and tells a time of one file.
     return str(found.timestamp() if isinstance(found, dt.datetime) else found)

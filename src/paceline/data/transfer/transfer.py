@@ -141,6 +141,7 @@ class _Work:
         gaps = partial.missing()
         if job.size <= SINGLE_BYTES:
             if job.size == 0:
+                # Nothing will come, but the store has to say that the file is still the one that was listed.
                 self._read(job, partial, 0, 0)
             for start, end in gaps:
                 self._read(job, partial, start, end)
@@ -186,11 +187,13 @@ class _Work:
         for _ in range(_ALL_TRIES):
             before = position
             try:
+                # Then the reader need not ask for a range, and can compare the size of the object.
                 whole = position == 0 and end == job.size
                 self._reader.read(job.path, position, end, job.version, whole, sink)
                 partial.mark(marked, position)
                 return
             except Exception as error:
+                # What has come stays: the next try goes on behind it, and so does the next process.
                 with contextlib.suppress(OSError):
                     partial.mark(marked, position)
                 marked = position
@@ -203,6 +206,7 @@ class _Work:
                     self._meter.add(before - position)
                     position = marked = before
                 idle = 0 if position > before else idle + 1
+                # Spread by chance: many nodes that lost the same server must not come back all at once.
                 delay = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**idle) * random.uniform(0.5, 1.5)
                 if idle >= _TRIES or self._stop.wait(delay):
                     raise
@@ -216,6 +220,7 @@ class _Work:
             raise
         except Exception as error:
             told = translated(error, self._store.record, self._store.secrets, f"reading {job.path!r}")
+            # A full disk is this machine's, so nothing of the store stands in the message.
             if cause_of(error) == "disk":
                 told = _full_disk(job.part.parent, error)
             if told is error:

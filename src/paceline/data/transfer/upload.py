@@ -67,9 +67,11 @@ def check_upload(reference: DataReference, workspace_dir: Path) -> None:
                 f"output {reference.name!r} is to be stored at {path or '/'!r} in {store.title}, where there are {len(there)} "
                 f"files already, such as {min(there)!r}. Name another path; {_OVERWRITE}"
             )
+        # By chance, because other runs may try the same place at the same time.
         probe = f"{path}/" * bool(path) + f".paceline-probe-{secrets.token_hex(4)}"
         with store.telling(f"writing to {path or '/'!r}"):
             _put_bytes(store, b"", probe)
+            # Some stores allow to write and not to remove. Then the empty file stays, and the run may begin.
             with contextlib.suppress(Exception):
                 _remove(store, probe)
 
@@ -108,6 +110,7 @@ def upload_output(
                 f"{_OVERWRITE}"
             )
         if begun is not None:
+            # On the disk before the first file is stored: else a killed upload's own files would be taken for somebody else's.
             write_json(begun, {"mark": _MARK}, sync=True)
         left = [(name, file) for name, file in files if name not in own]
         put_files(store, path, left, progress, are_plain=True)
@@ -167,6 +170,7 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[str]]:
                 continue
             if stat.S_ISDIR(mode):
                 real = os.path.realpath(entry.path)
+                # A link back to a folder above would never end.
                 if real in above:
                     others.append(name)
                 else:
@@ -200,6 +204,7 @@ def put_files(
     meter, stop = Meter(progress, sum(sizes), len(files)), threading.Event()
     base = clean_path(path, store.title).rstrip("/")
     with store.telling("opening it"):
+        # Opened here, by one thread; each of those below would open it for itself.
         if store.kind != "local":
             assert store.fs is not None
 
@@ -207,6 +212,7 @@ def put_files(
         name, file = item
         if not stop.is_set():
             try:
+                # At the last moment, because a process that the script has left behind may have put a link there since.
                 if are_plain and os.path.realpath(file) != os.fspath(file):
                     raise TransferError(f"{name!r} was a file of the run, and is a link now; it was not stored.")
                 _put_again(store, file, f"{base}/{name}" if base else name, stop)
@@ -254,6 +260,7 @@ def _stored_before(store: Store, path: str, files: Sequence[tuple[str, Path]], b
         target = store.local(f"{path}/{name}")
         for half in target.parent.glob(f"{told['mark']}-*"):
             half.unlink(missing_ok=True)
+        # Byte by byte, for the copy has a time of its own.
         if target.is_file() and filecmp.cmp(file, target, shallow=False):
             names.add(name)
     return names
@@ -296,6 +303,7 @@ def _put_file(store: Store, file: Path, path: str) -> None:
         _put_sftp(store.fs, file, full)
     else:
         store.fs.put_file(str(file), full)
+    # A store may have taken less than was sent, without an error.
     found = store.fs.info(full)
     if int(found.get("size") or 0) != size:
         raise ShortError(f"{path!r} has {found.get('size')} bytes there, not {size}")
@@ -304,9 +312,11 @@ def _put_file(store: Store, file: Path, path: str) -> None:
 def _put_sftp(fs: Any, file: Path, full: str) -> None:
     folder, _, name = full.rpartition("/")
     fs.makedirs(folder or "/", exist_ok=True)
+    # Not the whole name, which may have all the 255 bytes that a server takes.
     beside = f"{folder}/.{name[:200]}.{secrets.token_hex(4)}"
     try:
         fs.ftp.put(str(file), beside)
+        # This one replaces what is there; SFTP's own rename refuses to.
         fs.ftp.posix_rename(beside, full)
     except BaseException:
         with contextlib.suppress(Exception):
