@@ -77,8 +77,8 @@ def home(images: str, others: "list[str]") -> str:
     for top in others:
         path = os.path.join(top, "home-{}".format(os.getpid()))
         try:
+            # Fails where the name is taken, so the folder is never one that somebody else has made.
             os.mkdir(path, 0o700)
-        # Fails where the name is taken, so the folder is never one that somebody else has made.
         except OSError:
             continue
         return path

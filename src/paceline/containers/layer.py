@@ -88,7 +88,7 @@ def ensure_layer(
     Raises:
         EnvironmentBuildError: pip failed, with its reason; or no container could be started.
     """
-    # All that decides what will be installed. What is not in here can change without another layer being made.
+    # pip's settings are no part of it: the same lines from another index come to the same layer.
     asked = json.dumps([image, python, list(requirements), is_exact, _states(requirements)])
     key = hashlib.sha256(asked.encode()).hexdigest()[:20]
     folder = Path(os.path.abspath(folder))

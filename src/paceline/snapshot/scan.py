@@ -130,7 +130,7 @@ class _Scan:
             is_directory = entry.is_dir(follow_symlinks=False)
             if self._files_out and not is_directory and os.path.realpath(entry.path) in self._files_out:
                 continue
-            # Only what the last scan took needs no decision: what it left out is not in the cache, and is decided on anew.
+            # Only files and folders that the last scan took need no decision: what it left out is not in the cache.
             decided = trust and (path in self._known_directories if is_directory else path in known)
             if not decided and self._ignore.ignores(path, is_directory=is_directory):
                 continue

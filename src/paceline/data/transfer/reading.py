@@ -231,7 +231,7 @@ class _FsspecReader:
 
 def version_of(info: dict[str, Any]) -> str:
     """The version of a file as fsspec tells it, as text; "" where it tells nothing."""
-    # S3 and Azure have an etag, GCS a generation, fsspec's memory the time at which a file was made.
+    # An etag where there is one, else GCS's generation. fsspec's memory has only the time at which a file was made.
     found = next((info[key] for key in ("ETag", "etag", "generation", "created") if info.get(key)), "")
     # fsspec's memory lists a number, and tells a time of one file.
     return str(found.timestamp() if isinstance(found, dt.datetime) else found)
