@@ -213,6 +213,7 @@ NO_READS = {
         "folder",
         "id",
         "kind",
+        "kinds",
         "type",
         "number",
         "parent",

@@ -142,6 +142,8 @@ def test_interfaces_reach_the_ranks(interfaces, recwarn):
 
 def test_it_works_in_another_thread_and_leaves_neither_thread_nor_process():
     before = set(threading.enumerate())
+    # Other tests' ranks may wait below this process for their next check.
+    others = set(processes.descendants(os.getpid()))
     found = []
     thread = threading.Thread(target=lambda: found.extend(horovod.run(int, num_proc=2, use_gloo=True)))
     thread.start()
@@ -150,4 +152,4 @@ def test_it_works_in_another_thread_and_leaves_neither_thread_nor_process():
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) == before
-    assert processes.descendants(os.getpid()) == []
+    assert set(processes.descendants(os.getpid())) <= others

@@ -40,6 +40,8 @@ def has_hosts() -> bool:
 
 def on_two_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`horovodrun` with these words, on the first of two hosts; its exit code and output."""
+    # Other tests' ranks may wait below this process for their next check.
+    others = set(processes.descendants(os.getpid()))
     keys = folder / "keys"
     keys.mkdir()
     program = [
@@ -62,7 +64,7 @@ def on_two_hosts(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env=environment,
     )
-    assert processes.descendants(os.getpid()) == []
+    assert set(processes.descendants(os.getpid())) <= others
     return done
 
 

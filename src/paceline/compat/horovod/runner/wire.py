@@ -7,7 +7,7 @@ Both sides prove that they know the key before anything is said (multiprocessing
                                                    scratch: folders to remove when the driver is gone
     rank      o<bytes>  e<bytes>                   pieces of standard output and error, as often as there are any
     rank      r<bytes>                             pieces of a function's result
-    rank      end {exit_code, error, signal}       the last word
+    rank      end {exit_code, error, time}         the last word
     driver    {"end": true} or {"interrupt": true} at any time; a closed connection means the same as "end", at once
 """
 
@@ -18,11 +18,15 @@ import json
 import os
 import socket
 from collections.abc import Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
 #: Holds, for what `horovodrun` starts, where it listens and the key.
 VARIABLE = "HOROVODRUN_CONNECT"
+#: What a challenge ends with where the other side is no process of ours. Another job's, with another key, is an
+#: AuthenticationError, which is none of these.
+_NO_ANSWER = (OSError, EOFError, ValueError, AssertionError)
 #: For each address: behind a firewall that drops packets, a connection would take minutes to fail.
 _HANDSHAKE_S = 20.0
 _OF_HOST = frozenset(
@@ -46,7 +50,7 @@ def connect(addresses: list[tuple[str, int]], key: bytes) -> Connection:
             answer_challenge(connection, key)
             deliver_challenge(connection, key)
             return connection
-        except (OSError, EOFError, ValueError, AssertionError) as error:
+        except (*_NO_ANSWER, AuthenticationError) as error:
             errors.append(f"{address[0]}:{address[1]}: {error or type(error).__name__}")
     raise ConnectionError(f"horovodrun can't be reached at {'; '.join(errors)}")
 
@@ -57,7 +61,7 @@ def accept(connected: socket.socket, key: bytes) -> Connection | None:
     try:
         deliver_challenge(connection, key)
         answer_challenge(connection, key)
-    except (OSError, EOFError, ValueError, AssertionError):
+    except (*_NO_ANSWER, AuthenticationError):
         connection.close()
         return None
     return connection

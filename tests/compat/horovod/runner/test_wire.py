@@ -1,0 +1,42 @@
+"""The line between horovodrun and its ranks: who does not know the key is passed over."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from paceline.compat.horovod.runner import wire
+
+
+def listening(key: bytes, heard: list[object]) -> tuple[tuple[str, int], threading.Thread]:
+    """The address of a listener that takes one connection with this key."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            heard.append(wire.accept(listener.accept()[0], key))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return listener.getsockname()[:2], thread
+
+
+def test_a_listener_of_another_job_is_passed_over_for_the_next_address() -> None:
+    heard: list[object] = []
+    other, first = listening(b"another", heard)
+    ours, second = listening(b"ours", heard)
+    connection = wire.connect([other, ours], b"ours")
+    first.join(20)
+    second.join(20)
+    assert heard[0] is None
+    wire.send(connection, {"hello": 1})
+    assert wire.receive(heard[1]) == {"hello": 1}  # type: ignore[arg-type]
+
+
+def test_none_that_knows_the_key_is_one_error() -> None:
+    other, thread = listening(b"another", [])
+    with pytest.raises(ConnectionError, match=f"can't be reached at 127.0.0.1:{other[1]}: digest"):
+        wire.connect([other], b"ours")
+    thread.join(20)
