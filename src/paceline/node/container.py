@@ -55,6 +55,7 @@ def prepare_container(
                 say=say,
             )
             assert layer is not None, "nobody asked to stop"
+            # Read-only: several runs use the same layer.
             mounts = [*mounts, Mount(path=Path(layer.prefix), read_only=True)]
             kept = _kept(environment, layer)
             write_json(folder.environment, came.as_submitted(kept))

@@ -38,6 +38,7 @@ class Hooks:
 
     def change(self, grad: Tensor) -> Tensor:
         """The gradient as the hooks leave it."""
+        # Over a copy: a hook may remove itself while it is called.
         for hook in list(self._of(_BEFORE)):
             result = hook(grad)
             grad = grad if result is None else result
@@ -58,6 +59,7 @@ class Hooks:
         tables = [table for kind, table in self._tables if kind == name]
         for tensor in self._later:
             table = _table(tensor, name)
+            # Several tensors may share one table, whose hooks are called once.
             if table is not None and not any(table is other for other in tables):
                 tables.append(table)
         for table in tables:

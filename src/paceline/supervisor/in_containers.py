@@ -44,6 +44,7 @@ def wrapped_beside(command: Command, launch: Launch, shells: Sequence[Mapping[st
         here = [
             place.rank for place in launch.places if not launch.remote_shell or place.node_rank == command.node_rank
         ]
+        # `min`, for the container is named by the lowest of the ranks that it holds.
         rank = min(here)
     host = None
     if launch.remote_shell:

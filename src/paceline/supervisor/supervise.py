@@ -67,6 +67,7 @@ def _attempts(run: Supervision) -> Outcome:
     """
     run.note_preemption()
     number = len(run.record.attempts)  # not 0 where the engine has put the job back into its queue
+    # The engine starts a job again that it has interrupted; the run may have no attempt left by then.
     if number > run.job.max_restarts and number:
         return Outcome(failure=_interrupted(run.record))
     tried, failure = number, None
@@ -75,6 +76,7 @@ def _attempts(run: Supervision) -> Outcome:
         try:
             outcome = hold_nodes(run) if run.nodes is None else None
         except (TargetError, EngineError) as error:
+            # Without a failure of an attempt this is the first, and its own error says all.
             if failure is None:
                 raise
             return Outcome(failure=_extended(failure, f"There were no nodes for another attempt: {error}"))

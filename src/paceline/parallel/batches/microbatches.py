@@ -84,11 +84,13 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
             size = of_micro[world.replica]
             ranges.append(range(start, start + size))
             start += size
+        # A replica without rows has loaded one, as padding.
         if parts.count != max(start, 1):
             raise ParallelError(
                 f"this rank's part of the batch has {parts.count} rows, but {start} samples were asked of the loader. "
                 "A collate_fn that joins or splits samples can't be spread; give batches as a plain iterable."
             )
+    # Padding is the first row, whose weight is 0.
     pieces = [parts.take(span.start, span.stop) if span else parts.take(0, 1) for span in ranges]
     weights = [_weight(piece, len(span), task) for piece, span in zip(pieces, ranges, strict=True)]
     total = float(global_rows)
@@ -110,6 +112,7 @@ def cut(batch: Any, task: Task, world: World) -> list[Microbatch]:
                 kwargs=kwargs,
                 target=target,
                 rows=len(span),
+                # In float64, for the weights of many microbatches are to add up to 1.
                 weight=torch.tensor(weight / total, dtype=torch.float64),
                 index=index,
                 global_rows=sum(sizes[index]),
@@ -157,6 +160,7 @@ def weigh(weight: Callable[[Any], Any], target: Any) -> float:
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {shown}; it has to be one number, such as "
             "(target != -100).sum()."
         ) from error
+    # A comparison with NaN is false, so this refuses it as well.
     if not 0 <= value < float("inf"):
         raise ParallelError(
             f"the weight of a target (loss_weight=, or weight= of evaluate) is {value:g}; it has to be a number of at least 0."

@@ -57,6 +57,7 @@ def newest(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     steps = {int(match[1] or match[2]) for name in names if (match := _STEP.match(name))}
+    # The name alone is not enough: a checkpoint counts only where its metadata is there.
     for step in sorted(steps, reverse=True):
         if find(step_path(folder, step)) is not None:
             return step_path(folder, step)
@@ -82,6 +83,7 @@ class Saving:
             OSError: the folder can't be made.
         """
         self.path = path
+        # An empty folder is taken, for the script may have made it for this.
         if os.path.lexists(path) and find(path) != path and not _is_empty(path):
             raise ParallelError(f"{str(path)!r} is there and is no checkpoint. Give a path that is free.")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,14 +95,18 @@ class Saving:
 
     def commit(self) -> None:
         """Give the folder its name; it has to be whole. What had the name before goes."""
+        # Before the rename: after a power cut a folder that has its name must have its files.
         _sync(self.folder)
         former = _former(self.path)
+        # A rename replaces no folder that has something in it, so the former one is moved away and not removed: until the new
+        # one has its name it is what `find` gives.
         if find(self.path) == self.path:
             shutil.rmtree(former, ignore_errors=True)
             os.rename(self.path, former)
         elif os.path.lexists(self.path):
             self.path.rmdir()
         os.rename(self.folder, self.path)
+        # A rename is on the disk once the folder that holds the name is.
         _sync(self.path.parent)
         # The lock goes only now that the folder has its name: without a lock another save would take it for what a killed
         # process has left.
@@ -134,6 +140,7 @@ def remove_leftovers(parent: Path) -> None:
         except OSError:
             continue
         try:
+            # Whoever writes holds this lock, and the kernel lets go of it when the process ends, however it ends.
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(parent / name, ignore_errors=True)
         except OSError:
@@ -159,6 +166,7 @@ def _age_s(folder: Path) -> float:
 
 
 def _sync(folder: Path) -> None:
+    # Some file systems refuse to sync a folder, such as some network ones.
     with contextlib.suppress(OSError):
         sync_file(folder)
 

@@ -89,6 +89,7 @@ def _decide(
     blocks = measure(traced, task.model, batch, marks, loss=loss, context=_context(task, world), boundaries=boundaries)
     options: dict[str, Any] = {"schedule": layout.schedule, "workers": layout.pipe, "microbatches": task.microbatches}
     if layout.cut is not None:
+        # The first block begins before any mark, so the marks count from 1.
         starts = [1 + index for index, (_, place) in enumerate(marks) if place in places]
         plan = plan_by_hand(blocks, starts, **options)
     else:
@@ -134,6 +135,7 @@ def _uses(task: Task, sample: Microbatch, programs: Programs, marks: tuple[Mark,
             if training is None:
                 raise
     held = {name for own in found for name in held_tensors(task.model, frozenset(own))}
+    # What no part calls is still in the model's state and its optimizer, and has to be somewhere.
     found[0] |= {name for name, _ in all_names(task.model)} - held
     return tuple(map(frozenset, found))
 

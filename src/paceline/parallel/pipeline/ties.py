@@ -36,8 +36,11 @@ class StageTies:
                     held.setdefault(first[name], set()).add(stage)
         self.holders = {name: tuple(sorted(stages)) for name, stages in held.items() if len(stages) > 1}
         workers = world.extent("pipe")
+        # With an interleaved schedule stage n is on worker n modulo their number; two stages of one worker share the tensor
+        # itself.
         ranks = {name: frozenset(stage % workers for stage in stages) for name, stages in self.holders.items()}
         self._groups: dict[frozenset[int], Any] = {}
+        # Sorted, for all ranks have to make the groups in one order.
         for members in sorted(set(ranks.values()), key=sorted):
             if len(members) > 1:
                 self._groups[members] = _group(members, world)

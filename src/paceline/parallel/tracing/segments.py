@@ -105,6 +105,7 @@ def _segment(traced: Traced, boundaries: Boundaries, first: int, last: int) -> S
     if is_last:
         graph.output(map_arg(traced.output.args[0], lambda node: made[node]))
     else:
+        # The order is that of `live`, which the next part's `receives` has as well: values are matched by it.
         graph.output(tuple(made[node] for node in sends))
     code = graph.python_code("self")
     names = dict(code.globals)
@@ -137,6 +138,7 @@ def _emit(graph: fx.Graph, traced: Traced, made: dict[fx.Node, fx.Node], wanted:
         args = map_arg(node.args, lambda given: made[given])
         kwargs = map_arg(node.kwargs, lambda given: made[given])
         made[node] = graph.create_node(node.op, node.target, args, kwargs)
+    # The part ends within a stretch without gradients, and what the script does next must have them.
     if before is not None:
         graph.call_function(_restore_gradients, (before,))
 

@@ -112,6 +112,7 @@ class Replica:
     def _append(self, header: Mapping[str, Any], data: bytes, rank: int, group: int) -> None:
         name, at = header["file"], header["at"]
         key = (group, name, header["ino"])
+        # Several nodes may see and report one file: what one of them has brought already is not added again.
         done = self._appended.get(key, at)
         if new := data[max(0, done - at) :]:
             _write(self._path(name), new, None, os.O_CREAT | os.O_APPEND)
@@ -151,6 +152,7 @@ class Replica:
             self._take_record(whole)
         elif self._is_later(header, rank):
             path, mtime = self._path(name), header["stamp"][1]
+            # Neither setuid nor setgid comes from another machine.
             os.chmod(beside, header["mode"] & 0o777)
             os.utime(beside, ns=(mtime, mtime))
             self._put(beside, path)
@@ -169,6 +171,7 @@ class Replica:
         elif target is None:
             raise ReplicaError(f"the link {name!r} to {header['target']!r} leads out of the run's folder")
         elif self._is_later(header, rank):
+            # Named after its rank, so that `close` of that node's link removes it.
             beside = os.path.join(self.top, INCOMING, f"{rank}-link")
             os.makedirs(os.path.dirname(beside), exist_ok=True)
             _unlink(beside)
