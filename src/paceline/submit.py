@@ -109,7 +109,12 @@ def submit(
         owner=store.owner(),
     )
     # From here on readers see the run, and this process as the one that looks after it.
-    lock_fd = store.create(runs_dir, record, secrets)
+    try:
+        lock_fd = store.create(runs_dir, record, secrets)
+    except BaseException:
+        # A supervisor that was loaded early waits for this run.
+        target.release(runs_dir / run_id)
+        raise
     folder = RunFolder(runs_dir / run_id)
     try:
         # The supervisor reads this copy, maybe hours later, when the workspace's own file of the target says something else.

@@ -40,11 +40,13 @@ def test_constraints_are_kept_apart_those_that_a_constraint_file_includes_too(tm
 
 def test_options_are_kept_under_their_long_names(tmp_path):
     text, _ = read(
-        tmp_path, main="-i https://a/simple\n--extra-index-url=https://b/simple\n--pre\n-f https://c/links\na\n"
+        tmp_path,
+        main="-i https://a/simple?key=1\n--extra-index-url=https://b/simple\n--extra-index-url https://d/simple?key=1\n--pre\n-f https://c/links\na\n",
     )
     assert text.splitlines() == [
-        "--index-url https://a/simple",
+        "--index-url https://a/simple?key=1",
         "--extra-index-url https://b/simple",
+        "--extra-index-url https://d/simple?key=1",
         "--pre",
         "--find-links https://c/links",
         "a",

@@ -80,7 +80,12 @@ def prune_layers(
 def _sweep(folder: Path) -> None:
     """Remove what installations that failed or were killed have left."""
     for path in folder.glob("*/"):
-        if read_layer(folder, path.name) is None and (fd := locks.take(_lock(folder, path.name))) is not None:
+        # Python 3.10 gives files for this pattern, too.
+        if (
+            path.is_dir()
+            and read_layer(folder, path.name) is None
+            and (fd := locks.take(_lock(folder, path.name))) is not None
+        ):
             # Again under the lock, for a build may have come to its end between the look above and the lock.
             if read_layer(folder, path.name) is None:
                 shutil.rmtree(path, ignore_errors=True)

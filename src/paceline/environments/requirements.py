@@ -208,7 +208,9 @@ def _parse_line(line: str, where: str, folder: Path | None) -> RequirementLine:
 
 
 def _parse_option(line: str, where: str, folder: Path | None) -> RequirementLine:
-    word, _, value = line.replace("=", " ", 1).partition(" ") if line.startswith("--") else line.partition(" ")
+    # "--index-url=URL" or "--index-url URL", whose URL may have a "=" of its own.
+    found = re.match(r"(--[^\s=]+)(?:=|\s+|$)(.*)", line, re.DOTALL) or re.match(r"(\S+)\s*(.*)", line, re.DOTALL)
+    word, value = found.groups() if found else (line, "")
     # "-rmore.txt": the value of a short option may follow it without a blank.
     if not line.startswith("--") and len(word) > 2 and word[:2] in _WITH_VALUE:
         word, value = word[:2], line[2:]

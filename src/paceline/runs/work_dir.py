@@ -51,7 +51,7 @@ def clean(folder: RunFolder) -> None:
             # __pycache__ is the interpreter's, written beside the sources while the script ran; nobody looks for results there.
             for name in (*files, *(name for name in folders if os.path.islink(os.path.join(directory, name)))):
                 path = os.path.join(directory, name)
-                if "__pycache__" in Path(directory).parts or _same(path, original / name):
+                if "__pycache__" in Path(os.path.relpath(directory, work)).parts or _same(path, original / name):
                     os.unlink(path)
             with contextlib.suppress(OSError):
                 os.rmdir(directory)  # only if empty

@@ -6,6 +6,7 @@ A snapshot is never changed once it has its name; runs work on copies of it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -141,8 +142,9 @@ def _read(tree: Tree, path: str, target: Path | None, meter: _Meter) -> str:
         try:
             while data := source.read(_CHUNK):
                 digest.update(data)
-                if copy is not None:
-                    copy.write(data)
+                if copy is not None and copy.write(data) != len(data):
+                    # An unbuffered file takes what still fits on a disk that is nearly full, and says so by the count alone.
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
                 meter.add(len(data))
         finally:
             if copy is not None:

@@ -20,6 +20,8 @@ from paceline.sweeps.results import MORE
 
 def main(argv: list[str]) -> int:
     folder = RunFolder(Path(argv[0]))
+    # This process's own PYTHONPATH is Paceline's library alone. Its trials get the one of the shell that submitted the sweep.
+    os.environ["PYTHONPATH"] = os.environ.pop("PACELINE_SHELL_PYTHONPATH", "")
     # No program that is started from here may inherit the lock: it would seem held after this controller has died, and then
     # nobody could take the sweep over.
     os.set_inheritable(int(argv[1]), False)

@@ -237,7 +237,10 @@ class Controller:
                     values=self._secrets,
                 )
             except EngineError as error:
-                # The engine may answer again: nothing is wrong with the sweep.
+                # The engine may answer again: nothing is wrong with the sweep. What was begun of the trial has no process yet.
+                begun = RunFolder(self._runs_dir / child_id(self.folder.run_id, number))
+                if begun.record.exists():
+                    removal.remove(begun)
                 say(f"trial {number} could not be handed over, and will be tried again: {error}")
                 self._not_before = time.monotonic() + _RETRY_S
                 return

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.runs import metrics
 from paceline.runs.folder import metric_logs
@@ -70,11 +72,8 @@ class CurveReader:
             entry = json.loads(line)
         except ValueError:
             return  # cut short by a kill
-        if isinstance(entry, dict) and entry.get("name") == self._metric and not entry.get("kind"):
-            value = entry.get("value")
-            # To Python a bool is an int as well, but no point on a curve.
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
-                series.append(float(value))
+        if isinstance(entry, dict) and entry.get("name") == self._metric and (number := _number(entry)) is not None:
+            series.append(number)
 
     def _read_again(self, logs: dict[int, dict[int, Path]]) -> None:
         sizes = {path: path.stat().st_size for paths in logs.values() for path in paths.values()}
@@ -84,11 +83,19 @@ class CurveReader:
         self._read = sizes
         self._series = {
             rank: [
-                float(entry["value"])
+                number
                 for entry in metrics.entries_by_name(self._directory, name=self._metric, rank=rank).get(
                     self._metric, ()
                 )
-                if not entry.get("kind") and isinstance(entry.get("value"), (int, float))
+                if (number := _number(entry)) is not None
             ]
             for rank in logs
         }
+
+
+def _number(entry: Mapping[str, Any]) -> float | None:
+    """The value of a metric's line where it is a number; a list, a table, a text and a truth value are none."""
+    value = entry.get("value")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or entry.get("kind"):
+        return None
+    return float(value)

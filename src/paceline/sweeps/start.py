@@ -18,9 +18,9 @@ from paceline.snapshot import Progress, git_state
 from paceline.submit import SourceCopy, check, take_snapshot, values_of, warn_of_secrets
 from paceline.sweeps.points import job_of
 from paceline.sweeps.results import MORE
-from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
-from paceline.system.files import PRIVATE, write_json
+from paceline.system.files import PRIVATE, read_json, write_json
 
 _LOCK_S = 10.0
 
@@ -48,7 +48,7 @@ def submit_sweep(
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     check(job, workspace_dir)
-    # The first point of the space shows whether the job takes what it will be given.
+    # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first))
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
@@ -97,7 +97,11 @@ def more(folder: RunFolder, trials: int) -> None:
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise SweepError(f"trials={trials!r} is no integer of 1 or more.")
     # Before the look at the lock: a controller that is about to end finds the request and goes on by itself.
-    write_json(folder.path / MORE, {"trials": trials})
+    # What was asked for a moment before, and not yet seen, counts as well.
+    asked = (read_json(folder.path / MORE) or {}).get("trials", 0) + trials
+    if (total := record.sweep["trials"] + asked) > MOST_TRIALS:
+        raise SweepError(f"trials={trials}: {total} in all are more than {MOST_TRIALS}, which a sweep may have.")
+    write_json(folder.path / MORE, {"trials": asked})
     if not record.is_terminal:
         return
     # A controller that has written the end lets go of the lock a moment later.

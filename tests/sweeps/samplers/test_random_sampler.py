@@ -32,3 +32,12 @@ def test_repeats_are_had_by_asking() -> None:
     sampler = RandomSampler(space, 0, repeats=True)
     points = [sampler.propose(number, ()) for number in range(20)]
     assert {str(point) for point in points} == {"{'a': 0}", "{'a': 1}"}
+
+
+def test_quantised_values_do_not_come_twice_either() -> None:
+    space = Space({"a": pl.quniform(0, 1, 0.5)})
+    sampler = RandomSampler(space, 0)
+    trials: list[Trial] = []
+    while (chosen := sampler.propose(len(trials), trials)) is not None:
+        trials.append(Trial(number=len(trials), run_id="", chosen=chosen))
+    assert sorted(space.values(trial.chosen)["a"] for trial in trials) == [0, 0.5, 1]

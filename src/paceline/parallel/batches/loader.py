@@ -222,9 +222,7 @@ def _rebuilt(loader: DataLoader[Any], sampler: Any, generator: Any) -> DataLoade
     # DataLoader refuses these two where it has no worker processes.
     if loader.num_workers > 0:
         options |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
-    # Older releases of torch don't have it.
-    if hasattr(loader, "in_order"):
-        options["in_order"] = loader.in_order
+    # `in_order=False` is not taken over: batches that overtake each other would make the ranks step on rows of different batches.
     return DataLoader(loader.dataset, batch_sampler=sampler, generator=generator, **options)
 
 

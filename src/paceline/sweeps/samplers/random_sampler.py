@@ -31,15 +31,19 @@ class RandomSampler:
         source = random.Random(seed_of(self._seed, number))
         if not self._is_small:
             return self._drawn(source)
-        known = {tuple(trial.chosen.items()) for trial in trials}
+        # By their values: of a quantised range, many raw values are one for the script.
+        known = {self._said(trial.chosen) for trial in trials}
         # Draw at first, for that costs nothing; near the end of a space nearly all draws have been there.
         for _ in range(10):
             drawn = self._drawn(source)
-            if tuple(drawn.items()) not in known:
+            if self._said(drawn) not in known:
                 return drawn
         # Sampled from what is left, so that the last points of a space come in a bounded time.
-        left = [point for point in self._space.grid() if tuple(point.items()) not in known]
+        left = [point for point in self._space.grid() if self._said(point) not in known]
         return source.choice(left) if left else None
+
+    def _said(self, chosen: Mapping[str, Raw]) -> str:
+        return repr(sorted(self._space.values(chosen).items()))
 
     def _drawn(self, source: random.Random) -> dict[str, Raw]:
         return self._space.draw(lambda dimension: dimension.expression.raw_at(source.random()))
