@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -86,6 +88,42 @@ def test_views_of_dead_runs_are_dropped_and_those_of_living_ones_are_not(cache):
     os.close(held)
     cache.drop_dead_views()
     assert not cache.view_dir("living", 0).exists()
+
+
+def test_views_whose_supervisor_is_on_another_machine_stay_until_their_run_is_over(cache):
+    for run in ("elsewhere", "running", "forgotten"):
+        assert cache.is_unheld(run)
+        fd = cache.hold_view(run)
+        cache.view_dir(run, 0).mkdir(parents=True)
+        cache.note_unheld(fd)
+        os.close(fd)
+    for run in ("running", "forgotten"):
+        os.utime(cache.views / ".held" / run, (0, 0))  # as if prepared long ago
+    code = "print('there', flush=True); import time; time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PACELINE_RUN_ID": "running"}, stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"there\n"
+        cache.drop_dead_views()
+    finally:
+        process.kill()
+        process.communicate()
+    assert [cache.view_dir(run, 0).is_dir() for run in ("elsewhere", "running", "forgotten")] == [True, True, False]
+    cache.drop_views("elsewhere")
+    cache.drop_dead_views()
+    assert sorted(path.name for path in cache.views.iterdir()) == [".held"]
+    assert list((cache.views / ".held").iterdir()) == []
+
+
+def test_a_view_that_its_supervisor_holds_is_dropped_at_once_when_that_is_killed(cache):
+    held = cache.hold_view("here")
+    assert not cache.is_unheld("here")
+    cache.view_dir("here", 0).mkdir(parents=True)
+    os.close(held)
+    cache.drop_dead_views()
+    assert not cache.view_dir("here", 0).exists()
 
 
 def test_the_view_of_a_killed_run_is_dropped_by_whoever_comes_next(cache):

@@ -27,6 +27,7 @@ from pathlib import Path
 from paceline.data.stores.filesystem import working_path
 from paceline.data.transfer.partial import Partial, is_claimed
 from paceline.errors import DataError
+from paceline.system import processes
 from paceline.system.files import remove_tree
 
 FOLDER_VARIABLE = "PACELINE_DATA_CACHE"
@@ -37,6 +38,10 @@ DEFAULT_LIMIT_BYTES = 100 * 10**9
 _STAMP_NS = 10**18
 #: Partial files that no fetch went on with for so long are removed.
 _ABANDONED_S = 7 * 86400
+#: Views of a run whose supervisor is on another machine: so long they count as in use where no process of the run is seen.
+_UNHELD_S = 86400.0
+_LOOKS = 3
+_LOOK_PAUSE_S = 0.01
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{unit}I": 1024**power for power, unit in enumerate("KMGT", start=1)}
@@ -215,10 +220,41 @@ class DataCache:
                 pass
             os.close(fd)
 
+    def is_unheld(self, run_id: str) -> bool:
+        """Whether no process of this machine holds the run's views: its supervisor is on another one."""
+        assert self.view_dir(run_id, 0)
+        path = self._held / run_id
+        for _ in range(_LOOKS):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except OSError:
+                # Whoever holds it, holds it for the whole run; one that removes dead views has it for a moment alone.
+                time.sleep(_LOOK_PAUSE_S)
+            finally:
+                os.close(fd)
+        return False
+
+    def note_unheld(self, fd: int) -> None:
+        """Note that a run's views are used here while nobody holds them. fd: the open file by which they were held so far.
+
+        Such views count as in use while a process of the run is on this machine, and for a day after they were filled.
+        """
+        os.pwrite(fd, b"node\n", 0)
+
+    def _is_used_unheld(self, fd: int, run_id: str) -> bool:
+        noted = os.fstat(fd)
+        if not noted.st_size:
+            return False
+        return time.time() - noted.st_mtime < _UNHELD_S or bool(processes.with_variable("PACELINE_RUN_ID", run_id))
+
     def drop_views(self, run_id: str) -> None:
         """Remove what the run saw; the files stay in the cache."""
         assert self.view_dir(run_id, 0)
         remove_tree(self.views / run_id)
+        with contextlib.suppress(OSError):
+            os.truncate(self._held / run_id, 0)  # what `note_unheld` said is over
 
     def drop_dead_views(self) -> None:
         """Remove the views of runs that are over."""
@@ -230,6 +266,8 @@ class DataCache:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if self._is_used_unheld(fd, name):
+                    continue
                 remove_tree(self.views / name)
                 # Under the lock: who opened the file meanwhile sees that it is gone, and makes another.
                 path.unlink(missing_ok=True)

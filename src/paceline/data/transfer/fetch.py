@@ -165,9 +165,14 @@ def _held(cache: DataCache, view_dir: Path) -> Iterator[None]:
     if cache.views not in view_dir.parents:
         yield
         return
-    fd = cache.hold_view(view_dir.relative_to(cache.views).parts[0])
+    run_id = view_dir.relative_to(cache.views).parts[0]
+    is_unheld = cache.is_unheld(run_id)
+    fd = cache.hold_view(run_id)
     try:
         yield
+        if is_unheld:
+            # Before the lock is let go of: from then on this note alone keeps the view.
+            cache.note_unheld(fd)
     finally:
         os.close(fd)
 
