@@ -100,7 +100,8 @@ def kill_descendants(pid: int, *, wait_s: float = 10.0) -> int:
     killed: set[int] = set()
     deadline = time.monotonic() + wait_s
     # SIGKILL, for a process that handles SIGTERM may start others in its handler, and each look would find new ones.
-    while left := descendants(pid):
+    # One whose parent died first is no descendant any more where this process is no subreaper; it may still be dying.
+    while (left := descendants(pid)) or any(map(is_alive, killed)):
         for child in left:
             killed.add(child)
             send(child, signal.SIGKILL)
