@@ -57,7 +57,8 @@ class EndingChecks:
 
         assert bench.wait_for_end(waiter) == states.CANCELED
         assert waiter.record().attempts == ()
-        assert holder.status == states.RUNNING
+        # It goes on as if nothing had been; on a busy machine its record may still be behind its log.
+        bench.wait_for_status(holder, states.RUNNING)
         next_one = bench.submit("print('at last')\n", **bench.target.whole)
         holder.cancel()
         # What the holder had is given back.
