@@ -12,6 +12,7 @@ from paceline.cli.run_options import RUN
 from paceline.errors import SweepError
 from paceline.sweeps.expressions import Expression, parse
 from paceline.sweeps.policies.policies import parse_policy
+from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.system import durations
@@ -101,9 +102,11 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     # Drawn once and kept with the sweep: a controller that takes over proposes as the one before it did.
     found.setdefault("seed", secrets.randbelow(1 << 31))
     try:
-        return SweepSpec(**found)
+        made = SweepSpec(**found)
     except TypeError as error:
         raise SweepError(f"{str(file)!r}: sweep: {error}.") from None
+    check_sampler(made.sampler, made.space)
+    return made
 
 
 def _params(given: list[str] | None) -> dict[str, str]:

@@ -13,6 +13,7 @@ from paceline.errors import SweepError
 from paceline.estimator import is_estimator
 from paceline.submit import SourceCopy
 from paceline.sweeps.policies.policy import Policy
+from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import submit_sweep
@@ -75,7 +76,7 @@ class Sweep:
             limit = None if self.max_duration_seconds is None else durations.seconds(self.max_duration_seconds)
         except ValueError as error:
             raise SweepError(f"max_duration_seconds: {error}") from None
-        return SweepSpec(
+        spec = SweepSpec(
             space=Space(self.space),
             metric=self.metric,
             goal=self.goal,
@@ -89,6 +90,8 @@ class Sweep:
             max_duration_seconds=limit,
             repeats=self.repeats,
         )
+        check_sampler(spec.sampler, spec.space)
+        return spec
 
     def submit(
         self,

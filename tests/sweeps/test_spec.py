@@ -1,0 +1,18 @@
+"""What a sweep is, as its record holds it."""
+
+from __future__ import annotations
+
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from tests.helpers import run_python
+
+
+def test_a_sweep_is_read_without_the_library_of_its_sampler() -> None:
+    """`sweep show` and `sweep best` read a sweep wherever it lies."""
+    spec = SweepSpec(space=Space({"x": 1}), metric="score", sampler="tpe")
+    code = (
+        "import sys; sys.modules['optuna'] = None\n"
+        "from paceline.sweeps.spec import SweepSpec\n"
+        f"print(SweepSpec.from_json({spec.to_json()!r}).sampler)"
+    )
+    assert run_python(code).strip() == "tpe"
