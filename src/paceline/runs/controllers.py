@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from paceline.runs import states, store
 from paceline.runs.failure import FailureReport
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, utc_now
-from paceline.system import locks, processes
+from paceline.system import detached, locks
 from paceline.system.files import append_line
 from paceline.system.library import library_dir
 
@@ -32,29 +31,17 @@ def start(folder: RunFolder, lock_fd: int, python: str | None = None) -> None:
     Raises:
         OSError: no process can be started.
     """
-    # It must not pass for a process of the run that submits it: by these a deserted run's processes are found.
-    own = {name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")}
-    with open(folder.logs / "driver.log", "ab") as log:
-        process = subprocess.Popen(
-            [python or sys.executable, "-m", _MODULE, str(folder.path), str(lock_fd)],
-            env={
-                **own,
-                "PYTHONPATH": str(library_dir(folder.path.parents[1])),
-                # By this mark it is spared where the run that has submitted it ends all processes below itself.
-                processes.SUPERVISOR_VARIABLE: folder.run_id,
-                "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-            },
+    with open(folder.driver_log, "ab") as log:
+        detached.start(
+            _MODULE,
+            folder.path,
+            lock_fd,
+            python=python or sys.executable,
+            library_dir=library_dir(folder.path.parents[1]),
             cwd=folder.path,
-            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # A flock belongs to the open file: the controller holds it from its first moment on, and readers find no gap.
-            pass_fds=(lock_fd,),
-            # Ctrl-C and the closing of a terminal reach the submitting program's session alone.
-            start_new_session=True,
         )
-    # It outlives this program by design, and Python would warn of a process that nobody has waited for.
-    process.returncode = 0
 
 
 def own(folder: RunFolder) -> RunRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import socket
@@ -10,20 +9,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from paceline.system import processes
-
-# Not typing's: `paceline run` waits for this module before it starts a supervisor.
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import Any
+from paceline.system import detached
 
 #: What a supervisor needs to start the workers of a run on this machine, beside what it imports itself.
 FOR_THIS_MACHINE = ("paceline.targets.this_machine", "paceline.launchers.processes", "ctypes")
 
-#: Supervisors that this process has started and that may still run.
-_started: list[subprocess.Popen[bytes]] = []
-#: Those that are being loaded for runs that are to come, by the run's folder.
+_MODULE = "paceline.supervisor"
+#: Supervisors that are being loaded for runs that are to come, by the run's folder.
 _loading: dict[Path, Early] = {}
 
 
@@ -51,7 +43,10 @@ def start(run_dir: Path, lock_fd: int, library_dir: Path, python: str) -> int:
         return pid
     log = _open_log(run_dir)
     try:
-        return _start(run_dir, lock_fd, library_dir, python, cwd=run_dir, stdout=log, stderr=log).pid
+        process = detached.start(
+            _MODULE, run_dir, lock_fd, python=python, library_dir=library_dir, cwd=run_dir, stdout=log, stderr=log
+        )
+        return process.pid
     finally:
         os.close(log)
 
@@ -65,10 +60,18 @@ class Early:
     def __init__(self, run_dir: Path, library_dir: Path, python: str, modules: Sequence[str] = ()) -> None:
         self.run_dir = run_dir
         self._ours, theirs = socket.socketpair()
-        null = subprocess.DEVNULL
         with theirs:
-            fd = theirs.fileno()
-            process = _start(run_dir, fd, library_dir, python, *modules, cwd="/", stdout=null, stderr=null)
+            process = detached.start(
+                _MODULE,
+                run_dir,
+                theirs.fileno(),
+                *modules,
+                python=python,
+                library_dir=library_dir,
+                cwd="/",
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         self._pid = process.pid
 
     def begin(self, lock_fd: int) -> int | None:
@@ -86,40 +89,6 @@ class Early:
     def drop(self) -> None:
         """Let it end: there will be no run. Nothing happens to one that has been told."""
         self._ours.close()
-
-
-def _start(
-    run_dir: Path, fd: int, library_dir: Path, python: str, *modules: str, **options: Any
-) -> subprocess.Popen[bytes]:
-    """fd: the run's open lock, or a socket by which that comes."""
-    environment = {
-        # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
-        **{name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")},
-        "PYTHONPATH": str(library_dir),
-        processes.SUPERVISOR_VARIABLE: run_dir.name,
-        # What the workers' PYTHONPATH was, which ours stands in for.
-        "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
-    }
-    process = subprocess.Popen(
-        [python, "-m", "paceline.supervisor", str(run_dir), str(fd), *modules],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        pass_fds=(fd,),
-        start_new_session=True,
-        **options,
-    )
-    if not _started:
-        atexit.register(_let_go)
-    # It outlives this program by design; if it ends before, the next submission takes its exit code off the system.
-    _started[:] = [earlier for earlier in _started if earlier.poll() is None]
-    _started.append(process)
-    return process
-
-
-def _let_go() -> None:
-    """Python would warn of each that still runs, where such warnings are shown."""
-    for process in _started:
-        process.returncode = process.poll() or 0
 
 
 def _open_log(run_dir: Path) -> int:

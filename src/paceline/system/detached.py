@@ -1,0 +1,62 @@
+"""Processes that outlive the program which starts them: supervisors of runs, controllers of sweeps."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+from pathlib import Path
+
+from paceline.system import processes
+
+# Not typing's: `paceline run` waits for this module before it starts a supervisor.
+TYPE_CHECKING = False
+
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Those that this process has started and that may still run.
+started: list[subprocess.Popen[bytes]] = []
+
+
+def start(
+    module: str, run_dir: Path, fd: int, *words: str, python: str, library_dir: Path, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start `python -m module RUN_DIR FD WORDS...` in a session of its own, and hand it the open file `fd`.
+
+    options: cwd, stdout and stderr, as `subprocess.Popen` takes them.
+
+    Raises:
+        OSError: no process can be started.
+    """
+    environment = {
+        # A worker that submits must not pass for its new run's: by these a deserted run's processes are found.
+        **{name: value for name, value in os.environ.items() if name not in ("PACELINE_RUN_DIR", "PACELINE_RUN_ID")},
+        "PYTHONPATH": str(library_dir),
+        # By this mark it is spared where the run that has submitted it ends all processes below itself.
+        processes.SUPERVISOR_VARIABLE: run_dir.name,
+        # What the workers' PYTHONPATH was, which ours stands in for.
+        "PACELINE_SHELL_PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+    }
+    process = subprocess.Popen(
+        [python, "-m", module, str(run_dir), str(fd), *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        # A flock belongs to the open file: whoever is started holds it from its first moment on, and readers find no gap.
+        pass_fds=(fd,),
+        # Ctrl-C and the closing of a terminal reach the submitting program's session alone.
+        start_new_session=True,
+        **options,
+    )
+    if not started:
+        atexit.register(_let_go)
+    # It outlives this program by design; if it ends before, the next start takes its exit code off the system.
+    started[:] = [earlier for earlier in started if earlier.poll() is None]
+    started.append(process)
+    return process
+
+
+def _let_go() -> None:
+    """Python would warn of each that still runs, where such warnings are shown."""
+    for process in started:
+        process.returncode = process.poll() or 0
