@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -117,30 +117,52 @@ def submit(
         raise
     folder = RunFolder(runs_dir / run_id)
     try:
-        # The supervisor reads this copy, maybe hours later, when the workspace's own file of the target says something else.
-        if described.kind != configured.LOCAL:
-            configured.keep_copy(folder.path, described)
+        with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
+            # The supervisor reads this copy, maybe hours later, when the workspace's own file of the target says something else.
+            if described.kind != configured.LOCAL:
+                configured.keep_copy(folder.path, described)
+            # Queued by this program and not by the supervisor: so runs have their turn in the order of submission, however long
+            # each supervisor takes to load.
+            target.enqueue(job, folder.path)
+            target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
+    except PacelineError:
+        target.release(folder.path)
+        raise
+    return folder
+
+
+@contextlib.contextmanager
+def being_started(
+    folder: RunFolder,
+    record: RunRecord,
+    lock_fd: int,
+    taken: snapshot.Snapshot,
+    *,
+    tags: Mapping[str, object] | None,
+    display_name: str | None,
+) -> Iterator[None]:
+    """Around the start of what looks after a new run: gives the run its snapshot and its notes, and lets go of its lock.
+
+    Raises:
+        TargetError: no process could be started. The run has Failed then, as with any error of Paceline's.
+    """
+    try:
         # Relative, so that it holds wherever the workspace is moved to or mounted.
         folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
         if tags:
             tags_and_properties.set_tags(folder.notes, tags)
         if display_name:
             tags_and_properties.set_name(folder.notes, "display_name", display_name)
-        # Queued by this program and not by the supervisor: so runs have their turn in the order of submission, however long
-        # each supervisor takes to load.
-        target.enqueue(job, folder.path)
-        target.start_supervisor(folder.path, lock_fd, library_dir(workspace_dir), sys.executable)
+        yield
     # Not for a Ctrl-C: that leaves a run that nobody looks after, and whoever reads it next writes down why it failed.
     except (OSError, PacelineError) as error:
-        target.release(folder.path)
         report = FailureReport(cause="not_started", message=f"The run could not be started: {error}.")
         store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
         if isinstance(error, PacelineError):
             raise
-        raise TargetError(f"run {record.run_id} could not be started on {job.compute_target!r}: {error}.") from error
+        raise TargetError(f"run {record.run_id} could not be started on {record.target!r}: {error}.") from error
     finally:
-        os.close(lock_fd)  # the supervisor holds it now
-    return folder
+        os.close(lock_fd)  # the run's supervisor, or the sweep's controller, holds it now
 
 
 def check(job: Job, workspace_dir: Path) -> None:

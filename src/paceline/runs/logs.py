@@ -110,7 +110,7 @@ class LineAssembler:
         self._partial = b""
 
 
-class _Tail:
+class Tail:
     """A log file that is read as it grows. In the place of what is left out of its middle (`paceline.system.gaps`) comes the line
     that says so."""
 
@@ -194,9 +194,9 @@ class AttemptLog:
     def __init__(self, folder: RunFolder, attempt: int, ranks: list[int], start: LogStart | None = None) -> None:
         offsets = start.offsets if start else {}
         self._attempt = attempt
-        self._order = _Tail(folder.log_order(attempt), start.notes if start else 0)
+        self._order = Tail(folder.log_order(attempt), start.notes if start else 0)
         self._order_rest = b""
-        self._tails = {rank: _Tail(folder.rank_log(attempt, rank), offsets.get(rank, 0)) for rank in ranks}
+        self._tails = {rank: Tail(folder.rank_log(attempt, rank), offsets.get(rank, 0)) for rank in ranks}
         self._lines = {rank: LineAssembler() for rank in ranks}
 
     def new(self) -> Iterator[LogLine]:
@@ -285,7 +285,7 @@ class PrepareFollower:
     """The lines of nodes that prepare and store, to be asked for what is new again and again."""
 
     def __init__(self, folder: RunFolder, node_count: int) -> None:
-        self._tails = {rank: _Tail(folder.prepare_log(rank)) for rank in range(node_count)}
+        self._tails = {rank: Tail(folder.prepare_log(rank)) for rank in range(node_count)}
         self._lines = {rank: LineAssembler() for rank in self._tails}
 
     def new(self) -> Iterator[LogLine]:

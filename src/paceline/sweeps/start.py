@@ -7,15 +7,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paceline.errors import PacelineError, SweepError
+from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.runs import controllers, read, states, store, tags_and_properties
-from paceline.runs.failure import FailureReport
+from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, git_state
-from paceline.submit import SourceCopy, check, take_snapshot, values_of, warn_of_secrets
+from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
 from paceline.sweeps.points import job_of
 from paceline.sweeps.results import MORE
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
@@ -44,6 +43,7 @@ def submit_sweep(
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
+        TargetError: the controller could not be started.
     """
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
@@ -69,19 +69,8 @@ def submit_sweep(
     # The lock is held from the folder's first moment: without it a reader would take the sweep for deserted.
     lock_fd = store.create(workspace_dir / "runs", record, secrets)
     folder = RunFolder(workspace_dir / "runs" / record.run_id)
-    try:
-        folder.snapshot.symlink_to(os.path.relpath(taken.path, folder.path))
-        if tags:
-            tags_and_properties.set_tags(folder.notes, tags)
-        if display_name:
-            tags_and_properties.set_name(folder.notes, "display_name", display_name)
+    with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         controllers.start(folder, lock_fd)
-    except (OSError, PacelineError) as error:
-        report = FailureReport(cause="not_started", message=f"The sweep could not be started: {error}.")
-        store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
-        raise SweepError(f"sweep {record.run_id} could not be started: {error}.") from error
-    finally:
-        os.close(lock_fd)  # the controller holds it now
     return folder
 
 
