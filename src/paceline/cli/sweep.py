@@ -24,7 +24,7 @@ from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
 from paceline.sweeps import children, following, results, start
 from paceline.sweeps.points import job_of
-from paceline.sweeps.samplers.samplers import make_sampler
+from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, ranked
 from paceline.workspace import Workspace
@@ -157,16 +157,12 @@ def _sweep(run_id: str) -> tuple[RunFolder, RunRecord, SweepSpec]:
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     check(wanted.job, workspace.path)
-    sampler = make_sampler(
-        sweep.sampler, sweep.space, sweep.seed, (sweep.goal,), repeats=sweep.repeats, source=wanted.directory
-    )
+    proposals = Proposals(sweep, wanted.directory)
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
     for number in range(min(_SHOWN, sweep.trials)):
-        chosen = (
-            # The points that the user gave come first. A sampler sees the trials before it without a value to learn from.
-            sweep.space.chosen(sweep.points[number]) if number < len(sweep.points) else sampler.propose(number, trials)
-        )
+        # A sampler sees the trials before it without a value to learn from.
+        chosen = proposals.propose(number, trials)
         if chosen is None:
             break
         values = sweep.space.values(chosen)

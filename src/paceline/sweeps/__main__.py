@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         while True:
             controller = Controller(folder)
             # Noted as the owner only once it is built: this takes back the count of starts that came to nothing.
-            controller.record = controllers.own(folder)
+            controller.sweep.record = controllers.own(folder)
             controller.run()
             if not (folder.path / MORE).exists():
                 break

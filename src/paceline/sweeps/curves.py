@@ -26,7 +26,6 @@ class CurveReader:
         self._needle = json.dumps(metric).encode()
         self._read: dict[Path, int] = {}
         self._series: dict[int, list[float]] = {}
-        self._names: set[str] = set()
 
     def look(self) -> tuple[float, ...]:
         """The curve as it is now: numbers in order of their logging; what is no number is left out."""

@@ -1,0 +1,80 @@
+"""Why a sweep ends before its time, and what is written down at its end."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import time
+
+from paceline.errors import PacelineError
+from paceline.runs import states, store
+from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.record import parse_utc, utc_now
+from paceline.supervisor.logs import say
+from paceline.sweeps import results
+from paceline.sweeps.sweep_state import SweepState
+from paceline.sweeps.trial import Trial
+from paceline.system.files import read_json
+
+#: Completed trials without the primary metric, and none with it, that end a sweep.
+_WITHOUT_METRIC = 3
+
+
+def wanted(sweep: SweepState) -> str | None:
+    """Why the sweep is to end before its time; None while it goes on."""
+    if sweep.folder.cancel_request.exists():
+        return "the sweep is canceled"
+    limit, started = sweep.spec.max_duration_seconds, sweep.record.started_utc
+    if limit is not None and started and time.time() > parse_utc(started).timestamp() + limit:
+        return f"the sweep has come to its limit of {limit:g} s"
+    return _failure(sweep)
+
+
+def write(sweep: SweepState) -> None:
+    """Write down the end of a sweep none of whose trials runs any more."""
+    # Readers must not take the sweep for ended before its table lies in the outputs.
+    sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
+    results.write_table(sweep.folder, sweep.spec, sweep.trials)
+    failure = _failure(sweep)
+    # A cancel goes before a failure: it is why the sweep ended, however its trials did.
+    if sweep.folder.cancel_request.exists():
+        by = (read_json(sweep.folder.cancel_request) or {}).get("by", "unknown")
+        _close(sweep, states.CANCELED, exit_code=EXIT_CANCELED, canceled_by=str(by))
+    elif failure:
+        _close(sweep, states.FAILED, exit_code=1, failure=FailureReport(cause="trials", message=failure))
+    else:
+        # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
+        _close(sweep, states.COMPLETED, exit_code=0)
+
+
+def _close(sweep: SweepState, status: str, **changes: object) -> None:
+    sweep.record = store.change(sweep.folder, sweep.record, status, ended_utc=utc_now(), **changes)
+    say(f"the sweep is {status}")
+
+
+def _failure(sweep: SweepState) -> str | None:
+    failed = [trial for trial in sweep.trials if trial.status == states.FAILED]
+    most = sweep.spec.max_failures
+    if most is not None and len(failed) >= most:
+        return f"{len(failed)} trials have failed, and max_failures is {most}. {_common(sweep, failed)}"
+    completed = [trial for trial in sweep.trials if trial.status == states.COMPLETED]
+    # The 3 is lowered for a sweep of one or two trials, which could never come to three.
+    if len(completed) >= min(_WITHOUT_METRIC, sweep.spec.trials) and not any(trial.curve for trial in sweep.trials):
+        return f"{len(completed)} trials have ended, and none has logged the primary metric. {sweep.no_metric(completed[0])}"
+    # While trials run one of them may still complete.
+    if failed and sweep.is_done and not sweep.live and len(failed) == len(sweep.trials):
+        return f"all trials have failed. {_common(sweep, failed)}"
+    return None
+
+
+def _common(sweep: SweepState, failed: list[Trial]) -> str:
+    """ "7 of 8 failed with the same error: ..." """
+    messages: collections.Counter[str] = collections.Counter()
+    for trial in failed:
+        # A trial's folder may have been removed by hand; the others still tell what they died of.
+        with contextlib.suppress(PacelineError):
+            report = store.stored(sweep.folder_of(trial.number)).failure
+            messages[(report.exception or report.message).strip() if report else "?"] += 1
+    message, count = messages.most_common(1)[0] if messages else ("?", 0)
+    same = f"{count} of {len(failed)} failed with the same error" if count > 1 else "The first error"
+    return f"{same}: {message}"

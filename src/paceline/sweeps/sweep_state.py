@@ -1,0 +1,109 @@
+"""What a controller knows of its sweep while it goes on; the parts of a controller share it."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+from paceline.runs import removal, store
+from paceline.runs.failure import CAUSES
+from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
+from paceline.supervisor.logs import say
+from paceline.sweeps.children import child_id, children, trial_of
+from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial import Trial
+from paceline.sweeps.watch import Watch
+
+
+class SweepState:
+    """The sweep's record, and its trials as they were seen last. For the holder of its lock.
+
+    trials: by number. live: the numbers of those that are not over. is_exhausted: there is no further point to try.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.record = store.stored(folder)
+        assert self.record.sweep is not None, "its kind is sweep"
+        assert self.record.job is not None, "a sweep has the job of its trials"
+        self.spec = SweepSpec.from_json(self.record.sweep)
+        self.job = self.record.job
+        self.trials: list[Trial] = []
+        self.live: dict[int, Watch] = {}
+        # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
+        self.is_exhausted = False
+
+    def folder_of(self, number: int) -> RunFolder:
+        """The folder of a trial, also of one that is not there yet."""
+        return RunFolder(self.runs_dir / child_id(self.folder.run_id, number))
+
+    @property
+    def runs_dir(self) -> Path:
+        return self.folder.path.parent
+
+    @property
+    def is_done(self) -> bool:
+        """No further trial will begin."""
+        return self.is_exhausted or len(self.trials) >= self.spec.trials
+
+    def take_up(self) -> None:
+        """Read the children that are there; of one that was being made when an earlier controller died, remove what there is."""
+        records = list(children(self.folder))
+        # A kill in the midst of a submission leaves the hidden folder, and `store.create` refuses to make one that is there.
+        shutil.rmtree(self.runs_dir / f".new-{child_id(self.folder.run_id, len(records))}", ignore_errors=True)
+        # Only the last one can be such a child, for the next number is given out after a submission has returned.
+        if records and _never_began(records[-1]):
+            removal.remove(RunFolder(self.runs_dir / records.pop().run_id))
+        for record in records:
+            self.add(trial_of(record, self.runs_dir, self.spec))
+        if records:
+            say(f"going on with {len(records)} trials, of which {len(self.live)} run")
+
+    def add(self, trial: Trial) -> None:
+        """A trial that is there from now on."""
+        assert trial.number == len(self.trials), "numbers are given out one after the other"
+        self.trials.append(trial)
+        if not trial.is_over:
+            self.live[trial.number] = Watch(self.folder_of(trial.number), self.spec.metric)
+
+    def look(self) -> list[Trial]:
+        """Bring the trials up to date; those whose curve or state has changed."""
+        changed: list[Trial] = []
+        # Over a copy: trials that have ended are taken out on the way.
+        for number, watch in list(self.live.items()):
+            after = watch.look(self.trials[number])
+            if after is self.trials[number]:
+                continue
+            changed.append(after)
+            self.trials[number] = after
+            if after.is_over:
+                del self.live[number]
+        return changed
+
+    def warn(self, text: str) -> None:
+        """Say it, and write it down in the sweep's record."""
+        say(f"warning: {text}")
+        self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
+        store.write(self.folder, self.record)
+
+    def no_metric(self, trial: Trial) -> str:
+        """What is said of a trial that has ended without a value of the primary metric."""
+        names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
+        logged = (
+            f"It logged {', '.join(names)}" if names else "It logged nothing: call run.log(name, value) in the script"
+        )
+        return f"trial {trial.number} has ended without a value of the primary metric {self.spec.metric!r}. {logged}."
+
+
+def _never_began(record: RunRecord) -> bool:
+    """Whether a child was made, and its submission ended there: no process of it has ever run."""
+    report = record.failure
+    return (
+        not record.attempts
+        and report is not None
+        and report.cause == "not_started"
+        and CAUSES["not_started"] in (report.message[0].lower() + report.message[1:])
+    )
