@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +15,8 @@ import paceline as pl
 from paceline.errors import SweepError
 from paceline.runs import states
 from paceline.sweeps.sweep_run import SweepRun
-
-SCRIPT = """
-import argparse, sys, time
-import paceline
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--x", type=float)
-parser.add_argument("--kind", default="a")
-parser.add_argument("--fail", action="store_true")
-parser.add_argument("--values", type=int, default=3)
-parser.add_argument("--pause", type=float, default=0.0)
-parser.add_argument("--name", default="score")
-given = parser.parse_args()
-run = paceline.Run.get_context()
-for step in range(given.values):
-    run.log(given.name, given.x + step / 100, step=step)
-    time.sleep(given.pause)
-if given.fail:
-    raise ValueError("no luck with this one")
-"""
-
-#: Guards against hanging alone.
-_LIMIT_S = 120
-
-
-@pytest.fixture
-def submit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., SweepRun]:
-    """Submit a sweep of the script, with arguments of its own, in a workspace of this test's."""
-    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "train.py").write_text(SCRIPT)
-    experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
-
-    def submit(space: dict[str, Any], *, arguments: tuple[str, ...] = (), **options: Any) -> SweepRun:
-        estimator = pl.Estimator(tmp_path / "source", entry_script="train.py", arguments=list(arguments))
-        run = experiment.submit(pl.Sweep(estimator, space, **{"metric": "score", "seed": 1, **options}))
-        assert isinstance(run, SweepRun)
-        return run
-
-    return submit
-
-
-def until(true: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + _LIMIT_S
-    while not true():
-        assert time.monotonic() < deadline, "it has not come to that"
-        time.sleep(0.05)
+from paceline.system import locks
+from tests.sweeps.helpers import SCRIPT, until
 
 
 def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> None:
@@ -137,6 +92,37 @@ def test_a_controller_that_is_killed_goes_on_where_it_was(submit: Any) -> None:
     assert [row["x"] for row in rows] == [space.values(sampler.propose(n, ()) or {})["x"] for n in range(8)]
     assert all(len(pl.Run(run.experiment, row["run_id"]).record().attempts) == 1 for row in rows)
     assert not list(run.folder.path.parent.glob(".new-*"))
+
+
+def test_what_ends_the_controller_ends_its_trials(submit: Any) -> None:
+    """Nobody would judge them any more, or end them."""
+    run = submit(
+        {"x": pl.uniform(0, 1), "pause": pl.choice(0, 600)},
+        points=[{"x": 0.5, "pause": 600}, {"x": 0.4, "pause": 0}],
+        concurrent=2,
+    )
+    until(lambda: [row["intervals"] > 0 for row in run.trial_rows()][:2] == [True, True])
+    shutil.rmtree(run.folder.snapshot.resolve())
+    with pytest.raises(pl.errors.RunFailedError, match=r"The sweep can not go on: snapshot .* is no longer in"):
+        run.wait_for_completion()
+    assert run.record().failure.cause == "trials"
+    assert run.trial_rows()[0]["status"] == states.CANCELED
+    assert "can not go on" in pl.Run(run.experiment, f"{run.id}_0").tags["stopped"]
+
+
+def test_a_controller_that_can_not_begin_ends_its_trials(submit: Any) -> None:
+    run = submit({"x": pl.uniform(0, 1)}, concurrent=1, arguments=("--pause", "600"))
+    until(lambda: run.trial_rows() and run.trial_rows()[0]["intervals"])
+    # What no controller can read.
+    record = json.loads(run.folder.record.read_text())
+    record["sweep"]["metric"] = ""
+    os.kill(record["owner"]["pid"], signal.SIGKILL)
+    until(lambda: not locks.is_held(run.folder.lock))
+    run.folder.record.write_text(json.dumps(record))
+    until(lambda: run.record().is_terminal)
+    assert "metric=''" in run.record().failure.message
+    trial = pl.Run(run.experiment, f"{run.id}_0")
+    until(lambda: trial.status == states.CANCELED)
 
 
 def test_failing_trials_end_a_sweep_with_their_common_cause(submit: Any) -> None:

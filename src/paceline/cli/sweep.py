@@ -97,6 +97,7 @@ def show(run_id: SweepId, top: Top = 0, as_json: Json = False) -> int:
             ("Status", record.status),
             ("Metric", f"{sweep.metric}, to {sweep.goal}"),
             ("Trials", f"{over} of {sweep.trials} ended, {len(trials) - over} running"),
+            *([("Waits for", record.waiting_for)] if record.waiting_for else []),
             *([("Why", str(record.failure.message))] if record.failure else []),
             *[("Warning", warning) for warning in record.warnings],
         ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from paceline.runs import states, store
@@ -60,8 +61,11 @@ def reopen(folder: RunFolder, record: RunRecord) -> None:
     store.write(folder, again)
 
 
-def resume(folder: RunFolder, record: RunRecord) -> RunRecord:
-    """Start a controller for a sweep that has lost its own; the record as readers see it."""
+def resume(folder: RunFolder, record: RunRecord, give_up: Callable[[RunFolder], None]) -> RunRecord:
+    """Start a controller for a sweep that has lost its own; the record as readers see it.
+
+    give_up: is called before a sweep is written down as Failed that no controller can be had for.
+    """
     # It goes on only on its own machine, for a user who may write its record; anybody else can but say so.
     if not store.was_here(record) or not os.access(folder.record, os.W_OK):
         host = record.owner.get("host")
@@ -80,6 +84,7 @@ def resume(folder: RunFolder, record: RunRecord) -> RunRecord:
         if starts > _MOST_STARTS:
             message = f"The sweep's controller ended {_MOST_STARTS} times before it could begin. Its log says why."
             report = FailureReport(cause="supervisor", message=message, see=f"{folder.logs / 'driver.log'}")
+            give_up(folder)
             return store.close_deserted(folder, record, report)
         # Written before the start: a controller that lives writes this anew.
         record = dataclasses.replace(record, owner={**record.owner, "starts": starts})

@@ -29,7 +29,7 @@ CAUSES = {
     "disk": "the disk of the run's folder is full",
     "internal": "an error of Paceline's own",
     "user": "fail() was called",
-    "trials": "of a sweep, so many trials failed, or none logged the primary metric",
+    "trials": "of a sweep, so many trials failed, one could not be submitted, or none logged the primary metric",
 }
 
 #: As timeout(1) exits.

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import RunNotFoundError
+from paceline.errors import PacelineError, RunNotFoundError
 from paceline.runs import controllers, remote_status, states, store
 from paceline.runs.folder import RunFolder
 from paceline.runs.ids import is_trial
@@ -43,9 +45,17 @@ def record(folder: RunFolder) -> RunRecord:
         found = store.stored(folder)
         if found.is_terminal:
             return found
-        return store.set_right(folder) if found.sweep is None else controllers.resume(folder, found)
+        return store.set_right(folder) if found.sweep is None else controllers.resume(folder, found, _end_trials)
     # Whoever ends what is left of a run holds the lock meanwhile; by the mark it is told from a supervisor that lives.
     return store.deserted(found) if folder.closing.exists() else store.shown(folder, found)
+
+
+def _end_trials(sweep: RunFolder) -> None:
+    """Ask for the end of a sweep's trials that run: nobody judges them any more, or will look at what they reach."""
+    for path in sweep.path.parent.glob(f"{glob.escape(sweep.run_id)}_*"):
+        with contextlib.suppress(PacelineError, OSError):
+            if is_trial(path.name) and not store.stored(RunFolder(path)).is_terminal:
+                request_cancel(RunFolder(path), by=f"sweep {sweep.run_id}", reason="the sweep's controller can't begin")
 
 
 def _is_own(folder: RunFolder) -> bool:

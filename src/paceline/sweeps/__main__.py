@@ -9,11 +9,10 @@ import traceback
 from pathlib import Path
 
 from paceline.errors import PacelineError
-from paceline.runs import controllers, read, states, store
-from paceline.runs.failure import FailureReport
+from paceline.runs import controllers, read, store
 from paceline.runs.folder import RunFolder
-from paceline.runs.record import utc_now
 from paceline.supervisor.logs import say
+from paceline.sweeps import ending
 from paceline.sweeps.controller import Controller
 from paceline.sweeps.results import MORE
 
@@ -41,14 +40,12 @@ def main(argv: list[str]) -> int:
             folder.cancel_request.unlink(missing_ok=True)
             controllers.reopen(folder, store.stored(folder))
     except Exception as error:
-        record = store.stored(folder)
         # The error came after the end was written: the end that readers have seen stands.
-        if record.is_terminal:
+        if store.stored(folder).is_terminal:
             return 0
         if not isinstance(error, PacelineError):
             say(traceback.format_exc())
-        report = FailureReport(cause="internal", message=f"The sweep's controller has failed: {error}")
-        store.change(folder, record, states.FAILED, failure=report, exit_code=1, ended_utc=utc_now())
+        ending.give_up(folder, error)
         return 1
     return 0
 

@@ -48,6 +48,7 @@ class Controller:
             for trial in changed:
                 self._tell(trial)
             self._take_more()
+            self._stopping.again()
             if end := ending.wanted(sweep):
                 self._stopping.all(end)
                 if not sweep.live:

@@ -9,15 +9,20 @@ import time
 from paceline.errors import PacelineError
 from paceline.runs import states, store
 from paceline.runs.failure import EXIT_CANCELED, FailureReport
+from paceline.runs.folder import RunFolder
 from paceline.runs.record import parse_utc, utc_now
 from paceline.supervisor.logs import say
 from paceline.sweeps import results
+from paceline.sweeps.children import children
+from paceline.sweeps.stopping import Canceling
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json
 
 #: Completed trials without the primary metric, and none with it, that end a sweep.
 _WITHOUT_METRIC = 3
+#: Between two looks at trials that are to end.
+_PAUSE_S = 0.5
 
 
 def wanted(sweep: SweepState) -> str | None:
@@ -45,6 +50,24 @@ def write(sweep: SweepState) -> None:
     else:
         # Also a sweep that has come to its time limit: it has done what it could in the time that it was given.
         _close(sweep, states.COMPLETED, exit_code=0)
+
+
+def give_up(folder: RunFolder, error: Exception) -> None:
+    """End a sweep whose controller can't go on: its trials are ended, and it has Failed. For the holder of its lock."""
+    is_ours = not isinstance(error, PacelineError)
+    message = f"{'The controller has failed' if is_ours else 'The sweep can not go on'}: {error}"
+    say(message)
+    # By the records alone: what the controller knew of the trials may be what has failed.
+    canceling = Canceling(folder.run_id)
+    while left := [record for record in children(folder) if not record.is_terminal]:
+        for record in left:
+            canceling.ask(RunFolder(folder.path.parent / record.run_id), message)
+        canceling.again()
+        time.sleep(_PAUSE_S)
+    report = FailureReport(cause="internal" if is_ours else "trials", message=message)
+    store.change(
+        folder, store.stored(folder), states.FAILED, failure=report, exit_code=1, ended_utc=utc_now(), waiting_for=None
+    )
 
 
 def _close(sweep: SweepState, status: str, **changes: object) -> None:

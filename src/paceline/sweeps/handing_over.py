@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paceline.errors import EngineError
@@ -17,25 +17,35 @@ from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
 from paceline.system.files import read_json
 
-#: After an engine has not taken a trial.
-_RETRY_S = 5.0
+#: After an engine has not taken a trial: the first pause. Each further one is twice as long, up to the longest.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 300.0
+#: So long an engine may take nothing while nothing of the sweep runs.
+_PATIENCE_S = 3600.0
 
 
 class HandingOver:
-    """Starts the trials of a sweep."""
+    """Starts the trials of a sweep. clock: seconds, which only grow."""
 
-    def __init__(self, sweep: SweepState) -> None:
+    def __init__(self, sweep: SweepState, clock: Callable[[], float] = time.monotonic) -> None:
         self._sweep = sweep
+        self._clock = clock
         self._secrets: dict[str, str] = read_json(sweep.folder.secrets) or {}
         self._proposals = Proposals(sweep.spec, sweep.folder.snapshot.resolve())
-        self._not_before = 0.0
+        self._pause = 0.0
+        self._not_before = self._clock()
+        self._refused_since: float | None = None
 
     def fill(self) -> None:
-        """Start trials until as many run as may."""
+        """Start trials until as many run as may.
+
+        Raises:
+            PacelineError: a trial can't be submitted, or the engine has not taken any for an hour.
+        """
         sweep = self._sweep
-        while len(sweep.live) < sweep.spec.concurrent and not sweep.is_done and time.monotonic() >= self._not_before:
+        while len(sweep.live) < sweep.spec.concurrent and not sweep.is_done and self._clock() >= self._not_before:
             number = len(sweep.trials)
-            chosen = self._proposals.propose(number, sweep.trials)
+            # A point that the engine has not taken is kept: a sampler that is asked once more proposes another one.
+            chosen = sweep.pending = sweep.pending or self._proposals.propose(number, sweep.trials)
             if chosen is None:
                 sweep.is_exhausted = True
                 say(f"the space has no further point: {number} trials in all")
@@ -47,8 +57,27 @@ class HandingOver:
                 begun = sweep.folder_of(number)
                 if begun.record.exists():
                     removal.remove(begun)
-                say(f"trial {number} could not be handed over, and will be tried again: {error}")
-                self._not_before = time.monotonic() + _RETRY_S
+                self._refused(number, error)
+            else:
+                self._pause, self._refused_since, sweep.pending = 0.0, None, None
+                sweep.wait_for(None)
+
+    def _refused(self, number: int, error: EngineError) -> None:
+        now = self._clock()
+        # While others run, the end of one may make the room that is missing.
+        if self._refused_since is None or self._sweep.live:
+            self._refused_since = now
+        if (waited := now - self._refused_since) >= _PATIENCE_S:
+            raise EngineError(
+                f"compute target {self._sweep.record.target!r} has taken no trial for {waited / 60:.0f} minutes: {error} "
+                f"Once it does again: paceline sweep more {self._sweep.folder.run_id} --trials N"
+            ) from error
+        self._pause = min(2 * self._pause or _FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        self._not_before = now + self._pause
+        say(f"trial {number} could not be handed over, and will be tried again in {self._pause:g} s: {error}")
+        self._sweep.wait_for(
+            f"compute target {self._sweep.record.target!r}, which does not take trial {number}: {error}"
+        )
 
     def _start(self, number: int, chosen: Mapping[str, Raw]) -> None:
         sweep = self._sweep

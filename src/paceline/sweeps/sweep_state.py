@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 
 from paceline.runs import removal, store
-from paceline.runs.failure import CAUSES
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord
 from paceline.supervisor.logs import say
 from paceline.sweeps.children import child_id, children, trial_of
 from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.expressions import Raw
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
 from paceline.sweeps.watch import Watch
@@ -21,7 +21,8 @@ from paceline.sweeps.watch import Watch
 class SweepState:
     """The sweep's record, and its trials as they were seen last. For the holder of its lock.
 
-    trials: by number. live: the numbers of those that are not over. is_exhausted: there is no further point to try.
+    trials: by number. live: the numbers of those that are not over. pending: the point of the next trial, where that has been
+    proposed already. is_exhausted: there is no further point to try.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -33,6 +34,7 @@ class SweepState:
         self.job = self.record.job
         self.trials: list[Trial] = []
         self.live: dict[int, Watch] = {}
+        self.pending: dict[str, Raw] | None = None
         # A sampler that has nothing left stays so: of a grid or a small space every point has been proposed.
         self.is_exhausted = False
 
@@ -56,7 +58,9 @@ class SweepState:
         shutil.rmtree(self.runs_dir / f".new-{child_id(self.folder.run_id, len(records))}", ignore_errors=True)
         # Only the last one can be such a child, for the next number is given out after a submission has returned.
         if records and _never_began(records[-1]):
-            removal.remove(RunFolder(self.runs_dir / records.pop().run_id))
+            begun = records.pop()
+            self.pending = dict((begun.trial or {}).get("chosen") or {}) or None
+            removal.remove(RunFolder(self.runs_dir / begun.run_id))
         for record in records:
             self.add(trial_of(record, self.runs_dir, self.spec))
         if records:
@@ -89,6 +93,12 @@ class SweepState:
         self.record = dataclasses.replace(self.record, warnings=(*self.record.warnings, text))
         store.write(self.folder, self.record)
 
+    def wait_for(self, text: str | None) -> None:
+        """Write down what the sweep waits for; None for nothing."""
+        if text != self.record.waiting_for:
+            self.record = dataclasses.replace(self.record, waiting_for=text)
+            store.write(self.folder, self.record)
+
     def no_metric(self, trial: Trial) -> str:
         """What is said of a trial that has ended without a value of the primary metric."""
         names = sorted(CurveReader(self.folder_of(trial.number).metrics, self.spec.metric).names)
@@ -100,10 +110,4 @@ class SweepState:
 
 def _never_began(record: RunRecord) -> bool:
     """Whether a child was made, and its submission ended there: no process of it has ever run."""
-    report = record.failure
-    return (
-        not record.attempts
-        and report is not None
-        and report.cause == "not_started"
-        and CAUSES["not_started"] in (report.message[0].lower() + report.message[1:])
-    )
+    return not record.attempts and record.failure is not None and record.failure.cause in ("not_started", "reboot")

@@ -1,0 +1,61 @@
+"""What tests of sweeps make: a script, a sweep on disk, a moment to wait for."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.runs.folder import RunFolder
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from tests.helpers import make_run, write_tree
+
+SCRIPT = """
+import argparse, sys, time
+import paceline
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--x", type=float)
+parser.add_argument("--kind", default="a")
+parser.add_argument("--fail", action="store_true")
+parser.add_argument("--values", type=int, default=3)
+parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--name", default="score")
+given = parser.parse_args()
+run = paceline.Run.get_context()
+for step in range(given.values):
+    run.log(given.name, given.x + step / 100, step=step)
+    time.sleep(given.pause)
+if given.fail:
+    raise ValueError("no luck with this one")
+"""
+
+#: Guards against hanging alone.
+_LIMIT_S = 120
+
+SWEEP_ID = "tuned_1700000000_00000001"
+
+
+@contextmanager
+def sweep_on_disk(tmp_path: Path, script: str = "", space: Any = None, **values: Any) -> Iterator[RunFolder]:
+    """A sweep that nobody looks after yet but this process, which holds its lock. values: of its spec."""
+    spec = SweepSpec(space=Space(space or {"x": [1, 2]}), **{"metric": "score", **values})
+    folder, fd = make_run(
+        tmp_path / ".paceline" / "runs", SWEEP_ID, kind="sweep", sweep=spec.to_json(), snapshot_id="1", target="local"
+    )
+    try:
+        folder.snapshot.symlink_to(write_tree(tmp_path / ".paceline/snapshots/1", {"train.py": script}))
+        yield folder
+    finally:
+        os.close(fd)
+
+
+def until(true: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + _LIMIT_S
+    while not true():
+        assert time.monotonic() < deadline, "it has not come to that"
+        time.sleep(0.05)
