@@ -81,7 +81,7 @@ def state_colour(status: str) -> int | None:
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, status_column: int | None = None) -> None:
     """Columns under a header; in colour on a terminal, plain and unwrapped elsewhere. Control characters are shown."""
-    lines = [tuple(header), *[tuple(map(visible, row)) for row in rows]]
+    lines = [tuple(map(visible, row)) for row in (header, *rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     colour = has_colour(sys.stdout)
     for number, line in enumerate(lines):

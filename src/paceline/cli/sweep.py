@@ -23,6 +23,9 @@ from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
 from paceline.sweeps import children, following, results, start
+from paceline.sweeps.live import show as live
+from paceline.sweeps.live import table
+from paceline.sweeps.live.board import Standing
 from paceline.sweeps.points import job_of
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
@@ -34,6 +37,7 @@ _SHOWN = 10
 
 SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep, or the beginning of its id.")]
 Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the sweep has ended.")]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
 
 
@@ -81,9 +85,13 @@ def run(**given: Any) -> int:
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
-def show(run_id: SweepId, top: Top = 0, as_json: Json = False) -> int:
+def show(run_id: SweepId, top: Top = 0, follow: Follow = False, as_json: Json = False) -> int:
     """How a sweep stands: its trials, the best first."""
+    if top < 0:
+        raise SweepError(f"--top {top} is no number of trials. Give 1 or more, or 0 for all.")
     folder, record, sweep = _sweep(run_id)
+    if follow and not record.is_terminal:
+        return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = children.trials(folder, sweep)
     # 0 is for all, as a slice without an end is.
     order = ranked(trials, sweep.goal)[: top or None]
@@ -196,50 +204,39 @@ def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:
     return 0
 
 
-def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
+def _follow(folder: RunFolder, *, as_json: bool, quiet: bool, top: int = _SHOWN) -> int:
     def line(text: str) -> None:
         if not quiet:
             print(visible_line(text), file=sys.stderr, flush=True)
 
     line(f"Sweep {folder.run_id}")
     try:
-        record = following.to_the_end(folder, line)
+        # With a live table, the last state of it is printed below, on standard output.
+        record = following.to_the_end(folder, line) if quiet else live.to_the_end(folder, sys.stderr, line, stays=False)
     except KeyboardInterrupt:
-        line(f"\nThe sweep goes on. End it with: paceline sweep stop {folder.run_id}")
+        line(f"\n{live.way_back(folder)}")
         return 0
     sweep = SweepSpec.from_json(record.sweep or {})
     trials = children.trials(folder, sweep)
+    order = ranked(trials, sweep.goal)
     if as_json:
-        print_json({**summary(folder, record), "trials": results.rows(ranked(trials, sweep.goal), sweep)})
+        print_json({**summary(folder, record), "sweep": sweep.to_json(), "trials": results.rows(order, sweep)})
     elif not quiet:
-        _print_trials(ranked(trials, sweep.goal)[:_SHOWN], sweep)
-    if record.failure is not None:
+        _print_trials(order[: top or None], sweep)
+        if top and len(order) > top:
+            line(f"and {len(order) - top} more: paceline sweep show {folder.run_id}")
+        for text in table.lines(Standing(record=record, spec=sweep, trials=tuple(trials))):
+            line(text)
+    if record.failure is not None and (quiet or as_json):
         print(visible(record.failure.message), file=sys.stderr)
     return record.exit_code if record.exit_code is not None else 1
 
 
 def _print_trials(trials: Sequence[Trial], sweep: SweepSpec) -> None:
-    names = list(dict.fromkeys(name for trial in trials for name in trial.values))
-    header = ["TRIAL", "STATUS", sweep.metric, "VALUES", *(name.lstrip("-") for name in names)]
-    print_table(
-        header,
-        [
-            [
-                str(trial.number),
-                trial.status,
-                _number(trial.best(sweep.goal)),
-                str(len(trial.curve)),
-                *(_number(trial.values.get(name)) for name in names),
-            ]
-            for trial in trials
-        ],
-        status_column=1,
-    )
+    names = table.parameters(trials)
+    rows = [table.cells(trial, names, sweep) for trial in trials]
+    print_table(table.header(names, sweep), rows, status_column=table.STATUS)
 
 
 def _said(trial: Trial) -> list[str]:
-    return [visible(f"{name.lstrip('-')} {_number(value)}") for name, value in trial.values.items()]
-
-
-def _number(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else "-" if value is None else str(value)
+    return [visible(f"{name.lstrip('-')} {table.number(value)}") for name, value in trial.values.items()]

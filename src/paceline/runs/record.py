@@ -95,11 +95,7 @@ class RunRecord:
     @property
     def duration_s(self) -> float | None:
         """Seconds from the start to the end, or to now; None before the start."""
-        if self.started_utc is None:
-            return None
-        end = parse_utc(self.ended_utc) if self.ended_utc else dt.datetime.now(dt.timezone.utc)
-        # Clocks are set back, and the start may be by the clock of another machine.
-        return max(0.0, (end - parse_utc(self.started_utc)).total_seconds())
+        return duration_s(self.started_utc, self.ended_utc)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -138,6 +134,15 @@ def utc_text(time: dt.datetime) -> str:
 def parse_utc(text: str) -> dt.datetime:
     # Python's own parser takes a Z from 3.11 on.
     return dt.datetime.fromisoformat(text.replace("Z", "+00:00"))
+
+
+def duration_s(started_utc: str | None, ended_utc: str | None) -> float | None:
+    """Seconds from a start to an end, or to now; None before the start."""
+    if started_utc is None:
+        return None
+    end = parse_utc(ended_utc) if ended_utc else dt.datetime.now(dt.timezone.utc)
+    # Clocks are set back, and the start may be by the clock of another machine.
+    return max(0.0, (end - parse_utc(started_utc)).total_seconds())
 
 
 def user_name() -> str:

@@ -36,16 +36,19 @@ def children(sweep: RunFolder) -> Iterator[RunRecord]:
         number += 1
 
 
-def trial_of(record: RunRecord, runs_dir: Path, spec: SweepSpec) -> Trial:
-    """What samplers and policies are told of a child."""
+def trial_of(record: RunRecord, runs_dir: Path, spec: SweepSpec, reader: CurveReader | None = None) -> Trial:
+    """What samplers and policies are told of a child. reader: of its curve, where it has been read before."""
     told = record.trial or {}
+    reader = reader or CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric)
     return Trial(
         number=int(told.get("number", -1)),
         run_id=record.run_id,
         chosen=told.get("chosen") or {},
         values=told.get("values") or {},
         status=record.status,
-        curve=CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric).look(),
+        curve=reader.look(),
+        started_utc=record.started_utc,
+        ended_utc=record.ended_utc,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.runs.folder import RunFolder
+from paceline.sweeps.columns import AFTER, BEFORE, metric_column, parameter_column
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, ranked
 from paceline.system.files import write_whole
@@ -26,29 +28,41 @@ def best_trial(trials: Sequence[Trial], spec: SweepSpec) -> Trial | None:
 
 
 def rows(trials: Sequence[Trial], spec: SweepSpec) -> list[dict[str, Any]]:
-    """A mapping for each trial: trial, run_id, status, the metric's best value, how many it has, and each hyperparameter."""
+    """A mapping for each trial: trial, run_id, status, the metric's best value, intervals (how many values it has), started_utc,
+    duration_s, and each hyperparameter. One whose name is taken keeps its dashes: `--status`."""
     return [
         {
             "trial": trial.number,
             "run_id": trial.run_id,
             "status": trial.status,
-            spec.metric: trial.best(spec.goal),
+            metric_column(spec.metric): trial.best(spec.goal),
             "intervals": len(trial.curve),
-            **{name.lstrip("-"): value for name, value in trial.values.items()},
+            "started_utc": trial.started_utc,
+            "duration_s": trial.duration_s,
+            **{parameter_column(name, (spec.metric,)): value for name, value in trial.values.items()},
         }
         for trial in trials
     ]
 
 
+def column_names(rows: Sequence[Mapping[str, Any]], spec: SweepSpec) -> list[str]:
+    """The columns of a table of these rows. Branches of a choice bring names of their own, so rows differ: the columns are all
+    of them, in order of appearance."""
+    own = (*BEFORE, metric_column(spec.metric), *AFTER)
+    return list(dict.fromkeys((*own, *(name for row in rows for name in row))))
+
+
 def write_table(folder: RunFolder, spec: SweepSpec, trials: Sequence[Trial]) -> None:
     """Write `outputs/trials.csv`. A full disk is no reason for a sweep to fail."""
     table = rows(trials, spec)
-    # Branches of a choice bring names of their own, so the trials' rows differ; the columns are all of them in order of
-    # appearance.
-    columns = list(dict.fromkeys(name for row in table for name in row))
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="")
+    writer = csv.DictWriter(text, column_names(table, spec), restval="")
     writer.writeheader()
-    writer.writerows(table)
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in table)
     with contextlib.suppress(OSError):
         write_whole(folder.outputs / TABLE, text.getvalue())
+
+
+def _cell(value: Any) -> Any:
+    # As the script gets them, and as other programs can read them.
+    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else value

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from paceline.errors import SweepError, UserError
 from paceline.runs.record import RunRecord
 from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
-from paceline.sweeps import children, following, results
+from paceline.sweeps import children, results
+from paceline.sweeps.live import show
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import more
 from paceline.sweeps.trial import Trial
@@ -31,15 +33,20 @@ class SweepRun(Run):
         return Run._handle(experiment, record)
 
     def wait_for_completion(self, show_output: bool = False, raise_on_error: bool = True) -> RunRecord:
-        """Block until the sweep has ended; its record then.
+        """Block until the sweep has ended; its record then. Ctrl-C only stops the waiting.
 
-        show_output: print what its controller says as it comes. Ctrl-C only stops the waiting.
+        show_output: show its trials as a table that is kept up to date, on a terminal or in a notebook; elsewhere print what
+            its controller says as it comes.
 
         Raises:
             RunFailedError: the sweep failed, unless raise_on_error=False: all trials did, or as many as max_failures says.
         """
         if show_output:
-            following.to_the_end(self._folder, lambda line: print(visible_line(line), flush=True))
+            try:
+                show.to_the_end(self._folder, sys.stdout, lambda line: print(visible_line(line), flush=True))
+            except KeyboardInterrupt:
+                print(f"\n{show.way_back(self._folder)}", file=sys.stderr)
+                raise
         return super().wait_for_completion(raise_on_error=raise_on_error)
 
     @property
@@ -49,7 +56,8 @@ class SweepRun(Run):
 
     def trials(self) -> Any:
         """The trials as a pandas frame, one row each: trial, run_id, status, the metric's best value, intervals (how often it was
-        logged), and a column for each hyperparameter.
+        logged), started_utc, duration_s, and a column for each hyperparameter. One whose name is taken keeps its dashes: a
+        hyperparameter called status has the column `--status`.
 
         Raises:
             UserError: pandas is not installed; `trial_rows()` needs none.
@@ -60,7 +68,9 @@ class SweepRun(Run):
             raise UserError(
                 "trials() needs pandas: pip install 'paceline[tabular]'. trial_rows() needs none."
             ) from error
-        return pandas.DataFrame(self.trial_rows())
+        rows = self.trial_rows()
+        # A sweep whose first trial has not begun yet has columns all the same.
+        return pandas.DataFrame(rows, columns=results.column_names(rows, self.spec))
 
     def trial_rows(self) -> list[dict[str, Any]]:
         """The same as a list of mappings."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from paceline.runs import states
+from paceline.runs.record import duration_s
 from paceline.sweeps.expressions import Raw
 
 Goal: TypeAlias = Literal["maximize", "minimize"]
@@ -20,6 +21,7 @@ class Trial:
     number: from 0. chosen: key -> raw value of its point. values: name -> value, as its script got them.
     curve: the primary metric's values in the order of their logging: one is one interval. values that are no finite numbers
         are in it as they came.
+    started_utc, ended_utc: when its processes began and ended; None where they have not.
     """
 
     number: int
@@ -28,6 +30,13 @@ class Trial:
     values: Mapping[str, Any] = field(default_factory=dict)
     status: str = states.NOT_STARTED
     curve: tuple[float, ...] = ()
+    started_utc: str | None = None
+    ended_utc: str | None = None
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from the start to the end, or to now; None before the start."""
+        return duration_s(self.started_utc, self.ended_utc)
 
     @property
     def is_over(self) -> bool:

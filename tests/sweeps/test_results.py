@@ -1,0 +1,55 @@
+"""The tables of a sweep's trials."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import paceline as pl
+from paceline.sweeps import results
+from paceline.sweeps.children import trials
+from paceline.sweeps.space import Space
+from paceline.sweeps.spec import SweepSpec
+from tests.sweeps.made import add_trial, make_sweep
+
+SPEC = SweepSpec(
+    space=Space({"--status": pl.choice("a", "b"), "trial": pl.uniform(0, 1), "loss": pl.choice([[1, "x"], [2, "y"]])}),
+    metric="loss",
+    goal="minimize",
+)
+
+
+def test_no_hyperparameter_takes_the_place_of_a_column(tmp_path: Path) -> None:
+    # A hyperparameter called status stood in the place of the trial's state, one called loss in that of the metric.
+    sweep = make_sweep(tmp_path, SPEC)
+    add_trial(sweep, 0, {"--status": "a", "trial": 0.5, "loss": [1, "x"]}, (3.0, 2.0))
+    (row,) = results.rows(trials(sweep, SPEC), SPEC)
+    assert row == {
+        "trial": 0,
+        "run_id": f"{sweep.run_id}_0",
+        "status": "Completed",
+        "loss": 2.0,
+        "intervals": 2,
+        "started_utc": "2026-01-01T00:00:00.000Z",
+        "duration_s": 5.0,
+        "--status": "a",
+        "--trial": 0.5,
+        "--loss": [1, "x"],
+    }
+
+
+def test_the_table_in_the_outputs_has_lists_as_json(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path, SPEC)
+    add_trial(sweep, 0, {"--status": "a", "loss": [1, "x"]}, (3.0,))
+    add_trial(sweep, 1, {"--status": None, "trial": 0.5})
+    results.write_table(sweep, SPEC, trials(sweep, SPEC))
+    with (sweep.outputs / results.TABLE).open() as file:
+        first, second = csv.DictReader(file)
+    assert (first["status"], first["loss"], first["--loss"], first["--trial"]) == ("Completed", "3.0", '[1, "x"]', "")
+    assert (second["--status"], second["loss"], second["--trial"]) == ("", "", "0.5")
+
+
+def test_a_frame_has_its_columns_before_the_first_trial():
+    assert results.column_names([], SPEC) == [
+        *("trial", "run_id", "status", "loss", "intervals", "started_utc", "duration_s"),
+    ]
