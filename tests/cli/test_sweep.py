@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.cli.terminal import Terminal
 from tests.helpers import write_tree
 
 SCRIPT = """
@@ -91,3 +92,36 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
 def _of_a_run(cli: Any) -> str:
     cli("run", "train.py", "-q", "--", "--x", "1")
     return str(cli("sweep", "show", cli.json("list")[0]["run_id"], code=2).stderr)
+
+
+SLOW = """
+import sys, time
+import paceline
+
+for step in range(600):
+    paceline.Run.get_context().log("loss", 1 / (1 + step))
+    time.sleep(0.1)
+"""
+
+
+def test_on_a_terminal_the_trials_are_a_table_and_ctrl_c_says_how_to_come_back(cli: Any) -> None:
+    write_tree(cli.folder, {"train.py": SLOW})
+    words = ("sweep", "run", "train.py", *SPACE[:2], "--metric", "loss", "--minimize")
+    terminal = Terminal(cli, *words, "--trials", "2", "--concurrent", "2")
+    try:
+        terminal.read_until("0 of 2 trials ended, 2 running")
+        terminal.press("\x03")
+        terminal.read_until("See it again: paceline sweep show -f ")
+        assert terminal.exit_code() == 0
+    finally:
+        terminal.close()
+    (sweep,) = [run["run_id"] for run in cli.json("list")]
+    again = Terminal(cli, "sweep", "show", "-f", sweep)
+    try:
+        again.read_until("Best: trial")
+        cli("sweep", "stop", sweep)
+        # The last table stays on the screen.
+        again.read_until("is Canceled in")
+        assert again.exit_code() == 143
+    finally:
+        again.close()

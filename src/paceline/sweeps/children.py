@@ -19,11 +19,11 @@ def child_id(sweep_id: str, number: int) -> str:
     return f"{sweep_id}_{number}"
 
 
-def children(sweep: RunFolder) -> Iterator[RunRecord]:
-    """The records of the sweep's children, in order of their numbers, as they are now."""
+def children(sweep: RunFolder, first: int = 0) -> Iterator[RunRecord]:
+    """The records of the sweep's children, in order of their numbers from `first` on, as they are now."""
     runs_dir = sweep.path.parent
     # Numbers are given out in order, one after the other: the first that is not there is the end.
-    number = 0
+    number = first
     while True:
         folder = RunFolder(runs_dir / child_id(sweep.run_id, number))
         if not folder.record.exists():
@@ -36,17 +36,16 @@ def children(sweep: RunFolder) -> Iterator[RunRecord]:
         number += 1
 
 
-def trial_of(record: RunRecord, runs_dir: Path, spec: SweepSpec, reader: CurveReader | None = None) -> Trial:
-    """What samplers and policies are told of a child. reader: of its curve, where it has been read before."""
+def trial_of(record: RunRecord, runs_dir: Path, spec: SweepSpec) -> Trial:
+    """What samplers and policies are told of a child."""
     told = record.trial or {}
-    reader = reader or CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric)
     return Trial(
         number=int(told.get("number", -1)),
         run_id=record.run_id,
         chosen=told.get("chosen") or {},
         values=told.get("values") or {},
         status=record.status,
-        curve=reader.look(),
+        curve=CurveReader(RunFolder(runs_dir / record.run_id).metrics, spec.metric).look(),
         started_utc=record.started_utc,
         ended_utc=record.ended_utc,
     )

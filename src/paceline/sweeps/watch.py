@@ -9,6 +9,7 @@ import time
 from paceline.errors import PacelineError
 from paceline.runs import read
 from paceline.runs.folder import RunFolder
+from paceline.runs.record import RunRecord
 from paceline.sweeps.curves import CurveReader
 from paceline.sweeps.trial import Trial
 
@@ -28,14 +29,16 @@ class Watch:
 
     def look(self, trial: Trial) -> Trial:
         """The trial as it is now; the same object where nothing has changed."""
-        status = self._status() or trial.status
+        record = self._changed_record()
+        if record is not None and record.status != trial.status:
+            trial = dataclasses.replace(
+                trial, status=record.status, started_utc=record.started_utc, ended_utc=record.ended_utc
+            )
         # After the record: what was logged before a run's end is in the curve that is seen with it.
         curve = self._curve.look()
-        if (status, len(curve)) == (trial.status, len(trial.curve)):
-            return trial
-        return dataclasses.replace(trial, status=status, curve=curve)
+        return trial if len(curve) == len(trial.curve) else dataclasses.replace(trial, curve=curve)
 
-    def _status(self) -> str | None:
+    def _changed_record(self) -> RunRecord | None:
         try:
             found = self._folder.record.stat()
         except OSError:
@@ -46,5 +49,5 @@ class Watch:
             return None
         self._stamp, self._read_at = stamp, now
         with contextlib.suppress(PacelineError, OSError):
-            return read.record(self._folder).status
+            return read.record(self._folder)
         return None

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.errors import RunNotFoundError
 from paceline.runs.folder import RunFolder
 from paceline.runs.follow import RunWatch
 from paceline.runs.record import RunRecord
-from paceline.sweeps.children import child_id, trial_of
-from paceline.sweeps.curves import CurveReader
+from paceline.sweeps.children import children, trial_of
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial
+from paceline.sweeps.watch import Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +33,20 @@ class Board:
         self._folder = folder
         self._watch = RunWatch(folder)
         self._trials: list[Trial] = []
-        self._live: dict[int, tuple[RunWatch, CurveReader]] = {}
+        self._live: dict[int, Watch] = {}
 
     def look(self) -> Standing:
         """The sweep as it is now. Its record is read before its trials: those of a sweep that has ended are all there."""
         record = self._watch.look()
         spec = SweepSpec.from_json(record.sweep or {})
-        self._take_new(spec)
-        for number, (watch, reader) in list(self._live.items()):
-            self._trials[number] = trial = trial_of(watch.look(), self._folder.path.parent, spec, reader)
+        for number, watch in list(self._live.items()):
+            self._trials[number] = trial = watch.look(self._trials[number])
             if trial.is_over:
                 del self._live[number]
+        for record_of_new in children(self._folder, len(self._trials)):
+            trial = trial_of(record_of_new, self._folder.path.parent, spec)
+            if not trial.is_over:
+                child = RunFolder(self._folder.path.parent / trial.run_id)
+                self._live[len(self._trials)] = Watch(child, spec.metric)
+            self._trials.append(trial)
         return Standing(record=record, spec=spec, trials=tuple(self._trials))
-
-    def _take_new(self, spec: SweepSpec) -> None:
-        while True:
-            number = len(self._trials)
-            child = RunFolder(self._folder.path.parent / child_id(self._folder.run_id, number))
-            try:
-                watch = RunWatch(child)
-            except RunNotFoundError:
-                return
-            self._live[number] = watch, CurveReader(child.metrics, spec.metric)
-            # Filled in by the look that this is a part of.
-            self._trials.append(Trial(number=number, run_id=child.run_id))
