@@ -47,17 +47,19 @@ MAY_IMPORT = {
     "node": "errors system job runs environments data containers remote launchers",
     # The environment's lock and the cache's views are held by the supervisor; building and fetching is the nodes'.
     "supervisor": f"{UP_TO_TARGETS}",
+    # Versions of files that runs made. A run, an experiment and a workspace are given to it.
+    "models": "errors system job runs data",
     # Knows of all that lies in a workspace, and starts nothing.
-    "pruning": "errors system runs environments data containers",
+    "pruning": "errors system runs environments data containers models",
     "submit": f"{UP_TO_TARGETS} supervisor snapshot",
     "estimator": UP_TO_SUBMIT,
     # Children are runs like all others; a sweep's controller submits them.
     "sweeps": f"{UP_TO_SUBMIT} estimator",
     "workspace_dir": "errors",
-    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps",
+    "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps models",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models",
     "__main__": "cli",
 }
 

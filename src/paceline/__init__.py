@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paceline.job.data_reference import DataReference
     from paceline.job.job import Job
     from paceline.job.secret_values import secret
+    from paceline.models.model import Model
     from paceline.parallel.api import parallelize
     from paceline.parallel.strategy import DataParallel, FullyShard, PipelineParallel, TensorParallel
     from paceline.runs.failure import FailureReport
@@ -55,6 +56,7 @@ _HOMES = {
     "paceline.environments.environment": ("Environment",),
     "paceline.estimator": ("Estimator", "PyTorch", "SKLearn", "TensorFlow"),
     "paceline.job.job": ("Job",),
+    "paceline.models.model": ("Model",),
     "paceline.parallel.api": ("parallelize",),
     "paceline.parallel.strategy": ("DataParallel", "FullyShard", "PipelineParallel", "TensorParallel"),
     "paceline.runs.failure": ("FailureReport",),
@@ -97,6 +99,7 @@ __all__ = [
     "Hyperband",
     "Job",
     "MedianStopping",
+    "Model",
     "PipelineParallel",
     "PyTorch",
     "Run",

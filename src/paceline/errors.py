@@ -15,6 +15,8 @@ classes in all source files.
     │   ├── EnvironmentSpecError          what an environment is to be made of
     │   ├── DataError                     a datastore, a reference to data, a dataset or a credential's place
     │   ├── SweepError                    a space, a sampler, a policy or another part of a sweep
+    │   ├── ModelError                    a model's name, version, alias or files
+    │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
     │   ├── MetricError                   a value that can't be logged
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
     │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
@@ -27,6 +29,7 @@ classes in all source files.
     │   ├── LostError                     targets.ray.placement_group: a node, before it was the run's
     │   └── StoreUnreachableError (also TransferError)   data.stores.failures: a datastore, or what a URL names
     ├── RunNotFoundError (also LookupError)   no such run, or no such file in it
+    ├── ModelChangedError (also RuntimeError)   a model's files are not those that were registered
     ├── EnvironmentBuildError (also RuntimeError)   an environment could not be built; the resolver's own reason
     ├── TransferError (also RuntimeError)     data could not be read from, or written to, where it lies
     ├── RunStateError (also RuntimeError)     the run is not in a state in which this can be done
@@ -98,6 +101,14 @@ class SweepError(UserError):
     """A space, a sampler, a policy or another part of a sweep is wrong."""
 
 
+class ModelError(UserError):
+    """A model's name, version, alias or files are wrong, or can't be registered as they are."""
+
+
+class ModelNotFoundError(ModelError, LookupError):
+    """There is no such model in the workspace, or no such version or alias of it."""
+
+
 class MetricError(UserError):
     """The value can't be logged as this kind of metric."""
 
@@ -118,6 +129,10 @@ class EngineError(PacelineError, ConnectionError):
 
 class RunNotFoundError(PacelineError, LookupError):
     """There is no such run in the workspace, or no such file in the run."""
+
+
+class ModelChangedError(PacelineError, RuntimeError):
+    """The files of a model's version are not those that were registered; the message names them."""
 
 
 class EnvironmentBuildError(PacelineError, RuntimeError):

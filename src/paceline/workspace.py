@@ -23,6 +23,7 @@ from paceline.workspace_dir import CONFIG_FILE, DEFAULT_FOLDER, WORKSPACE_VARIAB
 if TYPE_CHECKING:
     from paceline.data.stores.datastore import Datastore
     from paceline.job.data_reference import DataReference
+    from paceline.models.model import Model
     from paceline.pruning import Pruned
     from paceline.snapshot import Progress
     from paceline.targets.configured import Configured
@@ -149,6 +150,13 @@ class Workspace:
         from paceline.data.datasets.dataset import Dataset
 
         return {**Dataset.get_all(self)}
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """Name -> registered model, in its latest version."""
+        from paceline.models.model import Model
+
+        return {model.name: model for model in sorted(Model.list(self, latest=True), key=lambda one: one.name)}
 
     def prune(
         self,
@@ -366,6 +374,19 @@ def _open_dataset(reference: DataReference, path: str) -> object:
     return opened(reference, path)
 
 
+def _make_model(folder: RunFolder, model_name: str, model_path: Any, **given: Any) -> Model:
+    from paceline.models.model import register_of_run
+
+    # Not made: it is there, for the run lies in it.
+    return register_of_run(Workspace(folder.path.parent.parent, create=False), folder, model_name, model_path, **given)
+
+
+def _models_of(folder: RunFolder) -> list[Model]:
+    from paceline.models.model import Model
+
+    return Model.list(Workspace(folder.path.parent.parent, create=False), run_id=folder.run_id)
+
+
 def _sweep_run() -> type[Run]:
     from paceline.sweeps.sweep_run import SweepRun
 
@@ -376,3 +397,5 @@ def _sweep_run() -> type[Run]:
 Run.kinds["sweep"] = _sweep_run
 Run.make_experiment = staticmethod(_make_experiment)
 Run.open_dataset = staticmethod(_open_dataset)
+Run.make_model = staticmethod(_make_model)
+Run.models_of = staticmethod(_models_of)

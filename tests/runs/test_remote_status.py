@@ -193,6 +193,10 @@ READS = {
     "input_datasets": (lambda run, top: list(run.input_datasets), ["train"]),
     "output_datasets": (lambda run, top: list(run.output_datasets), ["model"]),
     "get_environment": (lambda run, top: run.get_environment(), {"key": "0123"}),
+    "register_model": (
+        lambda run, top: [file.name for file in run.register_model("m", "outputs/a").record.files],
+        ["a"],
+    ),
     # Those that must know what is there before they write.
     "add_properties": (lambda run, top: refused(lambda: run.add_properties({"seed": 4})), "RunStateError"),
     "upload_file": (lambda run, top: refused(lambda: run.upload_file("outputs/a", __file__)), "RunStateError"),
@@ -222,6 +226,7 @@ NO_READS = {
         "get_snapshot_id",
     ),
     *("restore_snapshot", "get", "list", "get_context", "make_experiment", "open_dataset", "offline_class"),
+    *("models", "make_model", "models_of"),
     *("log", "log_accuracy_table", "log_confusion_matrix", "log_image", "log_list", "log_predictions", "log_residuals"),
     *(
         "log_row",

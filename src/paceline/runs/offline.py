@@ -57,6 +57,9 @@ class OfflineRun(LogsMetrics):
         print(f"Attempted to upload folder {name}")
         return []
 
+    def register_model(self, model_name: str, model_path: object = None, *more: object, **others: object) -> None:
+        print(f"Attempted to register model {model_name}")
+
     def child_run(self, name: str | None = None, run_id: str | None = None, outputs: str | None = None) -> Self:
         child = type(self)(name)
         child.parent = self

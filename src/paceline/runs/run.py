@@ -79,6 +79,10 @@ class Run(LogsMetrics, HasFiles, HasNotes):
     kinds: ClassVar[dict[str, Callable[[], type[Run]]]] = {}
     #: Set by `paceline.workspace`: what a script gets for an input that it asks for by name.
     open_dataset: Callable[[DataReference, str], object]
+    #: Set by `paceline.workspace`: what registers a run's file or folder as a model.
+    make_model: Callable[..., Any]
+    #: Set by `paceline.workspace`: the models that came of a run.
+    models_of: Callable[[RunFolder], list[Any]]
 
     def __init__(self, experiment: ExperimentLike, run_id: str) -> None:
         self._experiment = experiment
@@ -226,6 +230,50 @@ class Run(LogsMetrics, HasFiles, HasNotes):
         job = self.record().job
         built: dict[str, Any] | None = read_json(self._folder.environment)
         return built or {"environment": job.environment.to_json() if job else {}}
+
+    @reads
+    def register_model(
+        self,
+        model_name: str,
+        model_path: str | os.PathLike[str] | None = None,
+        tags: Mapping[str, object] | None = None,
+        properties: Mapping[str, object] | None = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        description: str | None = None,
+        datasets: Sequence[tuple[str, Any]] | None = None,
+    ) -> Any:
+        """A new version of a model, of a file or a folder of this run: the `Model`.
+
+        model_path: its name in the run, such as "outputs/model"; default: the model's name. tags: may be changed later;
+        properties: may only be added to. model_framework, model_framework_version: else they are seen from the files and the
+        run's environment. datasets: (purpose, dataset), where the run's inputs do not say it.
+
+        In the run's own script it works where the run's folder is the workspace's, which is so on this machine and where a
+        target shares it; on one rank alone, for each call makes a version.
+
+        Raises:
+            ModelError: a wrong name, no such file, something in the folder that is no file of the run's, or a process that
+                sees a copy of the run's folder alone.
+        """
+        # Looked up on the class, for a function that is an attribute of an object would be given it.
+        return Run.make_model(
+            self._folder,
+            model_name,
+            model_path,
+            tags=tags,
+            properties=properties,
+            model_framework=model_framework,
+            model_framework_version=model_framework_version,
+            description=description,
+            datasets=datasets,
+        )
+
+    @property
+    def models(self) -> list[Any]:
+        """The versions of models that came of this run, the newest first, as `Model`s."""
+        found: list[Any] = Run.models_of(self._folder)
+        return found
 
     def record(self) -> RunRecord:
         """The frozen record of the run as it is now."""

@@ -104,7 +104,7 @@ def find(top: str, name: str) -> "Entry | None":
         return Entry(name, "dir", real=place)
     if stat.S_ISREG(mode):
         return Entry(name, "file", real=place)
-    return None if stat.S_ISLNK(mode) else Entry(name, "left", why=_special(mode))
+    return None if stat.S_ISLNK(mode) else Entry(name, "left", why=special(mode))
 
 
 def may_be_had(name: str, place: str) -> bool:
@@ -161,7 +161,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
     if stat.S_ISREG(mode):
         return Entry(name, "file", real=real)
     if not stat.S_ISLNK(mode):
-        return Entry(name, "left", why=_special(mode))
+        return Entry(name, "left", why=special(mode))
     try:
         said = f"a link to {os.readlink(path)!r}"
     except OSError:
@@ -176,7 +176,7 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
     if stat.S_ISLNK(found):
         return Entry(name, "left", why=said + ", which leads in a circle")
     if not (stat.S_ISDIR(found) or stat.S_ISREG(found)):
-        return Entry(name, "left", why=said + ", " + _special(found))
+        return Entry(name, "left", why=said + ", " + special(found))
     if not follow and name != _top_of(name) and (_top_of(place) in KEPT or _share_of(name) == _share_of(place)):
         return Entry(name, "link", target=os.path.relpath(place, os.path.dirname(name)))
     if stat.S_ISREG(found):
@@ -186,7 +186,8 @@ def _entry(top: str, name: str, real: str, above: "tuple[str, ...]", follow: boo
     return Entry(name, "dir", real=place)
 
 
-def _special(mode: int) -> str:
+def special(mode: int) -> str:
+    """What a file of this mode is, that is neither file, folder nor link: "a pipe", for "NAME is ..."."""
     return next((text for is_it, text in _SPECIAL if is_it(mode)), "no file")
 
 

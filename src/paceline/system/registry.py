@@ -2,6 +2,7 @@
 
     <folder>/<name>.json                 `Documents`: one document for each name
     <folder>/<name>/<version>.json       `Versions`: 1, 2, 3 ... for each name
+    <folder>/<name>/<version>/           `VersionFolders`: the same, each a folder with a document and files
     <folder>/<name>/.last                the highest version that ever was
     <folder>/.lock                       held while a version is added or removed
 
@@ -141,16 +142,20 @@ class Versions:
         Raises:
             OSError: it can't be written.
         """
-        documents = self.of(name)
-        documents.folder.mkdir(parents=True, exist_ok=True)
+        return self._take_number(name, lambda version: self.of(name).add(str(version), make(version)))
+
+    def _take_number(self, name: str, put: Callable[[int], None]) -> int:
+        """The number under which `put` has put something; it raises FileExistsError where another has the number."""
+        folder = self.folder / name
+        folder.mkdir(parents=True, exist_ok=True)
         while True:
-            last = read_json(documents.folder / ".last")
+            last = read_json(folder / ".last")
             version = max([last if isinstance(last, int) else 0, *self.versions(name)]) + 1
             # Before the version: killed in between, a number is skipped, which is better than one that is given twice.
-            write_json(documents.folder / ".last", version)
+            write_json(folder / ".last", version)
             # Only where the folder's locks hold for one machine alone can another have the number by now.
             with contextlib.suppress(FileExistsError):
-                documents.add(str(version), make(version))
+                put(version)
                 return version
 
     def remove(self, name: str) -> None:
@@ -172,3 +177,58 @@ class Versions:
         self.folder.mkdir(parents=True, exist_ok=True)
         with locks.locked(self.folder / ".lock"):
             yield
+
+
+@dataclass(frozen=True)
+class VersionFolders(Versions):
+    """Versions that are folders, each with a document in a file of the name `document`; one without it is none."""
+
+    document: str = "version.json"
+
+    def path(self, name: str, version: int) -> Path:
+        """The folder of this version, or where it would lie."""
+        assert self.rule.fullmatch(name), name
+        return self.folder / name / str(version)
+
+    def versions(self, name: str) -> list[int]:
+        """The versions of this name, ascending; empty where there is none."""
+        assert self.rule.fullmatch(name), name
+        folder = self.folder / name
+        try:
+            found = [one for one in os.listdir(folder) if _VERSION.fullmatch(one)]
+        except OSError:
+            return []
+        return sorted(int(one) for one in found if (folder / one / self.document).exists())
+
+    def read(self, name: str, version: int) -> Any:
+        """The document; None where there is none or it is not JSON."""
+        return read_json(self.path(name, version) / self.document)
+
+    def add_folder(self, name: str, folder: Path, make: Callable[[int], Any]) -> int:
+        """Make a folder the next version, by one rename, and return its number. The caller holds the lock (`locked`).
+
+        folder: of the same file system; gone afterwards. make: number -> the document, which is written into it.
+
+        Raises:
+            OSError: it can't be written.
+        """
+
+        def put(version: int) -> None:
+            write_json(folder / self.document, make(version), sync=True)
+            try:
+                # Onto a folder that is not empty it fails, so nobody's version is ever replaced.
+                os.rename(folder, self.path(name, version))
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(folder)) from None
+
+        return self._take_number(name, put)
+
+    def take_away(self, name: str, version: int, to: Path) -> None:
+        """Make a version a folder of another name, by one rename: there is no such version from then on.
+
+        Raises:
+            OSError: there is none, or it can't be moved.
+        """
+        os.rename(self.path(name, version), to)

@@ -1,0 +1,80 @@
+"""Whether a version's files are still those that were registered."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import ModelChangedError
+from paceline.models import keep
+from paceline.models.record import ModelRecord
+
+_SAID = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """A file that is another than it was. why: "is not there", "has changed" and so on, behind its name."""
+
+    name: str
+    why: str
+
+
+def changes(
+    folder: Path, record: ModelRecord, *, whole: bool = True, came: Callable[[int], object] = lambda size: None
+) -> list[Changed]:
+    """The files in a version's folder that are not as they were registered, and those that were not registered.
+
+    whole: read every byte. Else a file whose size and time of change are as they were left is taken to be as it was, and
+    others alone are read: a file that was written into has another time.
+    """
+    found = [
+        Changed(name=file.name, why=why)
+        for file in record.files
+        if (why := _change(folder / file.name, file.size_bytes, file.sha256, whole, came))
+    ]
+    known = {file.name for file in record.files}
+    found += [Changed(name=name, why="was not registered") for name in _names(folder) if name not in known]
+    return found
+
+
+def refuse(record: ModelRecord, found: list[Changed]) -> None:
+    """Say which files are others.
+
+    Raises:
+        ModelChangedError: some are.
+    """
+    if found:
+        said = "; ".join(f"{one.name!r} {one.why}" for one in found[:_SAID])
+        more = f"; and {len(found) - _SAID} more" if len(found) > _SAID else ""
+        raise ModelChangedError(
+            f"model {record.id} is not as it was registered: {said}{more}. Register the files anew, or make it again: "
+            f"{f'paceline rerun {record.run_id}' if record.run_id else 'its record names no run'}."
+        )
+
+
+def _change(path: Path, size_bytes: int, sha256: str, whole: bool, came: Callable[[int], object]) -> str:
+    try:
+        found = os.lstat(path)
+    except OSError:
+        return "is not there"
+    if not stat.S_ISREG(found.st_mode):
+        return "is no file any more"
+    if found.st_size != size_bytes:
+        return f"has {found.st_size:,} bytes in place of {size_bytes:,}"
+    if not whole and keep.is_untouched(found, size_bytes):
+        return ""
+    try:
+        return "" if keep.sha256_of(path, came) == sha256 else "has other content"
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    """Everything that is no folder."""
+    for at, folders, names in os.walk(folder):
+        for name in sorted([*names, *(one for one in folders if os.path.islink(os.path.join(at, one)))]):
+            yield Path(at, name).relative_to(folder).as_posix()

@@ -1,0 +1,412 @@
+"""The handle on a registered version, with the Azure SDK's calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from paceline.errors import ModelError, ModelNotFoundError
+from paceline.models import aliases, check, download, lineage, names, references, registry, sources
+from paceline.models.record import ModelRecord
+from paceline.models.sources import ModelSource
+from paceline.runs import read, store, tags_and_properties
+from paceline.runs.folder import RunFolder
+from paceline.runs.remote_status import is_copy
+
+# `list` is a method of the class.
+_Names: TypeAlias = "list[str]"
+_Changes: TypeAlias = "list[dict[str, Any]]"
+
+
+class Model:
+    """A version of a registered model: the latest one, unless a version or an alias says which.
+
+    workspace: a `Workspace`. name: the model's; or words that say which version, too: "digits:3", "digits@production".
+    version: its number. alias: a word that points at it.
+
+    Raises:
+        ModelError: a wrong name, version or alias.
+        ModelNotFoundError: there is no such model, version or alias; those that there are, are named.
+    """
+
+    def __init__(
+        self, workspace: Any, name: str, *, version: int | str | None = None, alias: str | None = None
+    ) -> None:
+        self._workspace = workspace
+        self._dir = _workspace_dir(workspace)
+        self._record = references.resolve(self._dir, _reference(name, version, alias))
+
+    @classmethod
+    def _of(cls, workspace: Any, record: ModelRecord) -> Model:
+        model = cls.__new__(cls)
+        model._workspace, model._dir, model._record = workspace, _workspace_dir(workspace), record
+        return model
+
+    # --- making and finding
+
+    @staticmethod
+    def register(
+        workspace: Any,
+        model_path: str | os.PathLike[str],
+        model_name: str,
+        tags: Mapping[str, object] | None = None,
+        properties: Mapping[str, object] | None = None,
+        description: str | None = None,
+        datasets: Sequence[tuple[str, Any]] | None = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        *,
+        run: Any = None,
+    ) -> Model:
+        """A new version of a model, of a file or a folder of this machine, which is copied.
+
+        tags: may be changed later; properties: may only be added to. datasets: (purpose, dataset) of what it was trained on,
+            where its run's inputs do not say it. model_framework, model_framework_version: else they are seen from the files
+            and the run. run: the `Run` that made it, or its id.
+
+        Raises:
+            ModelError: a wrong name, nothing at the path, or something there that is no file.
+            RunNotFoundError: there is no such run.
+        """
+        folder = _workspace_dir(workspace)
+        names.check_model_name(model_name)
+        source = sources.local(model_path)
+        came_from = None if run is None else _run_folder(folder, run)
+        return Model._of(
+            workspace,
+            _add(
+                folder,
+                model_name,
+                source,
+                came_from,
+                tags=tags,
+                properties=properties,
+                description=description,
+                datasets=datasets,
+                framework=model_framework,
+                framework_version=model_framework_version,
+            ),
+        )
+
+    @staticmethod
+    def list(
+        workspace: Any,
+        name: str | None = None,
+        tags: Mapping[str, object] | Sequence[Any] | str | None = None,
+        properties: Mapping[str, object] | None = None,
+        run_id: str | None = None,
+        latest: bool = False,
+    ) -> list[Model]:
+        """The versions, the newest first.
+
+        name: of this model alone. tags: tag -> value, or one tag's name whatever its value; a list of both is all of them.
+        properties: property -> value. run_id: of this run. latest: of each name the latest alone.
+        """
+        folder = _workspace_dir(workspace)
+        found, seen = [], set()
+        for record in registry.records(folder, name):
+            if latest and record.name in seen:
+                continue
+            seen.add(record.name)
+            if run_id not in (None, record.run_id):
+                continue
+            if (tags or properties) and not _matches(registry.notes_of(folder, record), tags, properties):
+                continue
+            found.append(Model._of(workspace, record))
+        return sorted(found, key=lambda model: (model.record.created_utc, model.version), reverse=True)
+
+    # --- what it is
+
+    def __repr__(self) -> str:
+        return f"Model({self._workspace!r}, {self.name!r}, version={self.version})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and (other._dir, other.id) == (self._dir, self.id)
+
+    def __hash__(self) -> int:
+        return hash((self._dir, self.id))
+
+    @property
+    def workspace(self) -> Any:
+        return self._workspace
+
+    @property
+    def record(self) -> ModelRecord:
+        """The frozen record: files with SHA-256, framework, and the run that it comes from."""
+        return self._record
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def version(self) -> int:
+        return self._record.version
+
+    @property
+    def id(self) -> str:
+        """ "digits:3"."""
+        return self._record.id
+
+    @property
+    def created_utc(self) -> str:
+        return self._record.created_utc
+
+    @property
+    def framework(self) -> str | None:
+        """ "pytorch", "sklearn", "tensorflow", "onnx" and so on; None where it is not known."""
+        return self._record.framework
+
+    @property
+    def framework_version(self) -> str | None:
+        return self._record.framework_version
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that made it; None where none is named."""
+        return self._record.run_id
+
+    @property
+    def run(self) -> Any:
+        """The run that made it, as a `Run`; None where none is named.
+
+        Raises:
+            RunNotFoundError: it has been removed. The record has all that was known of it.
+        """
+        return None if self.run_id is None else self._workspace.get_run(self.run_id)
+
+    @property
+    def tags(self) -> dict[str, str | None]:
+        return registry.notes_of(self._dir, self._record).tags
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return registry.notes_of(self._dir, self._record).properties
+
+    @property
+    def description(self) -> str | None:
+        return registry.notes_of(self._dir, self._record).description
+
+    @property
+    def aliases(self) -> _Names:
+        """The words that point at this version, sorted."""
+        there = aliases.current(registry.versions_of(self._dir), self.name)
+        return [alias for alias, version in there.items() if version == self.version]
+
+    # --- its files
+
+    @property
+    def path(self) -> Path:
+        """The folder with the registered file or folder in it, on this machine; not to be written to.
+
+        Its files are looked at first: each is there, of its size, and was not written into since. `verify` reads every byte.
+
+        Raises:
+            ModelChangedError: they are not as they were registered.
+        """
+        folder = self._files()
+        check.refuse(self._record, check.changes(folder, self._record, whole=False))
+        return folder
+
+    @property
+    def artifact(self) -> Path:
+        """The registered file or folder itself, below `path`, checked in the same way."""
+        return self.path / self._record.top
+
+    def verify(self) -> None:
+        """Read every byte of every file, and compare.
+
+        Raises:
+            ModelChangedError: a file is another than it was, is gone, or was not registered; they are named.
+        """
+        check.refuse(self._record, check.changes(self._files(), self._record))
+
+    def download(self, target_dir: str | os.PathLike[str] = ".", exist_ok: bool = False) -> str:
+        """Copy the registered file or folder into a folder, under its own name; the path of the copy, which is checked.
+
+        Raises:
+            ModelError: it is there already, and exist_ok=False; or it can't be written.
+            ModelChangedError: the files are not as they were registered.
+        """
+        return str(download.copy(self._files(), self._record, Path(target_dir), exist_ok=exist_ok))
+
+    # --- what may change
+
+    def add_tags(self, tags: Mapping[str, object]) -> None:
+        """Set tags; one that is there gets the new value."""
+        tags_and_properties.set_tags(self._notes(), tags)
+
+    def remove_tags(self, tags: str | Sequence[str]) -> None:
+        """Remove tags by their names."""
+        tags_and_properties.remove_tags(self._notes(), [tags] if isinstance(tags, str) else [*tags])
+
+    def add_properties(self, properties: Mapping[str, object]) -> None:
+        """Add properties, which can't be changed afterwards.
+
+        Raises:
+            RunStateError: one of them is there already.
+        """
+        tags_and_properties.add_properties(self._notes(), properties)
+
+    def update(self, tags: Mapping[str, object] | None = None, description: str | None = None) -> None:
+        """Set tags, and the description; None leaves what is there."""
+        if tags:
+            self.add_tags(tags)
+        if description is not None:
+            tags_and_properties.set_name(self._notes(), "description", description)
+
+    def set_alias(self, alias: str) -> int | None:
+        """Let this word point at this version; the version that it pointed at before, or None. Kept with who did it, and when.
+
+        Raises:
+            ModelError: a wrong word.
+        """
+        return aliases.move(registry.versions_of(self._dir), self.name, alias, self.version)
+
+    def remove_alias(self, alias: str) -> None:
+        """Let this word point nowhere.
+
+        Raises:
+            ModelError: it does not point at this version.
+        """
+        names.check_alias(alias)
+        if alias not in self.aliases:
+            raise ModelNotFoundError(f"{self.id} has no alias {alias!r}. It has: {', '.join(self.aliases) or 'none'}.")
+        aliases.move(registry.versions_of(self._dir), self.name, alias, None)
+
+    def alias_history(self, alias: str | None = None) -> _Changes:
+        """Every change of the model's aliases, the oldest first: alias, version, was, time_utc, by. alias: of this one alone."""
+        return aliases.history(registry.versions_of(self._dir), self.name, alias)
+
+    def delete(self) -> None:
+        """Remove this version for good. Its number is never used again.
+
+        Raises:
+            ModelError: an alias points at it.
+        """
+        registry.remove(self._dir, self._record)
+
+    def _files(self) -> Path:
+        return registry.files_dir(self._dir, self._record)
+
+    def _notes(self) -> Path:
+        if not self._files().exists():
+            raise ModelNotFoundError(f"{self.id} is there no more.")
+        return registry.notes_path(self._dir, self._record)
+
+
+def register_of_run(
+    workspace: Any,
+    folder: RunFolder,
+    model_name: str,
+    model_path: str | os.PathLike[str] | None = None,
+    *,
+    tags: Mapping[str, object] | None = None,
+    properties: Mapping[str, object] | None = None,
+    description: str | None = None,
+    datasets: Sequence[tuple[str, Any]] | None = None,
+    model_framework: str | None = None,
+    model_framework_version: str | None = None,
+) -> Model:
+    """A new version of a model, of a run's file or folder.
+
+    model_path: its name in the run, such as "outputs/model"; None for that of the model.
+
+    Raises:
+        ModelError: a wrong name, no such file, or something in the folder that is no file of the run's; or the run's folder
+            here is a copy, in which nothing can be registered.
+    """
+    names.check_model_name(model_name)
+    _check_home(folder)
+    source = sources.of_run(folder, model_path if model_path is not None else model_name)
+    record = _add(
+        _workspace_dir(workspace),
+        model_name,
+        source,
+        folder,
+        tags=tags,
+        properties=properties,
+        description=description,
+        datasets=datasets,
+        framework=model_framework,
+        framework_version=model_framework_version,
+    )
+    return Model._of(workspace, record)
+
+
+def _add(
+    workspace_dir: Path,
+    name: str,
+    source: ModelSource,
+    came_from: RunFolder | None,
+    *,
+    datasets: Sequence[tuple[str, Any]] | None,
+    **more: Any,
+) -> ModelRecord:
+    run = None if came_from is None else lineage.of_run(came_from, read.record(came_from))
+    return registry.add(
+        workspace_dir, name, source, run=run, datasets=[_dataset(one) for one in datasets or ()], **more
+    )
+
+
+def _dataset(given: Any) -> dict[str, Any]:
+    """(purpose, dataset) as the SDK takes it -> what is kept of it."""
+    if not (isinstance(given, (tuple, list)) and len(given) == 2):
+        raise ModelError(f"datasets: {given!r} is not (purpose, dataset), such as ('training', dataset).")
+    purpose, dataset = given
+    name, version = getattr(dataset, "name", None), getattr(dataset, "version", None)
+    return {
+        "purpose": str(purpose),
+        "dataset": f"{name}:{version}" if name and version else name or str(dataset),
+        "fingerprint": getattr(dataset, "fingerprint", None),
+    }
+
+
+def _check_home(folder: RunFolder) -> None:
+    """Refuse a folder that is a node's copy of the run's: the workspace with its models is elsewhere."""
+    is_worker = os.environ.get("PACELINE_RUN_ID") == folder.run_id
+    if is_worker and (not folder.lock.exists() or is_copy(folder)):
+        raise ModelError(
+            f"this process sees a copy of run {folder.run_id}'s folder, and not the workspace that its models belong to. Leave "
+            "the files in outputs, and register them where the run was submitted: run.register_model(...), or "
+            f"paceline model register NAME PATH --run {folder.run_id}."
+        )
+
+
+def _run_folder(workspace_dir: Path, run: Any) -> RunFolder:
+    return store.find(workspace_dir / "runs", run if isinstance(run, str) else str(getattr(run, "id", run)))
+
+
+def _reference(name: Any, version: int | str | None, alias: str | None) -> names.Reference:
+    meant = names.parse(name)
+    if version is None and alias is None:
+        return meant
+    if version is not None and alias is not None:
+        raise ModelError(f"version={version!r} and alias={alias!r}: give one of the two.")
+    if meant != names.Reference(meant.name):
+        raise ModelError(f"{name!r} says which version already. Give the name alone, or no version and no alias.")
+    if alias is not None:
+        return names.Reference(meant.name, alias=names.check_alias(alias))
+    return names.Reference(meant.name, version=None if version == names.LATEST else names.check_version(version))
+
+
+def _matches(notes: Any, tags: Any, properties: Mapping[str, object] | None) -> bool:
+    wanted = [tags] if isinstance(tags, str) else [*tags.items()] if isinstance(tags, Mapping) else [*(tags or ())]
+    for one in wanted:
+        if isinstance(one, str):
+            if one not in notes.tags:
+                return False
+        else:
+            key, value = one
+            if key not in notes.tags or notes.tags[key] != (None if value is None else str(value)):
+                return False
+    return all(notes.properties.get(key) == str(value) for key, value in (properties or {}).items())
+
+
+def _workspace_dir(workspace: Any) -> Path:
+    path = getattr(workspace, "path", None)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ModelError(f"{workspace!r} is not a workspace. Give Workspace.from_config(), or Workspace(folder).")
+    return Path(path)

@@ -1,0 +1,212 @@
+"""Registered versions on disk: one is added whole or not at all, by whoever, and taken away the same way."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ModelError, ModelNotFoundError
+from paceline.models import aliases, keep, staging
+from paceline.models.formats import format_of
+from paceline.models.frameworks import framework_of
+from paceline.models.names import NAME, check_model_name
+from paceline.models.record import DOCUMENT, FILES, ModelFile, ModelRecord, digest_of
+from paceline.models.sources import ModelSource
+from paceline.runs import tags_and_properties
+from paceline.runs.record import user_name, utc_now
+from paceline.runs.tags_and_properties import Notes
+from paceline.system.files import remove_tree
+from paceline.system.registry import VersionFolders
+
+#: Names that a message lists at most.
+_SAID = 10
+
+
+def models_dir(workspace_dir: Path) -> Path:
+    """The folder of all models."""
+    return workspace_dir / "models"
+
+
+def blobs_dir(workspace_dir: Path) -> Path:
+    """The folder of contents."""
+    return models_dir(workspace_dir) / ".blobs"
+
+
+def parts_dir(workspace_dir: Path) -> Path:
+    """The folder of what is being made or removed."""
+    return models_dir(workspace_dir) / ".parts"
+
+
+def versions_of(workspace_dir: Path) -> VersionFolders:
+    """The versions, as folders."""
+    return VersionFolders(models_dir(workspace_dir), NAME, DOCUMENT)
+
+
+def files_dir(workspace_dir: Path, record: ModelRecord) -> Path:
+    """The folder of a version's files."""
+    return versions_of(workspace_dir).path(record.name, record.version) / FILES
+
+
+def notes_path(workspace_dir: Path, record: ModelRecord) -> Path:
+    """The file of a version's tags, properties and description."""
+    return versions_of(workspace_dir).path(record.name, record.version) / "notes.jsonl"
+
+
+def add(
+    workspace_dir: Path,
+    name: str,
+    source: ModelSource,
+    *,
+    run: Mapping[str, Any] | None = None,
+    datasets: Sequence[Mapping[str, Any]] = (),
+    framework: str | None = None,
+    framework_version: str | None = None,
+    tags: Mapping[str, object] | None = None,
+    properties: Mapping[str, object] | None = None,
+    description: str | None = None,
+    came: Callable[[int], object] = lambda size: None,
+) -> ModelRecord:
+    """The new version, with the next number of this name.
+
+    run: where the files come from (`lineage.of_run`). framework, framework_version: else they are seen from the files and the
+    run's environment. came: called with bytes as they are read.
+
+    Raises:
+        ModelError: a wrong name, a file that can't be read or keeps changing, or no room; nothing is left then.
+    """
+    check_model_name(name)
+    versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
+    _check_outside(source, workspace_dir)
+    staging.sweep(parts)
+    try:
+        with staging.staged(parts) as folder:
+            files = tuple(_kept(workspace_dir, source, folder, came))
+            seen = framework_of(folder, files, run or {})
+            made = ModelRecord(
+                name=name,
+                top=source.top,
+                is_folder=source.is_folder,
+                files=files,
+                digest=digest_of(files),
+                framework=framework or seen[0],
+                framework_version=framework_version or (seen[1] if framework in (None, seen[0]) else None),
+                run=run or {},
+                datasets=tuple(datasets),
+                created_utc=utc_now(),
+                registered_by=user_name(),
+            )
+            notes = folder.parent / "notes.jsonl"
+            tags_and_properties.set_tags(notes, tags or {})
+            if properties:
+                tags_and_properties.add_properties(notes, properties)
+                notes.with_name("notes.lock").unlink()
+            if description is not None:
+                tags_and_properties.set_name(notes, "description", description)
+            with versions.locked():
+                version = versions.add_folder(
+                    name, staging.ready(folder), lambda number: replace(made, version=number).to_json()
+                )
+    except OSError as error:
+        raise ModelError(f"model {name!r} can't be registered: {_why(error)}") from error
+    return replace(made, version=version)
+
+
+def load(workspace_dir: Path, name: str, version: int | None = None) -> ModelRecord:
+    """A version's record; the latest one's without a number.
+
+    Raises:
+        ModelNotFoundError: there is none; those that there are, are named.
+        ModelError: its record can't be read.
+    """
+    versions = versions_of(workspace_dir)
+    known = versions.versions(check_model_name(name))
+    if not known:
+        raise ModelNotFoundError(
+            f"there is no model {name!r} in the workspace {str(workspace_dir)!r}. There are: {_listed(versions.names())}. "
+            f"`paceline model register {name} PATH` makes the first version."
+        )
+    number = known[-1] if version is None else version
+    if number not in known:
+        raise ModelNotFoundError(f"model {name!r} has no version {number}. It has: {_listed(known)}.")
+    try:
+        return ModelRecord.from_json(versions.read(name, number))
+    except (TypeError, KeyError) as error:
+        path = versions.path(name, number) / DOCUMENT
+        raise ModelError(f"{str(path)!r} can't be read as a model; a newer Paceline may have written it.") from error
+
+
+def records(workspace_dir: Path, name: str | None = None) -> Iterator[ModelRecord]:
+    """Every version, by name, the latest first; what can't be read is passed over. name: of this model alone."""
+    versions = versions_of(workspace_dir)
+    for each in versions.names() if name is None else [check_model_name(name)]:
+        for version in reversed(versions.versions(each)):
+            with contextlib.suppress(ModelError):
+                yield load(workspace_dir, each, version)
+
+
+def notes_of(workspace_dir: Path, record: ModelRecord) -> Notes:
+    """A version's tags, properties and description."""
+    return tags_and_properties.read(notes_path(workspace_dir, record))
+
+
+def remove(workspace_dir: Path, record: ModelRecord) -> int:
+    """Forget a version; the bytes that this frees. Its number is never used again.
+
+    Raises:
+        ModelError: an alias points at it, or it can't be removed.
+    """
+    versions, parts = versions_of(workspace_dir), parts_dir(workspace_dir)
+    gone = parts / f"gone-{secrets.token_hex(8)}"
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+        with versions.locked():
+            pointing = [alias for alias, to in aliases.current(versions, record.name).items() if to == record.version]
+            if pointing:
+                raise ModelError(
+                    f"{record.id} is {' and '.join(map(repr, pointing))}. Move the alias first: paceline model alias "
+                    f"{record.name} {pointing[0]} VERSION, or remove it: --remove."
+                )
+            versions.take_away(record.name, record.version, gone)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise ModelNotFoundError(f"{record.id} is there no more.") from None
+        raise ModelError(f"{record.id} can't be removed: {_why(error)}") from error
+    with contextlib.suppress(OSError):
+        remove_tree(gone)
+    blobs = blobs_dir(workspace_dir)
+    contents = {(file.size_bytes, file.sha256) for file in record.files}
+    return sum(keep.drop(keep.blob_path(blobs, size, sha256)) for size, sha256 in contents)
+
+
+def _kept(workspace_dir: Path, source: ModelSource, folder: Path, came: Callable[[int], object]) -> Iterator[ModelFile]:
+    for file in source.files:
+        target = folder / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        kept = keep.keep(file, blobs_dir(workspace_dir), target, came)
+        yield ModelFile(
+            name=file.name, size_bytes=kept.size_bytes, sha256=kept.sha256, format=format_of(target, file.name)
+        )
+
+
+def _check_outside(source: ModelSource, workspace_dir: Path) -> None:
+    """Refuse a folder that has the models themselves in it: it would grow while it is copied."""
+    models = os.path.realpath(models_dir(workspace_dir))
+    for file in source.files:
+        if file.top is None and f"{os.path.realpath(file.path)}".startswith(f"{models}{os.sep}.parts{os.sep}"):
+            raise ModelError(f"{source.said!r} holds the workspace itself. Name the folder that holds the model alone.")
+
+
+def _listed(found: Sequence[Any]) -> str:
+    more = f" and {len(found) - _SAID} more" if len(found) > _SAID else ""
+    return (", ".join(map(str, found[:_SAID])) + more) or "none"
+
+
+def _why(error: OSError) -> str:
+    place = error.filename2 or error.filename
+    return f"{error.strerror or error}{f': {str(place)!r}' if place else ''}."

@@ -1,0 +1,161 @@
+"""The files that are to become a model: of a folder or file of this machine, or of a run. What is no file is refused, by name."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import FileNameError, ModelError
+from paceline.runs import artifacts
+from paceline.runs.folder import RunFolder, check_file_name
+from paceline.system import links
+
+_SAID = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSourceFile:
+    """A file to be read. name: what it is called in the model. top: a folder below which no link is followed, or None."""
+
+    name: str
+    path: Path
+    top: Path | None = None
+
+    def open(self) -> int:
+        """An open descriptor of it.
+
+        Raises:
+            OSError: also where a link or a pipe has come into its place.
+        """
+        if self.top is not None:
+            return links.open_below(os.fspath(self.top), self.path.relative_to(self.top).as_posix())
+        # NONBLOCK: a pipe that has come into the file's place would keep this waiting.
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise OSError(errno.EINVAL, "is no file any more", os.fspath(self.path))
+        return fd
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSource:
+    """What is to become a model. top: its own name, without folders. said: as it was given, for messages."""
+
+    top: str
+    is_folder: bool
+    files: tuple[ModelSourceFile, ...]
+    said: str
+
+
+def local(path: Any) -> ModelSource:
+    """A file or folder of this machine. Links in it stand for what they lead to, for it is the caller's own.
+
+    Raises:
+        ModelError: nothing there, nothing in it, or something in it that is no file: it is named.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise ModelError(f"the path {path!r}: give the path of a model's file or folder.")
+    given = Path(os.path.abspath(os.path.expanduser(path)))
+    said, top = os.fspath(path), given.name
+    try:
+        mode = os.stat(given).st_mode
+    except OSError as error:
+        if os.path.islink(given):
+            raise ModelError(f"{said!r} is a link that leads nowhere. Name the model's own file or folder.") from None
+        raise ModelError(
+            f"there is no {said!r} here: {error.strerror}. Name the file or folder that holds the model."
+        ) from None
+    if not top:
+        raise ModelError(f"{said!r} is no model's folder. Name the one that holds the model alone.")
+    if stat.S_ISREG(mode):
+        return ModelSource(top=top, is_folder=False, files=(ModelSourceFile(name=top, path=given),), said=said)
+    if not stat.S_ISDIR(mode):
+        raise ModelError(f"{said!r} is {links.special(mode)}, and no file or folder. Name the model's own.")
+    return _whole(top, said, _below(given, top, said))
+
+
+def of_run(folder: RunFolder, name: Any) -> ModelSource:
+    """A file or folder of a run by its name there, such as `outputs/model`. A link in it to another of the run's files
+    stands for that.
+
+    Raises:
+        ModelError: nothing of that name, nothing in it, or something in it that is no file of the run's.
+    """
+    said = os.fspath(name) if isinstance(name, os.PathLike) else name
+    try:
+        plain = check_file_name(said)
+    except FileNameError as error:
+        raise ModelError(
+            f"{said!r} is no file of run {folder.run_id}: {error} For a file of this machine there is "
+            "Model.register(workspace, path, name, run=run) (paceline model register NAME PATH --run RUN)."
+        ) from None
+    place = folder.file(plain).relative_to(folder.path).as_posix()
+    found = links.find(os.fspath(folder.path), place)
+    if found is None:
+        there = artifacts.names(folder)
+        shown = ", ".join(there[:_SAID]) + (f" and {len(there) - _SAID} more" if len(there) > _SAID else "")
+        raise ModelError(f"run {folder.run_id} has no file or folder {plain!r}. Its files: {shown or 'none'}.")
+    if found.kind == "left":
+        raise ModelError(f"{plain!r} of run {folder.run_id} is {found.why}, and no file of the run's.")
+    top, real = plain.rpartition("/")[2], Path(os.path.realpath(folder.path))
+    if found.kind == "file":
+        file = ModelSourceFile(name=top, path=real / found.real, top=real)
+        return ModelSource(top=top, is_folder=False, files=(file,), said=plain)
+    files = []
+    for entry in links.entries(os.fspath(folder.path), place, follow=True):
+        inside = entry.name[len(place) + 1 :]
+        if entry.kind == "left":
+            raise ModelError(
+                f"{plain}/{inside} of run {folder.run_id} is {entry.why}: a model keeps files alone. "
+                "Have the script put a copy in its place, or register the folder without it."
+            )
+        if entry.kind == "file":
+            files.append(ModelSourceFile(name=f"{top}/{inside}", path=real / entry.real, top=real))
+    return _whole(top, plain, files)
+
+
+def _whole(top: str, said: str, files: list[ModelSourceFile]) -> ModelSource:
+    if not files:
+        raise ModelError(f"there is no file in the folder {said!r}. Name the one that holds the model.")
+    for file in files:
+        try:
+            file.name.encode()
+        except UnicodeEncodeError:
+            raise ModelError(f"the file name {file.name!r} is no UTF-8 text. Rename the file.") from None
+    return ModelSource(top=top, is_folder=True, files=tuple(sorted(files, key=lambda file: file.name)), said=said)
+
+
+def _below(folder: Path, top: str, said: str) -> list[ModelSourceFile]:
+    files: list[ModelSourceFile] = []
+    # Each with the real paths of the folders above it, for a link to one of those goes round in a circle.
+    waiting: list[tuple[Path, str, tuple[str, ...]]] = [(folder, top, ())]
+    while waiting:
+        at, name, above = waiting.pop()
+        real = os.path.realpath(at)
+        if real in above:
+            raise ModelError(f"{str(at)!r} is a link to a folder that it lies in. Remove it, and register again.")
+        try:
+            entries = sorted(os.listdir(at))
+        except OSError as error:
+            raise ModelError(f"the folder {str(at)!r} can't be read: {error.strerror}.") from error
+        for entry in entries:
+            path, inside = at / entry, f"{name}/{entry}"
+            try:
+                mode = os.stat(path).st_mode
+            except OSError as error:
+                why = "is a link that leads nowhere" if path.is_symlink() else f"can't be read: {error.strerror}"
+                raise ModelError(f"{str(path)!r} {why}. Remove it, or register {said!r} without it.") from None
+            if stat.S_ISDIR(mode):
+                waiting.append((path, inside, (*above, real)))
+            elif stat.S_ISREG(mode):
+                files.append(ModelSourceFile(name=inside, path=path))
+            else:
+                raise ModelError(
+                    f"{str(path)!r} is {links.special(mode)}: a model keeps files alone. Remove it, or register {said!r} "
+                    "without it."
+                )
+    return files

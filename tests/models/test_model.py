@@ -1,0 +1,147 @@
+"""A model as its users meet it: registered from a run or a folder, found again, checked, copied."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import paceline as pl
+from paceline import models
+from paceline.errors import ModelChangedError, ModelError, ModelNotFoundError
+from tests.helpers import write_tree
+
+
+@pytest.fixture
+def workspace(tmp_path):
+    return pl.Workspace(tmp_path / "ws")
+
+
+@pytest.fixture
+def run(workspace):
+    """A run that a program logs, with a model in its outputs."""
+    with pl.Experiment(workspace, "digits").start_logging() as run:
+        run.log("accuracy", 0.75)
+        run.log("accuracy", 0.5)
+        write_tree(run.folder.outputs, {"model/weights.bin": b"\x01" * 100, "model/config/a.json": "{}"})
+        yield run
+
+
+def register(workspace, tmp_path, name="digits", content=b"weights", **values):
+    write_tree(tmp_path, {"made/model.bin": content})
+    return pl.Model.register(workspace, tmp_path / "made", name, **values)
+
+
+def test_a_run_s_folder_becomes_the_first_version_with_where_it_comes_from(workspace, run):
+    model = run.register_model("digits", "./outputs/model", tags={"stage": "try"}, properties={"seed": 3})
+    assert (model.name, model.version, model.id, model.run_id) == ("digits", 1, "digits:1", run.id)
+    assert (model.tags, model.properties, model.description) == ({"stage": "try"}, {"seed": "3"}, None)
+    assert model.artifact == workspace.path / "models/digits/1/files/model"
+    assert {str(path.relative_to(model.path)) for path in model.path.rglob("*.*")} == {
+        "model/weights.bin",
+        "model/config/a.json",
+    }
+    assert model.run == run
+    assert run.models == [model]
+    told = model.record.run
+    assert told["metrics"]["accuracy"] == {"last": 0.5, "min": 0.5, "max": 0.75, "last_step": None, "count": 2}
+    assert any(package.startswith("pytest==") for package in told["environment"]["packages"])
+    assert told["environment"]["seen"] == "in the run"
+
+
+def test_a_single_file_keeps_its_name(workspace, run):
+    model = run.register_model("digits", "outputs/model/weights.bin")
+    assert model.artifact.read_bytes() == b"\x01" * 100
+    assert [file.name for file in model.record.files] == ["weights.bin"]
+
+
+def test_without_a_path_the_model_s_name_is_that_of_the_run_s_file(workspace, run, tmp_path):
+    run.upload_file("digits.bin", write_tree(tmp_path, {"up": "1"}) / "up")
+    assert run.register_model("digits.bin").record.top == "digits.bin"
+
+
+def test_the_latest_version_is_meant_unless_a_version_or_an_alias_says_which(workspace, tmp_path):
+    first, second = register(workspace, tmp_path), register(workspace, tmp_path, content=b"better")
+    assert (first.version, second.version) == (1, 2)
+    assert first.set_alias("production") is None
+    for meant in (
+        pl.Model(workspace, "digits", version=1),
+        pl.Model(workspace, "digits", version="1"),
+        pl.Model(workspace, "digits", alias="production"),
+        pl.Model(workspace, "digits:1"),
+        pl.Model(workspace, "digits@production"),
+    ):
+        assert meant == first
+    for meant in ("digits", "digits:latest"):
+        assert pl.Model(workspace, meant) == second
+        assert models.resolve(workspace.path, meant).version == 2
+    assert workspace.models == {"digits": second}
+    assert pl.Model.list(workspace) == [second, first]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": "digits", "version": 3}, r"'digits' has no version 3\. It has: 1\."),
+        ({"name": "digits", "alias": "prod"}, r"no alias 'prod'\. It has: production\."),
+        ({"name": "digit"}, r"no model 'digit' .* There are: digits\."),
+        ({"name": "digits", "version": 0}, "the version 0: a version is a whole number from 1 on"),
+        ({"name": "digits", "version": True}, "the version True"),
+        ({"name": "digits", "version": 1, "alias": "production"}, "give one of the two"),
+        ({"name": "digits:1", "version": 1}, "says which version already"),
+        ({"name": "../digits"}, "the model name '../digits'"),
+        ({"name": "digits:1@production"}, "names no model"),
+    ],
+)
+def test_a_version_that_is_not_there_is_told_with_those_that_are(workspace, tmp_path, values, said):
+    register(workspace, tmp_path).set_alias("production")
+    with pytest.raises(ModelError, match=said) as error:
+        pl.Model(workspace, **values)
+    assert isinstance(error.value, ModelNotFoundError) == ("It has" in said or "There are" in said)
+
+
+def test_a_model_that_was_changed_on_disk_is_refused(workspace, tmp_path):
+    model = register(workspace, tmp_path)
+    path = model.artifact / "model.bin"
+    path.chmod(0o644)
+    path.write_bytes(b"wEights")
+    with pytest.raises(
+        ModelChangedError, match=r"digits:1 is not as it was registered: 'made/model.bin' has other content"
+    ):
+        model.path  # noqa: B018
+    # As somebody who wants to hide it would, and as a disk that loses bits does.
+    os.utime(path, ns=(10**18, 10**18))
+    assert model.path
+    with pytest.raises(ModelChangedError, match="has other content"):
+        model.verify()
+
+
+def test_what_a_run_changes_later_is_not_the_model_s(workspace, run):
+    model = run.register_model("digits", "outputs/model")
+    (run.folder.outputs / "model/weights.bin").write_bytes(b"other")
+    model.verify()
+
+
+def test_a_copy_is_the_caller_s_own_and_never_replaces_anything_unasked(workspace, tmp_path):
+    model = register(workspace, tmp_path)
+    copy = model.download(tmp_path / "there")
+    assert copy == str(tmp_path / "there/made")
+    (tmp_path / "there/made/model.bin").write_bytes(b"mine")
+    with pytest.raises(ModelError, match="is there already"):
+        model.download(tmp_path / "there")
+    assert model.download(tmp_path / "there", exist_ok=True) == copy
+    assert (tmp_path / "there/made/model.bin").read_bytes() == b"weights"
+    assert os.listdir(tmp_path / "there") == ["made"]
+    model.verify()
+
+
+def test_a_version_that_an_alias_points_at_stays(workspace, tmp_path):
+    first, second = register(workspace, tmp_path), register(workspace, tmp_path)
+    first.set_alias("production")
+    with pytest.raises(ModelError, match=r"digits:1 is 'production'\. Move the alias first"):
+        first.delete()
+    assert second.set_alias("production") == 1
+    first.delete()
+    assert pl.Model.list(workspace) == [second]
+    second.verify()
+    assert register(workspace, tmp_path).version == 3
