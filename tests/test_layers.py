@@ -57,9 +57,11 @@ MAY_IMPORT = {
     "sweeps": f"{UP_TO_SUBMIT} estimator",
     "workspace_dir": "errors",
     "workspace": f"{UP_TO_SUBMIT} estimator pruning workspace_dir sweeps models",
+    # It runs in a service's own environment, with what a service needs.
+    "serving": "errors system",
     # What the author of a target runs; nothing imports it.
     "testing": f"{UP_TO_SUBMIT} estimator workspace",
-    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models",
+    "cli": f"{UP_TO_SUBMIT} estimator workspace workspace_dir pruning doctor sweeps models serving",
     "__main__": "cli",
 }
 
@@ -85,6 +87,7 @@ THIRD_PARTY = {
     "pandas": "data runs sweeps",
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
     "pyarrow": "data",
+    **dict.fromkeys(("starlette", "uvicorn", "inference_schema"), "serving"),
 }
 
 

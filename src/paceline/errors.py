@@ -17,6 +17,7 @@ classes in all source files.
     │   ├── SweepError                    a space, a sampler, a policy or another part of a sweep
     │   ├── ModelError                    a model's name, version, alias or files
     │   │   └── ModelNotFoundError (also LookupError)   no such model, version or alias
+    │   ├── ServingError                  what a server is to serve, or a scoring script
     │   ├── MetricError                   a value that can't be logged
     │   ├── FileNameError                 a run id or a file name that leaves the run's folder
     │   ├── ArgumentError                 collectives.errors: an operation that can't be right on any rank
@@ -107,6 +108,10 @@ class ModelError(UserError):
 
 class ModelNotFoundError(ModelError, LookupError):
     """There is no such model in the workspace, or no such version or alias of it."""
+
+
+class ServingError(UserError):
+    """What a server is to serve, how it is to serve it, or its scoring script is wrong."""
 
 
 class MetricError(UserError):

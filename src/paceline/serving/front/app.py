@@ -1,0 +1,382 @@
+"""What each path answers: the ASGI application.
+
+    POST GET /score                                      the script, or the model as it is
+    POST /v2/models/NAME[/versions/V]/infer              the model, by the Open Inference Protocol
+    GET /   /livez   /v2/health/live                     the server lives
+    GET /readyz   /v2/health/ready   /v2/models/.../ready    a model answers
+    GET /swagger.json   /openapi.json   /metrics   /v2   /v2/models/NAME
+
+/score and infer are answered here, on a short way; Starlette routes the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from paceline.serving import wire
+from paceline.serving.config import ServerConfig
+from paceline.serving.front import metrics
+from paceline.serving.front.access import AccessLog
+from paceline.serving.front.keys import is_right
+from paceline.serving.front.pool import Pool
+from paceline.serving.model.answers import error
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+#: Characters that an id of a request may have (Azure's server: 431 beyond).
+_ID_LIMIT = 100
+#: How long a body that is not wanted is read and forgotten, so that its client comes to read why.
+_LINGER_S = 5.0
+#: These answer without a key: they say nothing of the model.
+_OPEN = ("/", "/livez", "/readyz", "/v2/health/live", "/v2/health/ready")
+
+_JSON = (b"content-type", b"application/json")
+_CLOSE = (b"connection", b"close")
+
+
+class RefusedError(Exception):
+    """A request that is answered before a model gets it. unread: part of its body may still come."""
+
+    def __init__(self, status: int, message: str, *headers: tuple[bytes, bytes], unread: bool = False) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers, self.unread = status, message, headers, unread
+
+
+class App:
+    def __init__(self, pool: Pool, service: str, access: AccessLog) -> None:
+        self.pool, self.access = pool, access
+        self.metrics = metrics.Metrics(service)
+        self.keys: tuple[bytes, ...] = ()
+        self.is_draining = False
+        self.connections: set[Any] = set()
+        #: Path -> operation, of those that a model answers.
+        self._operations: dict[str, int] = {"/score": wire.SCORE}
+        self._documents: dict[str, Any] = {}
+        self._wants_head = False
+        self._config: ServerConfig | None = None
+        self._others = _routes(self)
+        # An id without a draw of random numbers for each request.
+        self._ids, self._id_prefix = 0, os.urandom(8).hex().encode()
+
+    def serve(self, config: ServerConfig, keys: tuple[bytes, ...]) -> None:
+        """Answer for this configuration, whose model processes are ready."""
+        self._config, self.keys = config, keys
+        one = self.pool.ready
+        if one is None:
+            return
+        self._documents, self._wants_head = one.documents, one.wants_head
+        self._operations = {"/score": wire.SCORE}
+        if "metadata" in one.documents:
+            for base in self.bases():
+                self._operations[f"{base}/infer"] = wire.INFER
+
+    def bases(self) -> list[str]:
+        """The paths of the served models in the Open Inference Protocol."""
+        models = self._config.models if self._config else ()
+        return [
+            path
+            for model in models
+            for path in (f"/v2/models/{model.name}", f"/v2/models/{model.name}/versions/{model.version}")
+        ]
+
+    def document(self, name: str) -> Any:
+        """A document that the model process has made, or None."""
+        return self._documents.get(name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.perf_counter()
+        path = scope["path"]
+        operation = self._operations.get(path)
+        ids: list[tuple[bytes, bytes]] = []
+        try:
+            given = _wanted(scope["headers"])
+            ids = self._request_ids(given)
+            if self.keys and not is_right(given.get(b"authorization"), self.keys) and path not in _OPEN:
+                raise RefusedError(
+                    401,
+                    "the key is missing or wrong. Send `Authorization: Bearer KEY`.",
+                    (b"www-authenticate", b"Bearer"),
+                    unread=True,
+                )
+            if operation is None:
+                await self._other(scope, receive, send, ids, began)
+                return
+            reply = await self._ask(scope, receive, given, operation)
+        except RefusedError as refused:
+            await self._refuse(scope, receive, send, refused, ids, began)
+            return
+        body = reply.body
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers] or [_JSON]
+        headers += ids
+        headers.append((b"content-length", b"%d" % len(body)))
+        if reply.ran_us:
+            headers.append((b"x-ms-run-fn-exec-ms", b"%.3f" % (reply.ran_us / 1000)))
+        if self.is_draining:
+            headers.append(_CLOSE)
+        await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        self._note(scope, reply.status, len(body), began, ids, "/score" if operation == wire.SCORE else "infer", reply)
+
+    async def _ask(self, scope: Scope, receive: Receive, given: dict[bytes, bytes], operation: int) -> wire.Reply:
+        """The model's answer."""
+        assert self._config is not None or self.pool.current is not None
+        method = scope["method"]
+        if method != "POST":
+            if operation != wire.SCORE or method not in ("GET", "OPTIONS"):
+                allowed = b"POST" if operation != wire.SCORE else b"GET, POST, OPTIONS"
+                raise RefusedError(405, f"{method} is not answered here.", (b"allow", allowed), unread=True)
+            if method == "OPTIONS":
+                return wire.Reply(200, b"", [("allow", "GET, POST, OPTIONS")])
+        encoding = given.get(b"content-encoding", b"identity").lower()
+        if encoding not in (b"identity", b""):
+            raise RefusedError(
+                415,
+                f"content-encoding {encoding.decode('latin-1')!r} is not unpacked here. Send the body as it is.",
+                unread=True,
+            )
+        body = await self._body(receive, given)
+        head = b""
+        if self._wants_head or method != "POST":
+            head = _head(scope)
+        if not self.is_loaded:
+            raise RefusedError(503, "the model is being loaded; come again.", (b"retry-after", b"1"))
+        future = self.pool.submit(operation, head, body)
+        if future is None:
+            raise RefusedError(
+                503,
+                f"{self.pool.config.max_queue} requests wait already; come again.",
+                (b"retry-after", b"1"),
+            )
+        reply = await future
+        if reply is None:
+            raise RefusedError(
+                503,
+                f"no model process was free within {self.pool.config.timeout_s:g} s; come again.",
+                (b"retry-after", b"1"),
+            )
+        return reply
+
+    @property
+    def is_loaded(self) -> bool:
+        """A model has been ready since the start. While its process is being replaced, requests wait."""
+        return self._config is not None
+
+    async def _body(self, receive: Receive, given: dict[bytes, bytes]) -> bytes:
+        """The body.
+
+        Raises:
+            RefusedError: it is too large, or its client has gone.
+        """
+        limit = self.pool.config.max_body_bytes
+        length = given.get(b"content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        count, more = 0, True
+        # How long a body may take is watched over all connections (`paceline.serving.front.connections`).
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise RefusedError(400, "the client has gone.")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            count += len(part)
+            if count > limit:
+                raise _too_large(limit)
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _refuse(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        refused: RefusedError,
+        ids: list[tuple[bytes, bytes]],
+        began: float,
+    ) -> None:
+        body = error(refused.status, refused.message).body
+        headers = [_JSON, *ids, (b"content-length", b"%d" % len(body)), *refused.headers]
+        if self.is_draining or refused.unread:
+            headers.append(_CLOSE)
+        await send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        if refused.unread:
+            # A connection that is closed with data unread is reset, and the client may never see the answer. It has the whole
+            # of it now; what it still sends is read and forgotten for a while.
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+            try:
+                await asyncio.wait_for(_forget(receive), _LINGER_S)
+            except asyncio.TimeoutError:
+                pass
+            body = b""
+        await send({"type": "http.response.body", "body": body})
+        name = scope["path"] if scope["path"] in ("/score", "/metrics") else "other"
+        self._note(scope, refused.status, len(body), began, ids, name, None)
+
+    async def _other(
+        self, scope: Scope, receive: Receive, send: Send, ids: list[tuple[bytes, bytes]], began: float
+    ) -> None:
+        status, size = 0, 0
+
+        async def sent(message: MutableMapping[str, Any]) -> None:
+            nonlocal status, size
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *ids, *([_CLOSE] if self.is_draining else ())]
+            else:
+                size += len(message.get("body", b""))
+            await send(message)
+
+        await self._others(scope, receive, sent)
+        self._note(scope, status, size, began, ids, "other", None)
+
+    def _request_ids(self, given: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+        """The headers that name the request in its answer, as Azure's server has them."""
+        request_id = given.get(b"x-request-id")
+        if request_id is None:
+            self._ids += 1
+            request_id = b"%s%x" % (self._id_prefix, self._ids)
+        client = given.get(b"x-ms-client-request-id", b"")
+        legacy = given.get(b"x-ms-request-id", b"")
+        for name, value in (
+            ("x-request-id", request_id),
+            ("x-ms-client-request-id", client),
+            ("x-ms-request-id", legacy),
+        ):
+            if len(value) > _ID_LIMIT:
+                raise RefusedError(431, f"{name} must not exceed {_ID_LIMIT} characters", unread=True)
+        found = [(b"x-request-id", request_id), (b"x-ms-request-id", legacy or client or request_id)]
+        if client or legacy:
+            found.append((b"x-ms-client-request-id", client or legacy))
+        return found
+
+    def _note(
+        self,
+        scope: Scope,
+        status: int,
+        size: int,
+        began: float,
+        ids: list[tuple[bytes, bytes]],
+        name: str,
+        reply: wire.Reply | None,
+    ) -> None:
+        took = time.perf_counter() - began
+        self.metrics.count(name, status, took, reply.ran_us if reply is not None else None)
+        # Monitors ask every few seconds.
+        if self.access.is_on and scope["path"] not in _OPEN:
+            self.access.add(scope["method"], scope["raw_path"], status, size, took, ids[0][1] if ids else b"-")
+
+
+def _too_large(limit: int) -> RefusedError:
+    return RefusedError(413, f"the body has more than {limit} bytes, which is max_body_bytes.", unread=True)
+
+
+async def _forget(receive: Receive) -> None:
+    while (await receive()).get("more_body"):
+        pass
+
+
+_LOOKED_AT = frozenset(
+    {
+        *(b"authorization", b"content-length", b"content-encoding"),
+        *(b"x-request-id", b"x-ms-request-id", b"x-ms-client-request-id"),
+    }
+)
+
+
+def _wanted(headers: list[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    return {name: value for name, value in headers if name in _LOOKED_AT}
+
+
+def _head(scope: Scope) -> bytes:
+    return json.dumps(
+        {
+            "method": scope["method"],
+            "path": scope["path"],
+            "query": scope["query_string"].decode("latin-1"),
+            "scheme": scope["scheme"],
+            "headers": [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]],
+        }
+    ).encode()
+
+
+def _routes(app: App) -> Any:
+    """All that no model need be asked for."""
+
+    async def healthy(request: Request) -> Response:
+        return PlainTextResponse("Healthy")
+
+    async def live(request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(request: Request) -> Response:
+        is_ready = app.pool.ready is not None and app.is_loaded and not app.is_draining
+        return JSONResponse({"ready": is_ready}, 200 if is_ready else 503)
+
+    async def swagger(request: Request) -> Response:
+        version = request.query_params.get("version", "2")
+        known = {"2": "swagger2", "2.0": "swagger2", "3": "swagger3", "3.0": "swagger3"}
+        found = app.document(known[version]) if version in known else None
+        if found is None:
+            there = [number for number, name in (("2.0", "swagger2"), ("3.0", "swagger3")) if app.document(name)]
+            raise HTTPException(
+                404, f"Swagger version [{version}] is not supported. Supported versions: [{', '.join(there)}]."
+            )
+        return JSONResponse(found)
+
+    async def openapi(request: Request) -> Response:
+        if (found := app.document("openapi")) is None:
+            raise HTTPException(404, "the model is not loaded yet, or has no description.")
+        return JSONResponse(found)
+
+    async def measured(request: Request) -> Response:
+        return PlainTextResponse(app.metrics.text(app.pool, len(app.connections)), media_type=metrics.CONTENT_TYPE)
+
+    async def server(request: Request) -> Response:
+        from paceline import __version__
+
+        return JSONResponse({"name": "paceline", "version": __version__, "extensions": []})
+
+    async def model(request: Request) -> Response:
+        path = request.url.path
+        base = path.removesuffix("/ready")
+        metadata = app.document("metadata")
+        if base not in app.bases() or metadata is None:
+            raise HTTPException(404, f"there is no model at {path!r}.")
+        return await ready(request) if path != base else JSONResponse(metadata)
+
+    async def wrong(request: Request, reason: Exception) -> Response:
+        assert isinstance(reason, HTTPException)
+        text = "there is nothing here." if reason.detail == "Not Found" else reason.detail
+        return JSONResponse({"message": text}, reason.status_code, reason.headers)
+
+    paths: dict[str, Any] = {
+        "/": healthy,
+        "/livez": live,
+        "/readyz": ready,
+        "/v2/health/live": live,
+        "/v2/health/ready": ready,
+        "/swagger.json": swagger,
+        "/openapi.json": openapi,
+        "/metrics": measured,
+        "/v2": server,
+        "/v2/models/{name}": model,
+        "/v2/models/{name}/ready": model,
+        "/v2/models/{name}/versions/{version}": model,
+        "/v2/models/{name}/versions/{version}/ready": model,
+    }
+    return Starlette(
+        routes=[Route(path, function) for path, function in paths.items()], exception_handlers={HTTPException: wrong}
+    )

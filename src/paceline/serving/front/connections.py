@@ -1,0 +1,109 @@
+"""Connections: how many there may be, and how long one may take to say something.
+
+uvicorn waits for ever for the rest of a request, and for a client that does not read its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any, NamedTuple
+
+#: Seconds for a request's head to come whole, and for a client to take something of its answer.
+HEAD_S, READ_S = 15.0, 60.0
+#: Seconds for a body, and one more for each of so many bytes that have come.
+BODY_S, BODY_BYTES_PER_S = 30.0, 64 << 10
+_LOOK_S = 1.0
+
+
+def protocol(limit: int) -> type[asyncio.Protocol]:
+    """uvicorn's protocol, by httptools where that is installed, for `limit` connections; one more is told 503 and closed."""
+    base: Any
+    try:
+        from uvicorn.protocols.http import httptools_impl
+
+        base = httptools_impl.HttpToolsProtocol
+    except ImportError:
+        from uvicorn.protocols.http import h11_impl
+
+        base = h11_impl.H11Protocol
+
+    full = raw_answer(
+        "503 Service Unavailable", f"all {limit} connections are taken; come again.", "retry-after: 1\r\n"
+    )
+
+    class Counted(base):  # type: ignore[misc]
+        def connection_made(self, transport: Any) -> None:
+            self.heard = 0
+            super().connection_made(transport)
+            if len(self.connections) > limit:
+                transport.write(full)
+                transport.close()
+
+        def data_received(self, data: bytes) -> None:
+            self.heard += len(data)
+            super().data_received(data)
+
+    return Counted
+
+
+def raw_answer(status: str, message: str, headers: str = "") -> bytes:
+    body = json.dumps({"message": message}).encode()
+    head = (
+        f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n{headers}"
+        "connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def watch(connections: set[Any]) -> None:
+    """Close connections that have begun a request, or are being sent an answer, and do not go on; runs for ever."""
+    slow: dict[Any, _Slow] = {}
+    unread: dict[Any, tuple[int, float]] = {}
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        now = time.monotonic()
+        for table in (slow, unread):
+            for gone in [each for each in table if each not in connections]:
+                del table[gone]
+        for each in list(connections):
+            transport = each.transport
+            if transport is None or transport.is_closing():
+                continue
+            if (size := transport.get_write_buffer_size()) > 0:
+                before, since = unread.get(each, (-1, now))
+                unread[each] = (size, since if before == size else now)
+                if now - unread[each][1] > READ_S:
+                    transport.abort()
+                    continue
+            else:
+                unread.pop(each, None)
+            cycle = each.cycle
+            is_body = cycle is not None and not cycle.response_complete
+            # A connection that nothing has been heard of since its last answer has uvicorn's own timer.
+            if (is_body and (not cycle.more_body or cycle.response_started)) or (
+                not is_body and each.timeout_keep_alive_task is not None
+            ):
+                slow.pop(each, None)
+                continue
+            one = slow.get(each)
+            request = cycle if is_body else None
+            if one is None or one.request is not request:
+                slow[each] = _Slow(request, now, each.heard)
+            elif now - one.since > (BODY_S + (each.heard - one.heard) / BODY_BYTES_PER_S if is_body else HEAD_S):
+                with contextlib.suppress(OSError, RuntimeError):
+                    transport.write(_LATE)
+                    transport.close()
+
+
+class _Slow(NamedTuple):
+    """A request that had not come whole when it was last looked at. request: None while its head comes."""
+
+    request: Any
+    since: float
+    heard: int
+
+
+_LATE = raw_answer("408 Request Timeout", "the request did not come whole in time.")

@@ -1,0 +1,96 @@
+"""Counts of what a server has answered, in the text format of Prometheus (version 0.0.4).
+
+The front sees every request and every model process, so its counts are those of all processes together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Any
+
+from paceline.serving.front.pool import Pool
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+#: Upper bounds of the histograms' buckets, in seconds.
+BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class Histogram:
+    def __init__(self) -> None:
+        self._counts = [0] * (len(BOUNDS) + 1)
+        self._sum = 0.0
+
+    def add(self, seconds: float) -> None:
+        self._counts[bisect_left(BOUNDS, seconds)] += 1
+        self._sum += seconds
+
+    def lines(self, name: str, labels: str) -> list[str]:
+        found, total = [], 0
+        for bound, count in zip((*map(str, BOUNDS), "+Inf"), self._counts, strict=True):
+            total += count
+            found.append(f'{name}_bucket{{{labels},le="{bound}"}} {total}')
+        return [*found, f"{name}_sum{{{labels}}} {self._sum:.6f}", f"{name}_count{{{labels}}} {total}"]
+
+
+class Metrics:
+    def __init__(self, service: str) -> None:
+        self._service = service
+        self._requests: dict[tuple[str, int], int] = {}
+        self._took: dict[str, Histogram] = {}
+        self._ran: dict[str, Histogram] = {}
+
+    def count(self, path: str, status: int, seconds: float, ran_us: int | None) -> None:
+        """A request that was answered. path: one of few. ran_us: microseconds in the model; None: it was not asked."""
+        key = (path, status)
+        self._requests[key] = self._requests.get(key, 0) + 1
+        took = self._took.get(path)
+        if took is None:
+            took = self._took[path] = Histogram()
+        took.add(seconds)
+        if ran_us is not None:
+            ran = self._ran.get(path)
+            if ran is None:
+                ran = self._ran[path] = Histogram()
+            ran.add(ran_us / 1e6)
+
+    def text(self, pool: Pool, connections: int) -> str:
+        service = f'service="{self._service}"'
+        lines: list[str] = []
+
+        def family(name: str, kind: str, text: str, values: Any) -> None:
+            lines.extend((f"# HELP paceline_{name} {text}", f"# TYPE paceline_{name} {kind}"))
+            lines.extend(f"paceline_{name}{{{labels}}} {value}" for labels, value in values)
+
+        family(
+            "requests_total",
+            "counter",
+            "Requests answered.",
+            ((f'{service},path="{path}",status="{status}"', count) for (path, status), count in self._requests.items()),
+        )
+        for name, text, found in (
+            ("request_seconds", "From a request's head to the end of its answer.", self._took),
+            ("model_seconds", "In the model; of a batch, what the whole batch took.", self._ran),
+        ):
+            family(name, "histogram", text, ())
+            for path, histogram in found.items():
+                lines.extend(histogram.lines(f"paceline_{name}", f'{service},path="{path}"'))
+        family("batches_total", "counter", "Times that a model was called.", [(service, pool.batches)])
+        family("requests_waiting", "gauge", "Requests that wait for a model process.", [(service, len(pool.queue))])
+        family("requests_running", "gauge", "Requests that model processes have in hand.", [(service, pool.in_hand)])
+        family("connections", "gauge", "Open connections.", [(service, connections)])
+        ready = sum(each.state == "ready" for each in pool.processes)
+        family("model_processes_ready", "gauge", "Model processes that answer.", [(service, ready)])
+        family(
+            "model_process_restarts_total",
+            "counter",
+            "Model processes that were replaced, by reason.",
+            ((f'{service},reason="{why}"', count) for why, count in pool.restarts.items()),
+        )
+        family(
+            "model_process_resident_bytes",
+            "gauge",
+            "Memory of each model process.",
+            ((f'{service},pid="{each.pid}"', each.resident_bytes()) for each in pool.processes),
+        )
+        return "\n".join(lines) + "\n"

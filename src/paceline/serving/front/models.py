@@ -1,0 +1,96 @@
+"""The models' files: compared with what was registered, and laid out as scoring scripts look for them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from paceline.errors import ServingError
+from paceline.serving.config import ServedModel, ServerConfig
+
+_PIECE = 1 << 20
+
+
+def verify(model: ServedModel) -> None:
+    """Compare a model's files with its list of hashes, where it has one.
+
+    Raises:
+        ServingError: a file differs, is missing, or is there and not in the list; or the list can't be read.
+    """
+    where = f"model {model.name}:{model.version}"
+    if not os.path.exists(model.path):
+        raise ServingError(f"{where}: there is nothing at {model.path!r}.")
+    if model.hashes is None:
+        return
+    wanted = _listed(model)
+    for name in sorted(wanted):
+        path = model.path if os.path.isfile(model.path) else os.path.join(model.path, name)
+        try:
+            found = digest(path)
+        except OSError as error:
+            raise ServingError(f"{where}: the file {name!r} can't be read: {error.strerror}.") from error
+        if found != wanted[name]:
+            raise ServingError(
+                f"{where}: the file {name!r} is not as it was registered (its SHA-256 is {found[:12]}..., it was "
+                f"{wanted[name][:12]}...). Register the model again, or restore the file."
+            )
+    if os.path.isdir(model.path) and (extra := sorted(set(_files(model.path)) - set(wanted))):
+        raise ServingError(f"{where}: the file {extra[0]!r} is none of those that were registered. Remove it.")
+
+
+def digest(path: str) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+    return found.hexdigest()
+
+
+def lay_out(config: ServerConfig, folder: Path) -> str | None:
+    """What AZUREML_MODEL_DIR is to say: of one model its folder, of several the folder that holds <name>/<version>.
+
+    They are links below `azureml-models`, as the SDK's own are folders there.
+    """
+    if not config.models:
+        return None
+    root = folder / "azureml-models"
+    for model in config.models:
+        place = root / model.name / model.version
+        target = Path(model.path).absolute()
+        if target.is_file():
+            place.mkdir(parents=True, exist_ok=True)
+            place = place / target.name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside = place.with_name(f".{place.name}.{os.getpid()}")
+        beside.symlink_to(target, target_is_directory=target.is_dir())
+        # What may be there is a link to what was served before.
+        os.replace(beside, place)
+    if len(config.models) > 1:
+        return str(root)
+    return str(root / config.models[0].name / config.models[0].version)
+
+
+def _listed(model: ServedModel) -> dict[str, str]:
+    """Path -> digest, of the model's list."""
+    wanted = {}
+    try:
+        text = Path(str(model.hashes)).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ServingError(
+            f"model {model.name}:{model.version}: hashes={model.hashes!r} can't be read: {error}"
+        ) from error
+    for line in text.splitlines():
+        found, _, name = line.partition("  ")
+        if len(found) != 64 or not name or name.startswith("/") or ".." in name.split("/"):
+            raise ServingError(
+                f"model {model.name}:{model.version}: hashes={model.hashes!r} has the line {line!r}, which is not a SHA-256, two "
+                "spaces and a path."
+            )
+        wanted[name] = found
+    return wanted
+
+
+def _files(folder: str) -> list[str]:
+    return [os.path.relpath(os.path.join(base, name), folder) for base, _, names in os.walk(folder) for name in names]

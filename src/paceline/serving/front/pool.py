@@ -1,0 +1,314 @@
+"""The model processes of a service and the requests that wait for them.
+
+A request goes at once to a process that has nothing to do, else it waits. A process that has answered is given what waits, up
+to `max_batch` where it can take several, and never waits for more to come.
+
+The processes of a configuration are a generation. A new one is loaded beside the present one, which answers until every
+process of the other is ready.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from paceline.serving import wire
+from paceline.serving.config import ServerConfig
+from paceline.serving.front import process
+from paceline.serving.front.process import ModelProcess, Started
+from paceline.serving.model.answers import error
+
+_log = logging.getLogger("paceline.serving")
+
+#: Seconds before a process that could not load is started again: doubled each time.
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.5, 30.0
+_TICK_S = 0.05
+#: Looks at memory come once in so many ticks.
+_MEMORY_TICKS = 10
+
+
+class Waiting:
+    """A request that has come. Its answer is given to `future`, and is None where it has waited too long."""
+
+    __slots__ = ("call", "future", "number", "since")
+
+    def __init__(self, number: int, call: bytes, future: asyncio.Future[wire.Reply | None]) -> None:
+        self.number, self.call, self.future = number, call, future
+        self.since = time.monotonic()
+
+
+class Generation:
+    """The processes that one configuration was loaded by.
+
+    loaded: done when each is ready, or with the reason (an exception) when one could not load.
+    """
+
+    def __init__(self, config: ServerConfig, model_dir: str | None) -> None:
+        self.config, self.model_dir = config, model_dir
+        self.processes: list[ModelProcess] = []
+        self.loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Nobody need look at it.
+        self.loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
+
+
+class LoadError(Exception):
+    """A model process could not load; the message is its reason."""
+
+
+class Pool:
+    """changed: called whenever a process has started, is ready, or has ended."""
+
+    def __init__(self, folder: Path, changed: Callable[[], None]) -> None:
+        self.current: Generation | None = None
+        self.next: Generation | None = None
+        self.queue: deque[Waiting] = deque()
+        #: Why processes were replaced -> how often.
+        self.restarts: dict[str, int] = {}
+        self.batches = 0
+        self.is_closing = False
+        #: All that live, those included that end as soon as they have answered.
+        self._alive: set[ModelProcess] = set()
+        self._folder, self._changed = folder, changed
+        self._in_hand: dict[int, Waiting] = {}
+        self._numbers = 0
+        self._pause_s = _FIRST_PAUSE_S
+        self._ticks = 0
+        #: A process that has grown too large -> the one that takes its place when it is ready.
+        self._successors: dict[ModelProcess, ModelProcess] = {}
+
+    @property
+    def processes(self) -> list[ModelProcess]:
+        return self.current.processes if self.current else []
+
+    @property
+    def config(self) -> ServerConfig:
+        assert self.current is not None
+        return self.current.config
+
+    @property
+    def ready(self) -> ModelProcess | None:
+        """A process that answers, or None."""
+        return next((each for each in self.processes if each.state == process.READY), None)
+
+    # Requests
+
+    def submit(self, operation: int, head: bytes, body: bytes) -> asyncio.Future[wire.Reply | None] | None:
+        """A future with the answer; None where as many requests wait as may."""
+        queue = self.queue
+        if len(queue) >= self.config.max_queue:
+            return None
+        self._numbers = number = self._numbers + 1
+        future: asyncio.Future[wire.Reply | None] = asyncio.get_running_loop().create_future()
+        queue.append(Waiting(number, wire.pack_call(number, operation, head, body), future))
+        if len(queue) == 1:
+            for each in self.processes:
+                if each.is_idle:
+                    self._feed(each)
+                    break
+        return future
+
+    @property
+    def in_hand(self) -> int:
+        return len(self._in_hand)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.queue and not self._in_hand
+
+    def _feed(self, to: ModelProcess) -> None:
+        calls: list[tuple[int, bytes]] = []
+        while self.queue and len(calls) < to.batch:
+            waiting = self.queue.popleft()
+            if waiting.future.done():  # its client has gone
+                continue
+            self._in_hand[waiting.number] = waiting
+            calls.append((waiting.number, waiting.call))
+        if calls:
+            self.batches += 1
+            to.give(calls)
+
+    def _answered(self, number: int, reply: wire.Reply) -> None:
+        waiting = self._in_hand.pop(number, None)
+        if waiting is not None and not waiting.future.done():
+            waiting.future.set_result(reply)
+
+    # Processes
+
+    def begin(self, config: ServerConfig, model_dir: str | None, started: Sequence[Started] = ()) -> Generation:
+        """Start the processes of a new generation, or take those over that have been started already."""
+        generation = Generation(config, model_dir)
+        if self.current is None:
+            self.current = generation
+        else:
+            self.next = generation
+        for each in started or [Started(config, self._folder, model_dir) for _ in range(config.workers)]:
+            self._adopt(generation, each)
+        return generation
+
+    def switch(self) -> None:
+        """Let the next generation answer in place of the present one, whose processes end with what they have in hand."""
+        assert self.current is not None
+        assert self.next is not None
+        old, self.current, self.next = self.current, self.next, None
+        for each in old.processes:
+            each.retire("replaced by a new revision")
+        self._feed_all()
+        self._changed()
+
+    def give_up(self) -> None:
+        """End the next generation."""
+        generation, self.next = self.next, None
+        for each in generation.processes if generation else ():
+            each.kill("given up")
+
+    def adjust(self, config: ServerConfig) -> None:
+        """Go by the limits and the number of processes of this configuration, which loads the same as the present one."""
+        assert self.current is not None
+        generation = self.current
+        generation.config = config
+        for each in generation.processes:
+            each.config = config
+        extra = len(generation.processes) - config.workers
+        # Those first that answer nothing at the moment.
+        for each in sorted(generation.processes, key=lambda each: bool(each.in_hand))[: max(0, extra)]:
+            each.retire("fewer processes were asked for")
+            generation.processes.remove(each)
+        for _ in range(-extra):
+            self._adopt(generation, Started(config, self._folder, generation.model_dir))
+
+    async def close(self) -> None:
+        """End all processes, whatever they have in hand."""
+        self.is_closing = True
+        for each in self._alive:
+            each.kill("the server ends")
+        while self._alive:
+            await asyncio.sleep(0.005)
+
+    async def watch(self) -> None:
+        """Look at times and memory, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            self._ticks += 1
+            self._expire()
+            if self._ticks % _MEMORY_TICKS == 0:
+                self._weigh()
+
+    def _adopt(self, generation: Generation, started: Started) -> ModelProcess:
+        one = ModelProcess(started, lambda each: self._told(generation, each), self._answered)
+        generation.processes.append(one)
+        self._alive.add(one)
+        task = asyncio.ensure_future(one.listen(started.link))
+        task.add_done_callback(lambda done: done.result())
+        self._changed()
+        return one
+
+    def _told(self, generation: Generation, one: ModelProcess) -> None:
+        if one.state == process.READY:
+            if one.is_idle and self.queue and generation is self.current:
+                self._feed(one)
+            if one.is_new:
+                one.is_new = False
+                self._became_ready(generation, one)
+        elif one.state == process.ENDED:
+            self._ended(generation, one)
+
+    def _became_ready(self, generation: Generation, one: ModelProcess) -> None:
+        _log.info("model process %d is ready after %.1f s (%s)", one.pid, one.load_s, one.kind)
+        self._pause_s = _FIRST_PAUSE_S
+        for old, new in list(self._successors.items()):
+            if new is one:
+                del self._successors[old]
+                old.retire("memory")
+        if not generation.loaded.done() and all(each.state == process.READY for each in generation.processes):
+            generation.loaded.set_result(None)
+        self._changed()
+
+    def _ended(self, generation: Generation, one: ModelProcess) -> None:
+        lost = [waiting for number in one.in_hand if (waiting := self._in_hand.pop(number, None)) is not None]
+        for waiting in lost:
+            if not waiting.future.done():
+                waiting.future.set_result(_lost(one))
+        one.in_hand = ()
+        self._alive.discard(one)
+        if one in generation.processes:
+            generation.processes.remove(one)
+        if self._successors.pop(one, None) is not None:
+            # What was to take its place is being loaded already, and is one of the generation's.
+            pass
+        elif not self.is_closing and generation in (self.current, self.next):
+            self._replace(generation, one)
+        self._changed()
+
+    def _replace(self, generation: Generation, one: ModelProcess) -> None:
+        if one.error is not None:
+            _log.error("model process %d could not load: %s", one.pid, one.error)
+            if not generation.loaded.done():
+                generation.loaded.set_exception(LoadError(one.error))
+                return
+        else:
+            _log.warning("model process %d is replaced: %s", one.pid, one.reason)
+        why = one.cause
+        self.restarts[why] = self.restarts.get(why, 0) + 1
+        if one.error is None:
+            self._again(generation)
+            return
+        asyncio.get_running_loop().call_later(self._pause_s, self._again, generation)
+        self._pause_s = min(_LAST_PAUSE_S, self._pause_s * 2)
+
+    def _again(self, generation: Generation) -> None:
+        if self.is_closing or generation not in (self.current, self.next):
+            return
+        # Fewer may be asked for by now.
+        if len(generation.processes) < generation.config.workers:
+            self._adopt(generation, Started(generation.config, self._folder, generation.model_dir))
+
+    def _feed_all(self) -> None:
+        for each in self.processes:
+            if self.queue and each.is_idle:
+                self._feed(each)
+
+    def _expire(self) -> None:
+        now = time.monotonic()
+        limit = self.config.timeout_s
+        for each in self._alive:
+            # A thread can't be stopped, so the process has to go.
+            if each.in_hand and now - each.since > limit:
+                each.kill_for("time-out", f"it had no answer after {limit:g} s")
+            elif each.state == process.LOADING and now - each.started_at > each.config.load_timeout_s:
+                each.error = f"loading took more than load_timeout_s={each.config.load_timeout_s:g} seconds."
+                each.kill("it did not load in time")
+        while self.queue and (self.queue[0].future.done() or now - self.queue[0].since > limit):
+            waiting = self.queue.popleft()
+            if not waiting.future.done():
+                waiting.future.set_result(None)
+
+    def _weigh(self) -> None:
+        limit = self.config.memory_limit_bytes
+        if limit is None or self.current is None:
+            return
+        for each in list(self.processes):
+            size = each.resident_bytes() if each.state == process.READY else 0
+            if size <= limit:
+                continue
+            text = f"it has {size >> 20} MiB in memory, more than memory_limit_bytes={limit} ({limit >> 20} MiB)"
+            if size > 2 * limit:
+                each.kill_for("memory", text)
+            elif each not in self._successors and each not in self._successors.values():
+                # It answers until the next one is ready.
+                each.cause = "memory"
+                _log.warning("model process %d is replaced: %s", each.pid, text)
+                self.restarts["memory"] = self.restarts.get("memory", 0) + 1
+                self._successors[each] = self._adopt(
+                    self.current, Started(self.config, self._folder, self.current.model_dir)
+                )
+
+
+def _lost(one: ModelProcess) -> wire.Reply:
+    if one.cause == "time-out":
+        # The words of Azure's server, which answers 500.
+        return error(504, f"Scoring timeout after {one.config.timeout_s * 1000:g} ms", in_script=True)
+    return error(502, f"the model process ended while it had this request: {one.reason}.")

@@ -1,0 +1,71 @@
+"""The first steps of a server: what is wrong with its configuration is told, and model processes are started.
+
+A model process imports and loads while the front imports what it needs to answer. So nothing that takes long is imported here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving import state
+from paceline.serving.config import ServerConfig
+from paceline.serving.front import listening
+from paceline.serving.front.keys import read_keys
+from paceline.serving.front.models import lay_out, verify
+from paceline.serving.front.process import Started
+from paceline.serving.front.reading import read
+from paceline.system.files import remove_tree
+
+
+def run(config_file: Path) -> int:
+    """Serve until a signal says to end; the exit code: 0 after a signal, 1 where nothing could be served."""
+    config_file = config_file.absolute()
+    folder = config_file.parent
+    config: ServerConfig | None = None
+    listener = None
+    started: list[Started] = []
+    try:
+        config = read(config_file)
+        logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+        keys = read_keys(config.keys_file) if config.keys_file is not None else ()
+        for model in config.models:
+            verify(model)
+        listener = listening.listen(config)
+        model_dir = lay_out(config, folder)
+        for _ in range(config.workers):
+            started.append(Started(config, folder, model_dir))
+        try:
+            from paceline.serving.front.group import serve
+        except ImportError as error:
+            raise ServingError(
+                f"{error.name or error} can't be imported by {sys.executable}. Install what a server needs: "
+                "pip install 'paceline[serve]'."
+            ) from error
+        return serve(config_file, config, keys, listener, started, model_dir)
+    except (ServingError, OSError) as error:
+        state.write_state(folder, failed(config, str(error)))
+        print(f"paceline: {error}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        for each in started:
+            each.end()
+        if listener is not None:
+            listener.close()
+        for name in ("shared", "azureml-models"):
+            remove_tree(folder / name)
+
+
+def failed(config: ServerConfig | None, error: str) -> dict[str, Any]:
+    """The state of a server that could not serve."""
+    return {
+        **state.EMPTY,
+        "pid": os.getpid(),
+        "state": state.FAILED,
+        "error": error,
+        "revision": config.revision if config else "",
+    }

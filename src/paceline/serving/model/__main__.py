@@ -1,0 +1,141 @@
+"""A model process: `python -m paceline.serving.model FD`, where FD is its socket to the front.
+
+One thread does everything: it takes a frame of requests, lets the model answer, and sends the answers. So no code of the
+user's ever runs beside itself, and torch's number of threads, which holds for the calling thread, is that of the model's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.serving import wire
+from paceline.serving.model.loading import load
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    # Some engines signal all processes of a service. The front ends this one, by closing its socket, when all is answered.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    _die_with(os.getppid())
+    frames = Frames(link)
+    setup = frames.next_setup()
+    if setup is not None and _serve(link, frames, setup):
+        _end_all()
+
+
+def _serve(link: socket.socket, frames: Frames, setup: dict[str, Any]) -> bool:
+    """Load and answer until the front hangs up; False where nothing can be served."""
+    try:
+        model = load(setup)
+        ready = {
+            "kind": model.kind,
+            "wants_head": model.wants_head,
+            "is_batched": model.is_batched,
+            "documents": model.documents(),
+        }
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        if not isinstance(error, PacelineError):
+            traceback.print_exc()
+            sys.stderr.flush()
+        link.sendall(wire.json_frame(wire.FAILED, {"error": told(error)}))
+        return False
+    sys.stdout.flush()
+    link.sendall(wire.json_frame(wire.READY, ready))
+    while (payload := frames.next_calls()) is not None:
+        calls = list(wire.unpack_calls(payload))
+        replies = model.answer(calls)
+        link.sendall(
+            wire.frame(
+                wire.REPLIES,
+                b"".join(wire.pack_reply(call.number, reply) for call, reply in zip(calls, replies, strict=True)),
+            )
+        )
+    return True
+
+
+class Frames:
+    """What comes from the front. At most one frame is there at a time: the next comes when this one is answered."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+
+    def next_setup(self) -> dict[str, Any] | None:
+        import json
+
+        payload = self._next()
+        return None if payload is None else dict(json.loads(payload))
+
+    def next_calls(self) -> bytes | None:
+        """The payload of a frame of requests; None where the front has hung up."""
+        return self._next()
+
+    def _next(self) -> bytes | None:
+        head = self._exactly(b"", wire.FRAME.size)
+        if head is None:
+            return None
+        size = wire.FRAME.unpack_from(head)[1] + wire.FRAME.size
+        whole = self._exactly(head, size)
+        return None if whole is None else whole[wire.FRAME.size :]
+
+    def _exactly(self, begun: bytes, size: int) -> bytes | None:
+        """`size` bytes or a few more, of a small frame the whole, as it lies in the socket."""
+        parts, count = [begun], len(begun)
+        while count < size:
+            try:
+                part = self._link.recv(max(65536, min(size - count, 1 << 20)))
+            except ConnectionError:
+                return None
+            if not part:
+                return None
+            parts.append(part)
+            count += len(part)
+        return b"".join(parts)
+
+
+def told(error: BaseException) -> str:
+    """What went wrong while loading, in one line: with the place in the user's code, where it was that."""
+    if isinstance(error, PacelineError):
+        return str(error)
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    places = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((here, "<frozen", os.path.dirname(os.__file__)))
+    ]
+    at = f" ({places[-1].filename}, line {places[-1].lineno}, in {places[-1].name})" if places else ""
+    text = " ".join(str(error).split())
+    if isinstance(error, SyntaxError):
+        at = f" ({error.filename}, line {error.lineno})"
+        text = error.msg
+    return f"{type(error).__name__}: {text}{at}" if text else f"{type(error).__name__}{at}"
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel kill this process when the front is gone, also from the midst of the model (prctl(2))."""
+    if sys.platform.startswith("linux"):
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it was gone before
+            os._exit(1)
+
+
+def _end_all() -> None:
+    """End, with all processes that the user's code has started: this one leads their group."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The names that scoring scripts import from Azure's server: `azureml.contrib.services.aml_request`, `...aml_response`.
+
+    from azureml.contrib.services.aml_request import AMLRequest, rawhttp
+    from azureml.contrib.services.aml_response import AMLResponse
+
+The real ones are made for Azure's own server and know Flask, so these stand before them, here alone: in a model process. What
+stands above them (`azureml`, `azureml.contrib`) is the real thing where it is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import urllib.parse
+from types import ModuleType
+from typing import Any
+
+from paceline.serving.model.headers import Headers
+from paceline.serving.wire import Call, Reply
+
+_HOMES = ("azureml.contrib.services", "azureml_inference_server_http.api")
+
+#: Marks a function that takes the request as it came.
+_RAW = "__paceline_rawhttp__"
+
+
+def rawhttp(function: Any) -> Any:
+    """Let `run` have the request object in place of its body."""
+    setattr(function, _RAW, True)
+    return function
+
+
+def is_raw(function: Any) -> bool:
+    return bool(getattr(function, _RAW, False))
+
+
+class AMLRequest:
+    """A request as Flask's has it, as far as scoring scripts use that.
+
+    method, path, full_path, url, headers (looked up in any case), data (bytes), args (query: name -> first value), mimetype.
+    """
+
+    def __init__(self, call: Call) -> None:
+        head = call.head
+        self.method: str = head.get("method", "POST")
+        self.path: str = head.get("path", "/score")
+        self.query_string: bytes = head.get("query", "").encode()
+        self.full_path = f"{self.path}?{head.get('query', '')}"
+        self.headers = Headers(head.get("headers", []))
+        self.url = f"{head.get('scheme', 'http')}://{self.headers.get('Host', 'localhost')}{self.full_path.rstrip('?')}"
+        self.data = call.body
+        self.args = Arguments(urllib.parse.parse_qsl(head.get("query", ""), keep_blank_values=True))
+        self.content_type: str | None = self.headers.get("Content-Type")
+        self.mimetype = (self.content_type or "").partition(";")[0].strip().lower()
+        self.content_length = len(call.body)
+
+    @property
+    def is_json(self) -> bool:
+        return is_json_type(self.mimetype)
+
+    @property
+    def json(self) -> Any:
+        return self.get_json()
+
+    def get_data(self, cache: bool = True, as_text: bool = False, parse_form_data: bool = False) -> Any:
+        return self.data.decode() if as_text else self.data
+
+    def get_json(self, force: bool = False, silent: bool = False, cache: bool = True) -> Any:
+        if not (force or self.is_json):
+            return None
+        try:
+            return json.loads(self.data)
+        except ValueError:
+            if silent:
+                return None
+            raise
+
+
+class Arguments(dict[str, str]):
+    """The query's parameters: the first value of each; `getlist` has all."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        super().__init__()
+        self._pairs = pairs
+        for name, value in pairs:
+            self.setdefault(name, value)
+
+    def getlist(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name]
+
+
+class AMLResponse:
+    """An answer with a status and headers of the script's own.
+
+    message: the body: text, bytes or a list of them; with json_str, any value, as JSON; None: an empty object.
+    """
+
+    def __init__(
+        self,
+        message: Any,
+        status_code: int,
+        response_headers: dict[str, str] | None = None,
+        json_str: bool = False,
+        run_function_failed: bool = False,
+    ) -> None:
+        self.status_code = int(status_code)
+        self.headers = Headers([])
+        if message is None or json_str:
+            self.data = json.dumps({} if message is None else message).encode()
+            self.headers["Content-Type"] = "application/json"
+        else:
+            self.data = b"".join(map(_bytes, message)) if isinstance(message, (list, tuple)) else _bytes(message)
+            self.headers["Content-Type"] = "text/html; charset=utf-8"
+        self.headers["x-ms-run-function-failed"] = str(run_function_failed)
+        for name, value in (response_headers or {}).items():
+            self.headers[name] = str(value)
+
+    def reply(self, ran_us: int) -> Reply:
+        if self.status_code >= 500:
+            self.headers["x-ms-run-function-failed"] = "True"
+        return Reply(self.status_code, self.data, list(self.headers.items()), ran_us)
+
+
+def is_json_type(mimetype: str) -> bool:
+    return mimetype == "application/json" or (mimetype.startswith("application/") and mimetype.endswith("+json"))
+
+
+def install() -> None:
+    """Make the names importable in this process."""
+    for home in _HOMES:
+        parts = home.split(".")
+        for end in range(1, len(parts) + 1):
+            _module(".".join(parts[:end]))
+        for leaf, names in (
+            ("aml_request", {"AMLRequest": AMLRequest, "rawhttp": rawhttp}),
+            ("aml_response", {"AMLResponse": AMLResponse}),
+        ):
+            module = ModuleType(f"{home}.{leaf}")
+            vars(module).update(names)
+            sys.modules[module.__name__] = module
+            setattr(sys.modules[home], leaf, module)
+
+
+def _module(name: str) -> None:
+    """A package of this name: the real one where there is one."""
+    if name in sys.modules:
+        return
+    try:
+        found = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        found = None
+    if found is not None and name not in _HOMES:
+        importlib.import_module(name)
+        return
+    module = ModuleType(name)
+    module.__path__ = list(found.submodule_search_locations or ()) if found is not None else []
+    sys.modules[name] = module
+    above, _, leaf = name.rpartition(".")
+    if above:
+        setattr(sys.modules[above], leaf, module)
+
+
+def _bytes(part: Any) -> bytes:
+    return part.encode() if isinstance(part, str) else bytes(part)

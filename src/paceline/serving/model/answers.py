@@ -1,0 +1,130 @@
+"""Answers of a model process, and values turned into JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.serving.wire import Reply
+
+#: What a request is told of an exception in the user's code. The traceback is in the log alone.
+FAILED_TEXT = "An unexpected error occurred in scoring script. Check the logs for more info."
+
+
+class InputError(Exception):
+    """A request that can't be answered. status: of HTTP; the message is the client's."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class OutputError(Exception):
+    """A result that JSON can't hold; the message names it."""
+
+
+def error(status: int, message: str, *, in_script: bool = False) -> Reply:
+    """An error as the SDK's server words it. in_script: it came from the user's code."""
+    headers = [("content-type", "application/json")]
+    if in_script:
+        headers.append(("x-ms-run-function-failed", "True"))
+    return Reply(status, json.dumps({"message": message}).encode(), headers)
+
+
+def parsed(body: bytes) -> Any:
+    """The JSON value of a body.
+
+    Raises:
+        InputError: it is empty, no UTF-8, no JSON, nested too deeply, or has NaN or an infinity, which JSON has not.
+    """
+    if not body:
+        raise InputError("the body is empty; it should be JSON.")
+    try:
+        return json.loads(body, parse_constant=_no_constant)
+    except UnicodeDecodeError as reason:
+        raise InputError(f"the body is no UTF-8: {reason}.") from None
+    except RecursionError:
+        raise InputError("the body is nested too deeply.") from None
+    except ValueError as reason:
+        raise InputError(f"the body is no JSON: {reason}.") from None
+
+
+def as_json(value: Any) -> bytes:
+    """A result as JSON; arrays, tensors, frames and dataclasses as what they hold.
+
+    Raises:
+        OutputError: it has a value that JSON has not, such as NaN; the message says where.
+    """
+    try:
+        return json.dumps(value, default=plain, allow_nan=False).encode()
+    except RecursionError:
+        raise OutputError("the result is nested too deeply, or holds itself.") from None
+    except (TypeError, ValueError) as reason:
+        # Keys other than texts and numbers, and NaN inside of arrays, are looked for where the quick way has failed.
+        where = _fault(value, "the result")
+        raise OutputError(where or f"the result is no JSON: {reason}.") from None
+
+
+def plain(value: Any) -> Any:
+    """What `json` takes in place of a value that it does not know; called by it."""
+    # By methods, not classes: no library is imported for values that can't be there.
+    for name in ("tolist", "to_pylist"):  # numpy's, torch's; pyarrow's
+        method = getattr(value, name, None)
+        if callable(method):
+            if getattr(value, "requires_grad", False):
+                return value.detach().tolist()
+            return method()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    if callable(getattr(value, "to_dict", None)):  # a frame of pandas or polars
+        try:
+            return value.to_dict(orient="records")
+        except TypeError:
+            return value.to_dict()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, (dt.datetime, dt.date, dt.time)):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, (set, frozenset, Mapping)):
+        return dict(value) if isinstance(value, Mapping) else list(value)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (bytes, bytearray)):
+        raise TypeError("bytes are no JSON; return AMLResponse, or encode them as base64")
+    if hasattr(value, "__iter__"):
+        return list(value)
+    raise TypeError(f"a value of type {type(value).__name__} is no JSON")
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _fault(value: Any, where: str) -> str | None:
+    """Where in a value the first part is that JSON has not."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{where} is {value}, which JSON has not."
+    if value is None or isinstance(value, (str, int, bool)):
+        return None
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            if not (key is None or isinstance(key, (str, int, float, bool))):
+                return f"{where} has the key {key!r} of type {type(key).__name__}, which JSON has not."
+            if found := _fault(each, f"{where}[{key!r}]"):
+                return found
+        return None
+    if isinstance(value, (list, tuple)):
+        return next((found for at, each in enumerate(value) if (found := _fault(each, f"{where}[{at}]"))), None)
+    try:
+        return _fault(plain(value), where)
+    except TypeError as reason:
+        return f"{where}: {reason}."

@@ -1,0 +1,62 @@
+"""A scoring script: the module, loaded once, and which of the two contracts it keeps.
+
+init(), run(data)      the Azure SDK's                     (`paceline.serving.model.sdk`)
+predict(x: ...) -> ... a function with type hints          (`paceline.serving.model.typed`)
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model import aml_names
+from paceline.serving.model.servable import Servable
+
+
+def load_script(setup: dict[str, Any]) -> Servable:
+    """The servable of the script, after its `init()`.
+
+    Raises:
+        ServingError: there is no such file, or it has neither `run` nor `predict`, or a signature that can't be called.
+        BaseException: whatever the script raises.
+    """
+    source = os.path.abspath(setup["source_dir"])
+    path = os.path.join(source, setup["entry_script"])
+    if not os.path.isfile(path):
+        raise ServingError(f"entry_script={setup['entry_script']!r}: there is no such file in {source!r}.")
+    for folder in (source, os.path.dirname(path)):
+        if folder not in sys.path:
+            sys.path.insert(0, folder)
+    aml_names.install()
+    module = _imported(path)
+    has_init = callable(getattr(module, "init", None))
+    if callable(getattr(module, "run", None)):
+        if not has_init:
+            raise ServingError(
+                f"{path}: there is run() and no init(). Write one, an empty one if nothing is to be done."
+            )
+        from paceline.serving.model.sdk import SdkScript
+
+        module.init()
+        return SdkScript(module, setup)
+    raise ServingError(f"{path}: there is no run(data), which is what a request is given to. Write one.")
+
+
+def _imported(path: str) -> ModuleType:
+    # The name that Azure's server gives it; a script that looks for "__main__" is not run as a program.
+    spec = importlib.util.spec_from_file_location("entry_module", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Before it runs: pickles and dataclasses look their module up.
+    sys.modules["entry_module"] = module
+    spec.loader.exec_module(module)
+    # A script that Azure's designer has made wraps another.
+    driver = getattr(module, "driver_module", None)
+    if isinstance(driver, ModuleType) and hasattr(driver, "run"):
+        module.run = driver.run  # type: ignore[attr-defined]
+    return module

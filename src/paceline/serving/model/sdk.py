@@ -1,0 +1,179 @@
+"""The Azure SDK's contract of a scoring script, as Azure's open inference server (azureml-inference-server-http 1.5) has it.
+
+    def init(): ...                     once
+    def run(data): ...                  for each request; what it returns is sent as JSON
+
+`run(data)` gets the body as text, whatever its content type; a GET's query as a JSON text. With the decorators of
+inference-schema the body is an object of JSON, and its values are given by name. With `@rawhttp` the request itself is given.
+A parameter `request_headers` gets the headers. A script that has `run_batch(data)` beside `run` is given a list of what `run`
+would be given, and returns a list as long: that is Paceline's own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+import traceback
+import urllib.parse
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model import swagger
+from paceline.serving.model.aml_names import AMLRequest, AMLResponse, is_json_type, is_raw
+from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
+from paceline.serving.model.headers import Headers
+from paceline.serving.model.signatures import parameters
+from paceline.serving.wire import INFER, Call, Reply
+
+
+class SdkScript:
+    kind = "script"
+
+    def __init__(self, module: ModuleType, setup: dict[str, Any]) -> None:
+        path = str(module.__file__)
+        self._run = module.run
+        found = parameters(self._run, path)
+        self._has_headers = any(each.name == "request_headers" for each in found)
+        self._parameters = [each for each in found if each.name != "request_headers"]
+        if not self._parameters:
+            raise ServingError(f"{path}: run() has no parameter for the data. Write run(data).")
+        self._is_raw = is_raw(self._run)
+        self._is_decorated = swagger.is_decorated(self._run)
+        if self._is_raw and self._is_decorated:
+            raise ServingError(f"{path}: run() has both @rawhttp and @input_schema. Take one of them away.")
+        self._many = getattr(module, "run_batch", None)
+        if self._many is not None and (self._is_raw or self._is_decorated or self._has_headers):
+            raise ServingError(
+                f"{path}: run_batch(data) goes with a plain run(data), without decorators and request_headers."
+            )
+        self.is_batched = self._many is not None and setup["max_batch"] > 1
+        self.wants_head = self._is_raw or self._is_decorated or self._has_headers
+        self._setup = setup
+
+    def documents(self) -> dict[str, Any]:
+        return swagger.documents(self._run, self._setup)
+
+    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+        if self._many is None or not self.is_batched:
+            return [self._one(call) for call in calls]
+        texts: list[Any] = []
+        replies: list[Reply | None] = []
+        for call in calls:
+            try:
+                texts.append(self._arguments(call)[self._parameters[0].name])
+                replies.append(None)
+            except InputError as reason:
+                replies.append(error(reason.status, str(reason)))
+        results = iter(batched(self._many, texts, "run_batch"))
+        return [reply if reply is not None else next(results) for reply in replies]
+
+    def _one(self, call: Call) -> Reply:
+        try:
+            arguments = self._arguments(call)
+        except InputError as reason:
+            return error(reason.status, str(reason))
+        if self._has_headers:
+            arguments["request_headers"] = dict(_titled(call))
+        before = time.perf_counter()
+        try:
+            result = self._run(**arguments)
+        except Exception:
+            return failed()
+        return answered(result, before)
+
+    def _arguments(self, call: Call) -> dict[str, Any]:
+        if call.operation == INFER:
+            raise InputError("a scoring script has no tensors; POST to /score.", 404)
+        name = self._parameters[0].name
+        if self._is_raw:
+            return {name: AMLRequest(call)}
+        is_get = call.head.get("method") == "GET"
+        if not self._is_decorated:
+            if is_get:
+                return {name: json.dumps(_query(call))}
+            try:
+                return {name: str(call.body, "utf-8")}
+            except UnicodeDecodeError as reason:
+                raise InputError(f"Input cannot be decoded as UTF-8: {reason}") from None
+        values = _query(call) if is_get else _object(call)
+        given = {}
+        for each in self._parameters:
+            value = values.get(each.name, each.default)
+            if value is inspect.Parameter.empty:
+                raise InputError(f"A value is not provided for the {each.name!r} parameter.")
+            given[each.name] = value
+        return given
+
+
+def answered(result: Any, before: float) -> Reply:
+    """What the script has returned, as an answer. before: when it was called."""
+    ran_us = int((time.perf_counter() - before) * 1e6)
+    if isinstance(result, AMLResponse):
+        return result.reply(ran_us)
+    if callable(getattr(result, "get_wsgi_response", None)):  # a script that brings Flask may answer with its Response
+        headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
+        return Reply(result.status_code, result.get_data(), headers, ran_us)
+    try:
+        return Reply(200, as_json(result), [], ran_us)
+    except OutputError as reason:
+        print(f"paceline: {reason}", file=sys.stderr, flush=True)
+        return error(500, str(reason), in_script=True)
+
+
+def failed() -> Reply:
+    """The answer after an exception of the script, which goes to the log."""
+    traceback.print_exc()
+    sys.stderr.flush()
+    return error(500, FAILED_TEXT, in_script=True)
+
+
+def batched(function: Any, items: list[Any], name: str) -> list[Reply]:
+    """Give the function all items at once; where that fails, each alone, so that one can't spoil the others' answers."""
+    if not items:
+        return []
+    before = time.perf_counter()
+    try:
+        results = list(function(items))
+        if len(results) != len(items):
+            raise ServingError(f"{name}() was given {len(items)} items and returned {len(results)} results.")
+    except Exception:
+        if len(items) == 1:
+            return [failed()]
+        return [reply for item in items for reply in batched(function, [item], name)]
+    return [answered(result, before) for result in results]
+
+
+def _query(call: Call) -> dict[str, Any]:
+    """The query's parameters, each as JSON where it is some; those that come again as a list."""
+    values: dict[str, list[Any]] = {}
+    for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            value = text
+        values.setdefault(name, []).append(value)
+    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
+
+
+def _object(call: Call) -> dict[str, Any]:
+    kind = Headers(call.head.get("headers", [])).get("content-type", "").partition(";")[0].strip().lower()
+    if not is_json_type(kind):
+        raise InputError("Expects Content-Type to be application/json", 415)
+    try:
+        value = json.loads(call.body)
+    except (ValueError, RecursionError) as reason:
+        if not call.body:
+            raise InputError("POST body is empty. Expecting a JSON dictionary.") from None
+        raise InputError(f"POST body could not be decoded as JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise InputError("POST body should be a JSON dictionary.")
+    return value
+
+
+def _titled(call: Call) -> list[tuple[str, str]]:
+    """Headers with the names that Flask gives them: Content-Type for content-type."""
+    return [("-".join(part.title() for part in name.split("-")), value) for name, value in call.head.get("headers", [])]

@@ -1,0 +1,132 @@
+"""Swagger documents of a script with the SDK's contract, from the decorators of inference-schema where it has them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+_ANY = {"type": "object", "example": {}}
+_ERROR = {"type": "object", "properties": {"message": {"type": "string"}}}
+
+
+def is_decorated(function: Any) -> bool:
+    """True where the function has decorators of inference-schema, which the script has imported then."""
+    util = _schema_util()
+    return bool(util is not None and util.is_schema_decorated(function))
+
+
+def documents(function: Any, setup: dict[str, Any]) -> dict[str, Any]:
+    """The documents "swagger2", "swagger3" and "openapi", as far as there are any.
+
+    A file swagger.json, swagger2.json or swagger3.json beside the script comes first. Some types of inference-schema know
+    version 3 alone.
+    """
+    util = _schema_util()
+    versions, given, returned = ["2.0", "3.0"], _ANY, _ANY
+    if util is not None:
+        versions = list(util.get_supported_versions(function))
+        if util.is_schema_decorated(function):
+            given, returned = util.get_input_schema(function), util.get_output_schema(function)
+    found = {}
+    title, version = setup["name"], (setup["models"][0]["version"] if setup["models"] else "1.0")
+    if any(each in versions for each in ("2", "2.0")):
+        found["swagger2"] = swagger2(title, version, given, returned)
+    if any(each in versions for each in ("3", "3.0")):
+        found["swagger3"] = openapi(title, version, given, returned)
+    for key, names in (("swagger2", ("swagger.json", "swagger2.json")), ("swagger3", ("swagger3.json",))):
+        for name in names:
+            path = os.path.join(setup["source_dir"], name)
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    found[key] = json.load(file)
+                break
+    if "swagger3" in found:
+        found["openapi"] = found["swagger3"]
+    return found
+
+
+def swagger2(title: str, version: str, given: Any, returned: Any) -> dict[str, Any]:
+    answer = {"description": "What the model answers.", "schema": {"$ref": "#/definitions/ServiceOutput"}}
+    wrong = {"description": "What went wrong.", "schema": {"$ref": "#/definitions/ErrorResponse"}}
+    body = {"name": "serviceInputPayload", "in": "body", "schema": {"$ref": "#/definitions/ServiceInput"}}
+    health = {"description": "Healthy", "schema": {"type": "string"}}
+    return {
+        "swagger": "2.0",
+        "info": {"title": title, "version": version, "description": f"The service {title}"},
+        "schemes": ["http", "https"],
+        "consumes": ["application/json"],
+        "produces": ["application/json"],
+        "securityDefinitions": {"Bearer": {"type": "apiKey", "name": "Authorization", "in": "header"}},
+        "paths": {
+            "/": {"get": {"operationId": "ServiceHealthCheck", "responses": {"200": health, "default": wrong}}},
+            "/score": {
+                "post": {
+                    "operationId": "RunMLService",
+                    "security": [{"Bearer": []}],
+                    "parameters": [body],
+                    "responses": {"200": answer, "default": wrong},
+                }
+            },
+        },
+        "definitions": {"ServiceInput": given, "ServiceOutput": returned, "ErrorResponse": _ERROR},
+    }
+
+
+def openapi(
+    title: str, version: str, given: Any, returned: Any, schemas: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """An OpenAPI 3.0 document of /score. schemas: what `given` and `returned` refer to by "#/components/schemas/..."."""
+
+    def content(name: str) -> dict[str, Any]:
+        return {"application/json": {"schema": {"$ref": f"#/components/schemas/{name}"}}}
+
+    wrong = {"description": "What went wrong.", "content": content("ErrorResponse")}
+    return {
+        "openapi": "3.0.3",
+        "info": {"title": title, "version": version, "description": f"The service {title}"},
+        "paths": {
+            "/": {
+                "get": {
+                    "operationId": "ServiceHealthCheck",
+                    "responses": {
+                        "200": {"description": "Healthy", "content": {"text/plain": {"schema": {"type": "string"}}}},
+                        "default": wrong,
+                    },
+                }
+            },
+            "/score": {
+                "post": {
+                    "operationId": "RunMLService",
+                    "security": [{"Bearer": []}],
+                    "requestBody": {"required": True, "content": content("ServiceInput")},
+                    "responses": {
+                        "200": {"description": "What the model answers.", "content": content("ServiceOutput")},
+                        "default": wrong,
+                    },
+                }
+            },
+        },
+        "components": {
+            "securitySchemes": {"Bearer": {"type": "http", "scheme": "bearer"}},
+            "schemas": {
+                "ServiceInput": given,
+                "ServiceOutput": returned,
+                "ErrorResponse": _ERROR,
+                **(schemas or {}),
+            },
+        },
+    }
+
+
+def _schema_util() -> Any:
+    import sys
+
+    # A script that is decorated has imported it.
+    if "inference_schema" not in sys.modules:
+        return None
+    try:
+        from inference_schema import schema_util
+    except ImportError:
+        return None
+    return schema_util

@@ -1,0 +1,37 @@
+"""What a server tells of itself: `server.json` beside its configuration, written whole and renamed at each change.
+
+    {"pid": 812, "scheme": "http", "host": "127.0.0.1", "port": 43121, "state": "ready", "error": null,
+     "revision": "4", "refused": null,
+     "workers": [{"pid": 815, "state": "ready", "error": null, "revision": "4"}]}
+
+state: "starting" until a first model process is ready; "ready"; "unready" while none is, for they are being replaced;
+    "draining" after SIGTERM; "stopped"; "failed" where the server ended because it could not serve, with `error`.
+revision: of the configuration that is being served.
+refused: after a SIGHUP, {"revision": ..., "error": ...} of a configuration that could not be served; the one before goes on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from paceline.system.files import read_json, write_json
+
+STATE_FILE = "server.json"
+
+STARTING, READY, UNREADY, DRAINING, STOPPED, FAILED = "starting", "ready", "unready", "draining", "stopped", "failed"
+
+EMPTY: dict[str, Any] = {
+    **{"pid": 0, "scheme": "http", "host": "", "port": 0, "state": STARTING, "error": None},
+    **{"revision": "", "refused": None, "workers": []},
+}
+
+
+def read_state(folder: Path) -> dict[str, Any] | None:
+    """The state of the server whose configuration lies in this folder; None where it has not started yet."""
+    value = read_json(folder / STATE_FILE)
+    return value if isinstance(value, dict) else None
+
+
+def write_state(folder: Path, state: dict[str, Any]) -> None:
+    write_json(folder / STATE_FILE, state)

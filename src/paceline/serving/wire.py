@@ -1,0 +1,87 @@
+"""Frames between the front and a model process, over a local socket.
+
+    frame   kind, length of what follows
+    SETUP   front -> process   JSON: what to load
+    READY   process -> front   JSON: what was loaded, and how it takes requests
+    FAILED  process -> front   JSON: why nothing can be served
+    CALLS   front -> process   requests, each: number, operation, head, body
+    REPLIES process -> front   answers, each: number, status, microseconds, headers, body
+
+A head is JSON with method, path, query and headers, and is empty where the model does not ask for it: most never look.
+Headers are a JSON list of pairs, empty for an answer in JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+SETUP, READY, FAILED, CALLS, REPLIES = range(1, 6)
+
+#: Operations.
+SCORE, INFER = 0, 1
+
+FRAME = struct.Struct("<BQ")
+_CALL = struct.Struct("<QBIQ")
+_REPLY = struct.Struct("<QHQIQ")
+
+
+class Call(NamedTuple):
+    """A request as the model gets it. head: see above; {} where the model did not ask for it and the method is POST."""
+
+    number: int
+    operation: int
+    head: dict[str, Any]
+    body: bytes
+
+
+class Reply(NamedTuple):
+    """An answer. headers: beside the front's own; empty: the body is JSON. ran_us: microseconds in the model."""
+
+    status: int
+    body: bytes
+    headers: Sequence[tuple[str, str]] = ()
+    ran_us: int = 0
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    return FRAME.pack(kind, len(payload)) + payload
+
+
+def json_frame(kind: int, value: Any) -> bytes:
+    return frame(kind, json.dumps(value).encode())
+
+
+def pack_call(number: int, operation: int, head: bytes, body: bytes) -> bytes:
+    return b"".join((_CALL.pack(number, operation, len(head), len(body)), head, body))
+
+
+def unpack_calls(payload: bytes) -> Iterator[Call]:
+    at = 0
+    while at < len(payload):
+        number, operation, head_size, body_size = _CALL.unpack_from(payload, at)
+        at += _CALL.size
+        head = payload[at : at + head_size]
+        at += head_size
+        yield Call(number, operation, json.loads(head) if head else {}, payload[at : at + body_size])
+        at += body_size
+
+
+def pack_reply(number: int, reply: Reply) -> bytes:
+    headers = json.dumps(reply.headers).encode() if reply.headers else b""
+    return b"".join(
+        (_REPLY.pack(number, reply.status, reply.ran_us, len(headers), len(reply.body)), headers, reply.body)
+    )
+
+
+def unpack_replies(payload: bytes | memoryview) -> Iterator[tuple[int, Reply]]:
+    at = 0
+    while at < len(payload):
+        number, status, ran_us, headers_size, body_size = _REPLY.unpack_from(payload, at)
+        at += _REPLY.size
+        headers = [(name, value) for name, value in json.loads(bytes(payload[at : at + headers_size]) or b"[]")]
+        at += headers_size
+        yield number, Reply(status, bytes(payload[at : at + body_size]), headers, ran_us)
+        at += body_size

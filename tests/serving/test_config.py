@@ -1,0 +1,72 @@
+"""Configurations: to JSON and back, and what is wrong with one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paceline.errors import ServingError
+from paceline.serving.config import ServedModel, ServerConfig, is_loopback, read_config
+
+MODEL = {"name": "digits", "version": "3", "path": "/m"}
+SCRIPT = {"name": "svc", "entry_script": "score.py", "source_dir": "src"}
+
+
+def test_a_configuration_goes_to_json_and_back_unchanged():
+    config = ServerConfig(
+        name="svc",
+        models=(ServedModel(name="digits", version="3", path="/m", hashes="/h"),),
+        entry_script="score.py",
+        source_dir="src",
+        environment={"A": "b"},
+        workers=3,
+        timeout_s=1.5,
+    )
+    assert ServerConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ([], "the configuration is list"),
+        ({}, "lacks the key 'name'"),
+        ({**SCRIPT, "worker": 2}, "no key 'worker'. There are name, models"),
+        ({**SCRIPT, "name": "../x"}, "name='../x' is no name"),
+        ({**SCRIPT, "workers": 0}, "workers=0 is not a whole number of 1 or more"),
+        ({**SCRIPT, "workers": True}, "workers=True"),
+        ({**SCRIPT, "timeout_s": float("nan")}, "timeout_s=nan"),
+        ({**SCRIPT, "timeout_s": "1"}, "timeout_s='1'"),
+        ({**SCRIPT, "port": 70000}, "port=70000"),
+        ({**SCRIPT, "log_level": "loud"}, "log_level='loud' is none of debug"),
+        ({**SCRIPT, "tls_cert": "c.pem"}, "go together"),
+        ({**SCRIPT, "host": "0.0.0.0"}, "no keys_file says who may ask"),
+        ({**SCRIPT, "host": "example.org"}, "no keys_file says who may ask"),
+        ({"name": "svc", "entry_script": "score.py"}, "without source_dir"),
+        ({"name": "svc"}, "0 models and no entry_script"),
+        ({"name": "svc", "models": [MODEL, {**MODEL, "version": "4"}]}, "2 models and no entry_script"),
+        ({**SCRIPT, "models": [MODEL, MODEL]}, "named twice"),
+        ({**SCRIPT, "models": [{**MODEL, "name": "../../etc"}]}, "'../../etc' is no name"),
+        ({**SCRIPT, "models": [{**MODEL, "version": "3/.."}]}, "'3/..' is no version"),
+        ({**SCRIPT, "models": [{"name": "digits"}]}, "a model lacks the key 'version'"),
+        ({**SCRIPT, "models": {}}, "is no list"),
+    ],
+)
+def test_what_is_wrong_is_named(value, said):
+    with pytest.raises(ServingError) as error:
+        ServerConfig.from_json(value)
+    assert said in str(error.value)
+
+
+def test_all_addresses_are_for_those_with_a_key_alone():
+    assert ServerConfig.from_json({**SCRIPT, "host": "0.0.0.0", "keys_file": "k"}).host == "0.0.0.0"
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost")] == [True] * 4
+    assert [is_loopback(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "localhost.example.org")] == [False] * 5
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ServingError, match="can't be read"):
+        read_config(tmp_path / "config.json")
+    with pytest.raises(ServingError, match="can't be read"):
+        read_config(tmp_path / "none.json")

@@ -1,0 +1,144 @@
+"""The SDK's contract of a scoring script, at a real server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.serving.servers import ECHO, refusal, serving
+
+
+@pytest.fixture(scope="module")
+def echo(tmp_path_factory):
+    script = """
+    import json, os
+    import numpy as np
+    def init():
+        global inits, model_dir
+        inits = globals().get("inits", 0) + 1
+        model_dir = os.environ["AZUREML_MODEL_DIR"]
+    def run(data, request_headers):
+        value = json.loads(data)
+        if value == "what":
+            return {"inits": inits, "model": open(os.path.join(model_dir, "m.txt")).read(), "cwd": os.getcwd()}
+        if value == "raise":
+            raise RuntimeError("a secret of the script")
+        if value == "nan":
+            return {"a": [1.0, float("nan")]}
+        if value == "array":
+            return {"x": np.arange(3.0), "n": np.int64(2), "s": "text"}
+        if value == "text":
+            return json.dumps([1])
+        if value == "header":
+            return request_headers["X-Mine"]
+        return {"got": value}
+    """
+    folder = tmp_path_factory.mktemp("echo")
+    (folder / "model").mkdir()
+    (folder / "model" / "m.txt").write_text("the model")
+    model = {"name": "digits", "version": "3", "path": "model"}
+    with serving(folder, script, models=[model]) as server:
+        yield server
+
+
+def test_init_runs_once_and_finds_the_model(echo):
+    answers = [echo.score(json.dumps("what")).json() for _ in range(3)]
+    assert answers[0] == {"inits": 1, "model": "the model", "cwd": str(echo.folder / "src")}
+    assert answers == [answers[0]] * 3
+
+
+def test_the_body_is_given_as_text_whatever_its_type(echo):
+    answer = echo.score('{"a": "ä"}', headers={"content-type": "text/plain"})
+    assert (answer.status_code, answer.json()) == (200, {"got": {"a": "ä"}})
+    assert answer.headers["content-type"] == "application/json"
+    assert float(answer.headers["x-ms-run-fn-exec-ms"]) > 0
+
+
+def test_a_body_that_is_no_utf_8_is_refused(echo):
+    answer = echo.score(b"\xff")
+    assert answer.status_code == 400
+    assert "decoded as UTF-8" in answer.json()["message"]
+
+
+def test_a_query_is_given_as_json(echo):
+    answer = echo.client.get("/score?a=1&b=[1,2]&c=a&d=null&a2=x&a2=2")
+    assert answer.json() == {"got": {"a": 1, "b": [1, 2], "c": "a", "d": None, "a2": ["x", 2]}}
+
+
+def test_what_json_does_not_know_is_sent_as_what_it_holds(echo):
+    assert echo.score(json.dumps("array")).json() == {"x": [0.0, 1.0, 2.0], "n": 2, "s": "text"}
+    # As Azure's server does: a text is a value like any other.
+    assert echo.score(json.dumps("text")).json() == "[1]"
+
+
+def test_an_exception_is_told_in_the_log_alone(echo):
+    answer = echo.score(json.dumps("raise"))
+    assert answer.status_code == 500
+    assert answer.json() == {"message": "An unexpected error occurred in scoring script. Check the logs for more info."}
+    assert answer.headers["x-ms-run-function-failed"] == "True"
+    assert "RuntimeError: a secret of the script" in echo.log
+
+
+def test_a_result_that_is_nan_is_named(echo):
+    answer = echo.score(json.dumps("nan"))
+    assert (answer.status_code, answer.json()) == (500, {"message": "the result['a'][1] is nan, which JSON has not."})
+
+
+def test_headers_reach_run_and_ids_come_back(echo):
+    answer = echo.score(json.dumps("header"), headers={"x-mine": "5", "x-request-id": "abc"})
+    assert answer.json() == "5"
+    assert (answer.headers["x-request-id"], answer.headers["x-ms-request-id"]) == ("abc", "abc")
+    assert "x-ms-client-request-id" not in answer.headers
+    answer = echo.score("1", headers={"x-ms-client-request-id": "mine"})
+    assert (answer.headers["x-ms-client-request-id"], answer.headers["x-ms-request-id"]) == ("mine", "mine")
+    assert len({echo.score("1").headers["x-request-id"] for _ in range(5)}) == 5
+    assert echo.score("1", headers={"x-request-id": "a" * 101}).status_code == 431
+
+
+def test_other_methods_and_paths(echo):
+    assert echo.client.get("/").text == "Healthy"
+    assert echo.client.options("/score").status_code == 200
+    assert echo.client.put("/score").status_code == 405
+    assert (echo.client.get("/none").status_code, echo.client.get("/none").json()) == (
+        404,
+        {"message": "there is nothing here."},
+    )
+    assert echo.client.get("/swagger.json").json()["swagger"] == "2.0"
+    assert echo.client.get("/swagger.json?version=3").json()["openapi"].startswith("3.")
+    assert echo.client.get("/swagger.json?version=4").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("def run(data): pass", "there is run() and no init()"),
+        ("def init(): pass", "no run(data)"),
+        ("def init(): pass\ndef run(): pass", "run() has no parameter"),
+        ("def init(): pass\ndef run(*data): pass", "run() takes *data"),
+        ("def init(): raise OSError('no such model')\ndef run(data): pass", "OSError: no such model ("),
+        ("import nosuchmodule", "ModuleNotFoundError: No module named 'nosuchmodule'"),
+        ("def init(:", "SyntaxError"),
+        ("import os\nos._exit(3)", "ended while it was loading (it ended with exit code 3)"),
+    ],
+    ids=["no init", "no run", "no data", "stars", "init fails", "import fails", "no python", "exits"],
+)
+def test_a_script_that_can_t_be_served_ends_the_server_with_one_sentence(tmp_path, script, said):
+    assert said in refusal(tmp_path, script)
+
+
+def test_a_missing_script_is_named(tmp_path):
+    (tmp_path / "src").mkdir()
+    assert "entry_script='x.py': there is no such file in" in refusal(tmp_path, entry_script="x.py", source_dir="src")
+
+
+def test_sigterm_ends_it_with_nothing_left(tmp_path):
+    with serving(tmp_path, ECHO) as server:
+        assert server.score([1]).json() == {"got": [1]}
+        pids = [each["pid"] for each in server.state["workers"]]
+        assert server.end() == 0
+    assert server.state["state"] == "stopped"
+    from paceline.system.processes import is_alive
+
+    assert [is_alive(pid) for pid in pids] == [False]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "log", "server.json", "src"]
