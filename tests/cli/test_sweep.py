@@ -48,6 +48,10 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert found["sweep"]["metric"] == "loss"
     assert cli.json("show", best.stdout.strip())["job"]["arguments"] == ["--epochs", "5", "--x", "1"]
     assert "3 of 20 ended" in cli("sweep", "show", sweep).stdout
+    assert cli("sweep", "show", sweep, "--html", "drawn.html").stdout == "drawn.html\n"
+    assert f"Sweep {sweep}" in (cli.folder / "drawn.html").read_text()
+    assert "can't be written" in cli("sweep", "show", sweep, "--html", "nowhere/drawn.html", code=2).stderr
+    assert "--top -1" in cli("sweep", "show", sweep, "--top", -1, code=2).stderr
 
 
 def test_a_sweep_in_a_file(cli: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -37,6 +38,10 @@ def test_a_sweep_tries_points_and_knows_the_best(submit: Any, capsys: Any) -> No
     lines = (run.folder.outputs / "trials.csv").read_text().splitlines()
     assert lines[3].startswith(f"2,{run.id}_2,Completed,3.02,3,")
     assert lines[3].endswith(",3,b")
+    outputs = {path.name for path in run.folder.outputs.iterdir()}
+    pngs = {"history.png", "parallel_coordinates.png"} if importlib.util.find_spec("matplotlib") else set()
+    assert outputs == {"trials.csv", "sweep.html"} | pngs
+    assert "Importance is left out: it needs 10 trials" in run.folder.driver_log.read_text()
     # The same by its id alone, and more of it after its end.
     again = run.experiment.workspace.get_run(run.id)
     assert isinstance(again, SweepRun)
@@ -138,6 +143,8 @@ def test_a_metric_that_never_comes_is_told_with_the_names_that_have(submit: Any)
         run.wait_for_completion()
     assert len(run.trial_rows()) <= 4
     assert run.best_child() is None
+    # There is nothing to be seen.
+    assert [path.name for path in run.folder.outputs.iterdir()] == ["trials.csv"]
 
 
 def test_wrong_sweeps_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -26,6 +27,8 @@ from paceline.sweeps import children, following, results, start
 from paceline.sweeps.live import show as live
 from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Standing
+from paceline.sweeps.pictures import draw
+from paceline.sweeps.pictures import png as pngs
 from paceline.sweeps.points import job_of
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
@@ -38,6 +41,12 @@ _SHOWN = 10
 SweepId = Annotated[str, typer.Argument(metavar="RUN", help="Sweep, or the beginning of its id.")]
 Top = Annotated[int, typer.Option("--top", metavar="N", help="The best N trials alone; 0 for all.")]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Until the sweep has ended.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Draw the sweep as it is now into one HTML file.")
+]
+Png = Annotated[
+    Path | None, typer.Option("--png", metavar="FOLDER", help="Draw it as PNG files into a folder; needs matplotlib.")
+]
 Trials = Annotated[int, typer.Option("--trials", metavar="N", help="How many more.")]
 
 
@@ -85,11 +94,15 @@ def run(**given: Any) -> int:
     return _follow(folder, as_json=given["json"], quiet=given["quiet"])
 
 
-def show(run_id: SweepId, top: Top = 0, follow: Follow = False, as_json: Json = False) -> int:
+def show(
+    run_id: SweepId, top: Top = 0, follow: Follow = False, html: Html = None, png: Png = None, as_json: Json = False
+) -> int:
     """How a sweep stands: its trials, the best first."""
     if top < 0:
         raise SweepError(f"--top {top} is no number of trials. Give 1 or more, or 0 for all.")
     folder, record, sweep = _sweep(run_id)
+    if html is not None or png is not None:
+        return _draw(folder, sweep, html, png)
     if follow and not record.is_terminal:
         return _follow(folder, as_json=as_json, quiet=False, top=top)
     trials = children.trials(folder, sweep)
@@ -113,6 +126,25 @@ def show(run_id: SweepId, top: Top = 0, follow: Follow = False, as_json: Json = 
     if order:
         print()
         _print_trials(order, sweep)
+    return 0
+
+
+def _draw(folder: RunFolder, sweep: SweepSpec, html: Path | None, png: Path | None) -> int:
+    if png is not None and (why := draw.without_png()):
+        raise SweepError(why)
+    drawn = draw.sketched(f"Sweep {folder.run_id}", sweep, children.trials(folder, sweep))
+    try:
+        if html is not None:
+            draw.write_page(html, drawn)
+            print(html)
+        if png is not None:
+            png.mkdir(parents=True, exist_ok=True)
+            for path in pngs.write(drawn, png):
+                print(path)
+    except OSError as error:
+        raise SweepError(f"the pictures can't be written: {error}. Name another place.") from error
+    for remark in drawn.remarks:
+        print(remark, file=sys.stderr)
     return 0
 
 

@@ -14,6 +14,7 @@ from paceline.runs.record import parse_utc, utc_now
 from paceline.supervisor.logs import say
 from paceline.sweeps import results
 from paceline.sweeps.children import children
+from paceline.sweeps.pictures import run as pictures
 from paceline.sweeps.stopping import Canceling
 from paceline.sweeps.sweep_state import SweepState
 from paceline.sweeps.trial import Trial
@@ -40,6 +41,9 @@ def write(sweep: SweepState) -> None:
     # Readers must not take the sweep for ended before its table lies in the outputs.
     sweep.record = store.change(sweep.folder, sweep.record, states.FINALIZING)
     results.write_table(sweep.folder, sweep.spec, sweep.trials)
+    # Without a single value there is nothing to see.
+    if any(trial.curve for trial in sweep.trials):
+        pictures.run(sweep.folder)
     failure = _failure(sweep)
     # A cancel goes before a failure: it is why the sweep ended, however its trials did.
     if sweep.folder.cancel_request.exists():

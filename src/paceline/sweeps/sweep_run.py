@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.errors import SweepError, UserError
@@ -11,6 +13,7 @@ from paceline.runs.run import ExperimentLike, Run
 from paceline.runs.visible import visible_line
 from paceline.sweeps import children, results
 from paceline.sweeps.live import show
+from paceline.sweeps.pictures import draw
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.start import more
 from paceline.sweeps.trial import Trial
@@ -85,6 +88,12 @@ class SweepRun(Run):
         """The values of the best trial, name -> value."""
         best = results.best_trial(self._trials(), self.spec)
         return None if best is None else dict(best.values)
+
+    def draw(self, folder: str | os.PathLike[str]) -> list[str]:
+        """Draw the sweep as it is now into a folder, which is made: history, parallel coordinates and importance as one HTML file
+        without needs, and as PNG where matplotlib is installed; the paths. At its end they lie in the sweep's outputs."""
+        trials = self._trials()
+        return draw.into(Path(folder), draw.sketched(f"Sweep {self.id}", self.spec, trials))
 
     def more(self, trials: int) -> None:
         """Ask for so many more trials; a sweep that has ended goes on.

@@ -1,0 +1,37 @@
+"""`python -m paceline.sweeps.pictures RUN_DIR`: draw the pictures of a sweep that ends into its outputs.
+
+In a process of its own: what draws takes more memory than the sweep's controller may, and could take it down.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+from paceline.runs import store
+from paceline.runs.folder import RunFolder
+from paceline.supervisor.logs import say
+from paceline.sweeps import children
+from paceline.sweeps.pictures import draw
+from paceline.sweeps.pictures.run import LIMIT_S
+from paceline.sweeps.spec import SweepSpec
+
+
+def main(argv: list[str]) -> int:
+    # The controller ends this process in time; one that was killed meanwhile can't, and another one draws the pictures anew.
+    signal.alarm(LIMIT_S + 10)
+    folder = RunFolder(Path(argv[0]))
+    spec = SweepSpec.from_json(store.stored(folder).sweep or {})
+    trials = children.trials(folder, spec)
+    drawn = draw.sketched(f"Sweep {folder.run_id}: {len(trials)} trials", spec, trials)
+    draw.into(folder.outputs, drawn)
+    # The page says why something is not drawn, and the log too, for who looks there for the files.
+    for remark in (*drawn.remarks, draw.without_png()):
+        if remark:
+            say(remark)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

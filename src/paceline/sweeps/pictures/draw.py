@@ -1,0 +1,85 @@
+"""A sweep's pictures, as files in a folder."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.runs import states
+from paceline.sweeps.pictures import png
+from paceline.sweeps.pictures.importance import LEAST, Importance, importances, missing
+from paceline.sweeps.pictures.page import page
+from paceline.sweeps.pictures.sketch import Sketch, sketch
+from paceline.sweeps.spec import SweepSpec
+from paceline.sweeps.trial import Trial
+from paceline.system.files import write_whole
+
+PAGE = "sweep.html"
+TABLE = "importance.csv"
+
+
+def sketched(title: str, spec: SweepSpec, trials: Sequence[Trial]) -> Sketch:
+    """What there is to be drawn of these trials; what can't be is among its remarks."""
+    found: list[tuple[str, tuple[Importance, ...]]] = []
+    remarks: list[str] = []
+    valued = sum(trial.best(spec.goal) is not None and trial.status != states.FAILED for trial in trials)
+    if valued < LEAST:
+        remarks.append(f"Importance is left out: it needs {LEAST} trials with a value, and {valued} have one.")
+    elif lacking := missing():
+        remarks.append(lacking)
+    elif shares := importances(trials, spec.space, spec.goal):
+        found.append((spec.metric, shares))
+    else:
+        remarks.append("Importance is left out: all trials came to the same value.")
+    return sketch(title, spec, trials, found, remarks)
+
+
+def into(folder: Path, drawn: Sketch) -> list[str]:
+    """Write all there is into a folder, which is made; the paths.
+
+    Raises:
+        OSError: it can't be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_page(folder / PAGE, drawn)
+    written = [folder / PAGE]
+    if drawn.importances:
+        write_importances(folder / TABLE, drawn)
+        written.append(folder / TABLE)
+    if not without_png():
+        written += png.write(drawn, folder)
+    return [str(path) for path in written]
+
+
+def write_page(path: Path, drawn: Sketch) -> None:
+    """Write the HTML file.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    write_whole(path, page(drawn))
+
+
+def without_png() -> str | None:
+    """Why no PNG can be drawn, as a sentence; None where it can."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "No PNG is drawn: that needs matplotlib, which this Python does not have. pip install matplotlib."
+    return None
+
+
+def write_importances(path: Path, drawn: Sketch) -> None:
+    """Write the shares as a table.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    text = io.StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["metric", "parameter", "importance", "trials"])
+    rows.writerows(
+        [metric, one.name, round(one.share, 6), one.trials] for metric, found in drawn.importances for one in found
+    )
+    write_whole(path, text.getvalue())

@@ -1,0 +1,150 @@
+"""The pictures as PNG, by matplotlib."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.runs import states
+from paceline.runs.visible import visible
+from paceline.sweeps.pictures.colours import BEST, FAILED, GREY, line_of
+from paceline.sweeps.pictures.importance import Importance
+from paceline.sweeps.pictures.sketch import Column, History, Line, Sketch
+from paceline.sweeps.pictures.svg import DENSE
+
+HISTORY, PARALLEL, IMPORTANCE = "history.png", "parallel_coordinates.png", "importance.png"
+_LONGEST = 24
+#: matplotlib's words for SVG's dashes.
+_DASHES = {"": "-", "3 3": ":", "7 4": "--"}
+#: Below the axes: where the lines of trials go that have no value there.
+_NONE = -0.07
+
+
+def write(sketch: Sketch, folder: Path) -> list[Path]:
+    """Draw what there is into the folder; the files.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        OSError: the folder can't be written to.
+    """
+    with warnings.catch_warnings():
+        # Of characters that its font lacks, and of a folder for its cache that it can't write to.
+        warnings.simplefilter("ignore")
+        found: list[Path] = []
+        if sketch.histories:
+            found.append(_save(_histories(sketch.histories), folder / HISTORY))
+        if sketch.lines:
+            found.append(_save(_parallel(sketch.columns, sketch.lines), folder / PARALLEL))
+        if any(bars for _, bars in sketch.importances):
+            found.append(_save(_importances(sketch.importances), folder / IMPORTANCE))
+        return found
+
+
+def _figure(width: float, height: float, panels: int = 1) -> tuple[Any, list[Any]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    # Without pyplot, which keeps figures and may look for a screen.
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(panels, 1, squeeze=False)[:, 0])
+
+
+def _histories(histories: Sequence[History]) -> Any:
+    figure, panels = _figure(9, 3.6 * len(histories), len(histories))
+    for panel, history in zip(panels, histories, strict=True):
+        marks = {
+            states.COMPLETED: {"marker": "o", "color": BEST, "label": "completed"},
+            states.FAILED: {"marker": "x", "color": FAILED, "label": "failed"},
+            "": {"marker": "o", "color": GREY, "label": "stopped or running", "facecolors": "none"},
+        }
+        for status, look in marks.items():
+            points = [(n, y) for n, y, seen in history.points if (seen if seen in marks else "") == status]
+            if points:
+                panel.scatter(*zip(*points, strict=True), s=18, linewidths=1.2, **look)
+        last = max([point[0] for point in history.points] + [point[0] for point in history.best])
+        steps = [*history.best, (last, history.best[-1][1])]
+        panel.step(*zip(*steps, strict=True), where="post", color="#2c7fb8", label="the best so far", zorder=0)
+        _ticks(panel, history.axis.ticks())
+        panel.set(ylim=(-0.04, 1.04))
+        panel.grid(axis="y", color="#e4e6ea")
+        panel.set_axisbelow(True)
+        panel.xaxis.get_major_locator().set_params(integer=True)
+        _name(panel.set_xlabel("trial"), panel.set_ylabel(_short(history.name)))
+        panel.legend(fontsize=8, frameon=False, loc="best")
+    return figure
+
+
+def _parallel(columns: Sequence[Column], lines: Sequence[Line]) -> Any:
+    figure, (panel,) = _figure(max(7.0, 1.5 * len(columns)), 4.2)
+    xs = list(range(len(columns)))
+    width, alpha = (0.6, 0.45) if len(lines) > DENSE else (1.1, 0.8)
+    for line in lines:
+        colour, dashes = line_of(line.status, line.shade)
+        ys = [_NONE if place is None else place for place in line.places]
+        panel.plot(xs, ys, color=colour, linestyle=_DASHES[dashes], linewidth=width, alpha=alpha)
+    for x, column in zip(xs, columns, strict=True):
+        panel.axvline(x, 0.1, 0.97, color="#444", linewidth=0.9)
+        for place, text in column.axis.ticks():
+            written = panel.text(x - 0.03, place, _short(text, 12), fontsize=7, ha="right", va="center", color="#444")
+            written.set_bbox({"facecolor": "white", "alpha": 0.75, "edgecolor": "none", "pad": 0.5})
+            _name(written)
+    if any(place is None for line in lines for place in line.places):
+        panel.text(-0.45, _NONE, "no value", fontsize=7, va="center", color="#666")
+    panel.set(xlim=(-0.5, len(columns) - 0.8), ylim=(-0.12, 1.04), yticks=[])
+    panel.set_xticks(xs, [_short(column.name) for column in columns], fontsize=8)
+    panel.xaxis.tick_top()
+    # After the move: the labels above the axis are others than those below it.
+    _name(*panel.get_xticklabels())
+    panel.tick_params(length=0)
+    for side in panel.spines.values():
+        side.set_visible(False)
+    return figure
+
+
+def _importances(importances: Sequence[tuple[str, tuple[Importance, ...]]]) -> Any:
+    most = max(len(found) for _, found in importances)
+    figure, panels = _figure(7, (1 + 0.35 * most) * len(importances), len(importances))
+    for panel, (metric, found) in zip(panels, importances, strict=True):
+        bars = panel.barh(range(len(found)), [100 * one.share for one in found], color="#2c7fb8", height=0.7)
+        panel.bar_label(
+            bars,
+            [f"{100 * one.share:.1f} %{f' among {one.trials} trials' if one.is_conditional else ''}" for one in found],
+            fontsize=8,
+            padding=3,
+        )
+        panel.set_yticks(range(len(found)), [_short(one.name) for one in found], fontsize=8)
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        _name(panel.set_xlabel(f"share of the variance of {_short(metric)}, %", fontsize=8), *panel.get_yticklabels())
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    return figure
+
+
+def _ticks(panel: Any, ticks: Sequence[tuple[float, str]]) -> None:
+    panel.set_yticks([place for place, _ in ticks], [text for _, text in ticks], fontsize=8)
+
+
+def _name(*texts: Any) -> None:
+    """Have these texts drawn as they are: a `$` in a name is no formula."""
+    for text in texts:
+        text.set_parse_math(False)
+
+
+def _short(text: str, longest: int = _LONGEST) -> str:
+    shown = visible(text)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+
+
+def _save(figure: Any, path: Path) -> Path:
+    # Beside it first: a picture that is made again while somebody looks at it is never half.
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        figure.savefig(beside, format="png", dpi=150)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,37 @@
+"""The files, as they lie in the outputs of a sweep."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.sweeps.pictures import draw
+from tests.sweeps.pictures.trials import SPEC, make_trials
+
+
+def test_all_pictures_of_a_sweep(tmp_path: Path) -> None:
+    for module in ("matplotlib", "optuna", "sklearn"):
+        pytest.importorskip(module)
+    drawn = draw.sketched("Sweep", SPEC, make_trials())
+    written = draw.into(tmp_path / "new", drawn)
+    assert [Path(path).name for path in written] == [
+        *("sweep.html", "importance.csv", "history.png", "parallel_coordinates.png", "importance.png"),
+    ]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == sorted(Path(path).name for path in written)
+    for path in written[2:]:
+        assert Path(path).read_bytes().startswith(b"\x89PNG")
+    with open(written[1]) as file:
+        assert next(csv.DictReader(file))["parameter"] == "lr"
+
+
+def test_without_matplotlib_the_page_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    drawn = draw.sketched("Sweep", SPEC, make_trials(5))
+    assert [Path(path).name for path in draw.into(tmp_path, drawn)] == ["sweep.html"]
+    assert (draw.without_png() or "").startswith("No PNG is drawn: that needs matplotlib")
+    remark = "Importance is left out: it needs 10 trials with a value, and 3 have one."
+    assert drawn.remarks == (remark,)
+    assert remark in (tmp_path / "sweep.html").read_text()

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.sweeps.pictures import importance
+from paceline.sweeps.pictures.importance import LEAST, importances
+from tests.sweeps.pictures.trials import SPEC, make_trials
+
+
+def test_what_makes_the_metric_is_the_most_important():
+    pytest.importorskip("optuna")
+    pytest.importorskip("sklearn")
+    found = importances(make_trials(), SPEC.space, "minimize")
+    shares = {one.name: one for one in found}
+    assert found[0].name == "lr"
+    assert found[0].share > 0.9
+    assert [one.share for one in found] == sorted((one.share for one in found), reverse=True)
+    # A constant has none; one of a branch is judged among those that have it.
+    assert "seed" not in shares
+    assert shares["momentum"].is_conditional
+    assert LEAST <= shares["momentum"].trials < found[0].trials == 37
+    assert importances(make_trials(), SPEC.space, "minimize") == found
+
+
+def test_few_trials_or_equal_values_say_nothing():
+    assert importances(make_trials(LEAST), SPEC.space, "minimize") == ()
+    same = [trial.__class__(**{**trial.__dict__, "curve": (1.0,)}) for trial in make_trials()]
+    assert importances(same, SPEC.space, "minimize") == ()
+
+
+def test_what_has_to_be_installed_is_told(monkeypatch):
+    monkeypatch.setattr(importance.importlib.util, "find_spec", lambda name: None if name == "sklearn" else object())
+    said = "Importance is left out: it needs scikit-learn. pip install 'paceline[tune]'."
+    assert importance.missing() == said
