@@ -71,7 +71,14 @@ def test_values_of_options_are_offered(gallery: Gallery) -> None:
         assert offered(f"{verb} --backend ") == ["mpi", "gloo", "nccl", "ps", "tensorflow"]
         assert offered(f"{verb} --env PAT") == ["PATH"]
         assert offered(f"{verb} -e g") == ["good"]
-    assert offered("list -e ") == ["bad", "good"]
+    # A sweep and its trial: the number behind its time is no part of the experiment's name.
+    for run_id in ("tuned_1700000000_00000001", "tuned_1700000000_00000001_12"):
+        shutil.copytree(gallery.run_folder(gallery.good), gallery.run_folder(run_id))
+    try:
+        assert offered("list -e ") == ["bad", "good", "tuned"]
+    finally:
+        for folder in gallery.run_folder("x").parent.glob("tuned_*"):
+            shutil.rmtree(folder)
     assert offered("list --status F") == ["Finalizing", "Failed"]
     assert offered("list --status comp") == ["completed"]
     assert offered("list --tag ") == ["a=1", "bare"]

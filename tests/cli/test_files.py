@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
+from paceline.cli import files
+from paceline.runs import downloads
+from paceline.runs.folder import RunFolder
 from tests.cli.conftest import Gallery
 
 
@@ -45,3 +52,17 @@ def test_the_default_folder_has_the_runs_id(gallery: Gallery, tmp_path) -> None:
 )
 def test_a_wrong_call_is_refused(gallery: Gallery, words: list[str], complaint: str) -> None:
     assert complaint in gallery(*(word.format(run=gallery.good) for word in words), code=2).stderr
+
+
+def test_a_file_that_is_removed_while_it_is_copied_is_not_listed(gallery, tmp_path, monkeypatch, capsys):
+    """Story: --json listed the path of a copy that was never made."""
+    folder = RunFolder(gallery.run_folder(gallery.good))
+    chosen = downloads.files(folder)
+    gone = dataclasses.replace(chosen[0], name="outputs/gone.pt", path=folder.outputs / "gone.pt")
+    monkeypatch.setenv("PACELINE_WORKSPACE", str(gallery.folder / ".paceline"))
+    monkeypatch.setattr(downloads, "files", lambda folder, patterns: [gone, *chosen])
+    for count in (3, 3):  # the second time they are there already
+        assert files.download(gallery.good, to=tmp_path / "to", as_json=True) == 0
+        listed = json.loads(capsys.readouterr().out)
+        assert [one["name"] for one in listed] == [file.name for file in chosen]
+        assert sum(Path(one["path"]).is_file() for one in listed) == count

@@ -322,3 +322,19 @@ def test_a_pipe_and_raw_get_a_log_as_it_is(nasty: Gallery) -> None:
 def test_a_tags_control_characters_are_shown(nasty: Gallery) -> None:
     assert "t=\\x1b[31mred\\x1b[2J" in nasty("show", nasty.good).stdout
     assert "\x1b" not in nasty("list").stdout
+
+
+def test_what_run_with_json_shows_on_a_terminal_is_as_harmless(nasty: Gallery) -> None:
+    """Story: it went by where standard output goes, a pipe to jq, but the lines go to standard error."""
+    ours, theirs = os.openpty()
+    with nasty.start("rerun", nasty.good, "--json", stderr=theirs) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO is a terminal's end
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        os.close(ours)
+        assert process.stdout is not None
+        found = json.loads(process.stdout.read())
+    assert found["status"] == "Completed"
+    assert "\x1b[31mred\x1b[0m\\x07 end\r\n" in shown.decode()

@@ -7,7 +7,8 @@ import os
 
 import pytest
 
-from paceline.containers import all_layers, hold_layer, key_of, prune_layers
+from paceline.containers import all_layers, hold_layer, kept_layers, key_of, prune_layers
+from paceline.errors import EnvironmentBuildError
 
 
 @pytest.fixture
@@ -52,4 +53,28 @@ def test_one_that_is_held_stays_and_counts_as_used(images):
 
 def test_a_dry_run_removes_nothing(images):
     assert len(prune_layers(images, dry_run=True)) == 2
+    assert len(all_layers(images)) == 2
+
+
+def test_one_that_is_not_there_any_more_can_not_be_held(images):
+    """Story: a run went on with an environment that had been pruned between its build and the hold."""
+    prune_layers(images, only=["a" * 20])
+    with (
+        pytest.raises(EnvironmentBuildError, match=f"environment {'a' * 20} has just been pruned"),
+        hold_layer(images, "a" * 20),
+    ):
+        pass
+    assert not (images / ("a" * 20)).exists()
+
+
+def test_one_that_was_used_since_it_was_listed_stays(images, monkeypatch):
+    def use_first(path):
+        if path.stem == "a" * 20:
+            with hold_layer(images, path.stem):
+                pass
+        return locks_take(path)
+
+    locks_take = kept_layers.locks.take
+    monkeypatch.setattr(kept_layers.locks, "take", use_first)
+    assert prune_layers(images, unused_for_s=3600, only=["a" * 20]) == []
     assert len(all_layers(images)) == 2

@@ -71,10 +71,18 @@ def test_the_first_folder_counts(folder, tmp_path):
     assert Visible([folder, tmp_path / "layer"], base()).found["b"].version == "2.1rc1"
 
 
-def test_packages_that_require_each_other_are_no_endless_loop(tmp_path):
+@pytest.mark.parametrize("place", ["", " @ https://host/it.whl"], ids=["names", "URLs"])
+def test_packages_that_require_each_other_are_no_endless_loop(tmp_path, place):
     for name, other in (("x", "y"), ("y", "x")):
-        unpack(make_wheel(tmp_path / "wheels", name, "1", [other]), tmp_path / "site")
+        unpack(make_wheel(tmp_path / "wheels", name, "1", [f"{other}{place}"]), tmp_path / "site")
     assert Visible([tmp_path / "site"], base()).missing([Requirement("x")]) == []
+
+
+def test_a_url_that_was_asked_for_is_missing_though_another_requires_it_too(folder):
+    unpack(make_wheel(folder.parent / "wheels", "f", "1", ["b @ https://host/b.whl"]), folder)
+    asked = [Requirement("f"), Requirement("b @ https://host/b.whl")]
+    for order in (asked, asked[::-1]):
+        assert [each.url for each in Visible([folder], base()).missing(order)] == ["https://host/b.whl"]
 
 
 def test_broken_metadata_do_no_harm(folder):

@@ -362,6 +362,14 @@ def messages_find_their_receiver_by_rank_and_tag(rank: int, size: int) -> None:
         assert sorted(seen) == list(range(1, size))
     else:
         dist.send(torch.full((2, 2), float(rank), dtype=torch.bfloat16), dst=0, tag=9)
+    # Its memory holds the negated values.
+    negated = torch.zeros(1, dtype=torch.complex64).conj().imag
+    assert negated.is_neg()
+    assert negated.is_contiguous()
+    work = dist.isend(torch.tensor([rank + 1.0]), dst=after, tag=3)
+    dist.recv(negated, src=before, tag=3)
+    work.wait()
+    assert negated.tolist() == [before + 1.0]
     operations = [
         dist.P2POp(dist.isend, torch.full((4,), float(rank)), after),
         dist.P2POp(dist.irecv, got := torch.empty(4), before),

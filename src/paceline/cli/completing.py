@@ -11,6 +11,7 @@ from itertools import islice
 from paceline.job.job import BACKENDS, GPU_VISIBILITIES
 from paceline.runs import states, store, tags_and_properties
 from paceline.runs.folder import RunFolder
+from paceline.runs.ids import experiment_of
 from paceline.targets import configured
 from paceline.workspace import Workspace
 
@@ -43,7 +44,8 @@ def run_ids(workspace: Workspace) -> Iterable[str]:
 @_quietly
 def experiments(workspace: Workspace) -> Iterable[str]:
     """Offer the experiments that have a run, the latest used first: an id begins with its experiment's name."""
-    return (run_id.rsplit("_", 2)[0] for run_id in store.ids(workspace.runs_dir) if run_id.count("_") > 1)
+    found = (experiment_of(run_id) for run_id in store.ids(workspace.runs_dir))
+    return (name for name in found if name)
 
 
 @_quietly

@@ -92,7 +92,10 @@ def download(
         ) from error
     if as_json:
         print_json(
-            [{"name": file.name, "path": str(target / file.name), "size_bytes": file.size_bytes} for file in chosen]
+            [
+                {"name": file.name, "path": str(target / file.name), "size_bytes": file.size_bytes}
+                for file in sorted([*done.copied, *done.same], key=lambda file: file.name)
+            ]
         )
         return 0
     rest = [f"{len(done.same)} there already"] if done.same else []

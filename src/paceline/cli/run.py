@@ -179,12 +179,12 @@ def _print_submitted(folder: RunFolder, as_json: bool) -> None:
 def _follow(folder: RunFolder, *, as_json: bool, quiet: bool) -> int:
     record = read.record(folder)
     size = record.job.world_size if record.job else 1
-    view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
-    view.say(_headline(record))
     if as_json:
-        # Standard output is for the JSON alone.
+        # Standard output is for the JSON alone. Before the view, which goes by whether it writes to a terminal.
         sys.stdout, kept = sys.stderr, sys.stdout
     try:
+        view = RunView(size, quiet=quiet, nodes=record.job.node_count if record.job else 1)
+        view.say(_headline(record))
         record = _follow_with_interrupts(folder, view)
     finally:
         if as_json:

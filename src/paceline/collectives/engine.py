@@ -15,7 +15,7 @@ from paceline.collectives import world
 from paceline.collectives.background_loop import BackgroundLoop
 from paceline.collectives.errors import ArgumentError, ShutDownError
 from paceline.collectives.handle import Handle
-from paceline.collectives.liveness import PeerWatch
+from paceline.collectives.liveness import PeerWatch, are_equally_many
 from paceline.collectives.request import (
     ALLGATHER,
     ALLREDUCE,
@@ -62,6 +62,8 @@ class Engine:
         self.settings = settings.chosen(here.local_size)
         self.local_rank, self.local_size = here.local_rank, here.local_size
         self.cross_rank, self.cross_size = here.cross_rank, here.cross_size
+        #: Whether every machine has equally many ranks.
+        self.is_homogeneous = are_equally_many(joined.places)
         self._world = joined
         self._lock = threading.Lock()
         self._observers: list[_Observer] = []

@@ -66,6 +66,11 @@ class PeerPlace:
         return places
 
 
+def are_equally_many(places: Sequence[PeerPlace]) -> bool:
+    """True if every machine has as many ranks as each other one."""
+    return len({place.local_size for place in places}) == 1
+
+
 class PeerWatch:
     """Watches the processes of the ranks on this machine; calls `lost(rank, reason)` when one is gone, however it ended.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.containers.layer import Layer, read_layer
+from paceline.errors import EnvironmentBuildError
 from paceline.system import locks
 
 
@@ -40,9 +41,15 @@ def all_layers(folder: Path) -> list[KeptLayer]:
 
 @contextlib.contextmanager
 def hold_layer(folder: Path, key: str) -> Iterator[None]:
-    """While it lasts, the layer is not pruned; the kernel ends it with the process."""
+    """While it lasts, the layer is not pruned; the kernel ends it with the process.
+
+    Raises:
+        EnvironmentBuildError: it has been pruned meanwhile; the next build makes it again.
+    """
     # Shared: any number of runs use a layer at once, and `prune_layers` needs the lock for itself.
     with locks.shared(_lock(folder, key)) as fd:
+        if read_layer(folder, key) is None:
+            raise EnvironmentBuildError(f"environment {key} has just been pruned. Ask for it once more.")
         # The time of the lock's file is that of the last use, by which `prune_layers` goes.
         os.utime(fd)
         yield
@@ -66,11 +73,13 @@ def prune_layers(
         if fd is None:
             # Somebody has it: a run that uses it, or a build.
             continue
-        removed.append(kept)
-        if not dry_run:
-            # First the record: without it the folder counts for nothing.
-            (folder / f"{kept.key}.json").unlink(missing_ok=True)
-            shutil.rmtree(folder / kept.key, ignore_errors=True)
+        # Looked at again under the lock: a run may have used it since it was listed.
+        if time.time() - _used_at(folder, kept.key) >= unused_for_s:
+            removed.append(kept)
+            if not dry_run:
+                # First the record: without it the folder counts for nothing.
+                (folder / f"{kept.key}.json").unlink(missing_ok=True)
+                shutil.rmtree(folder / kept.key, ignore_errors=True)
         os.close(fd)
     if not dry_run:
         _sweep(folder)

@@ -47,13 +47,14 @@ class Visible:
             if self._applies(limit, set()):
                 limits.setdefault(canonical(limit.name), []).append(limit)
         todo = [(requirement, urls_too) for requirement in requirements if self._applies(requirement, set())]
-        seen: set[tuple[str, str, frozenset[str]]] = set()
+        seen: set[tuple[str, bool, frozenset[str]]] = set()
         lacking: dict[str, Requirement] = {}
         while todo:
             requirement, asks_for_url = todo.pop()
             name = canonical(requirement.name)
-            mark = (name, str(requirement.specifier), frozenset(requirement.extras))
-            if mark in seen and not requirement.url:
+            # As a text it has the URL as well, and what counts as met depends on who asks.
+            mark = (str(bare(requirement)), asks_for_url, frozenset(requirement.extras))
+            if mark in seen:
                 continue
             seen.add(mark)
             distribution = self.found.get(name)

@@ -89,8 +89,10 @@ def download(
         RunStateError: other files have these names, and overwrite=False; nothing has been copied.
         OSError: no room, or a folder that can't be written.
     """
-    same = [file for file in chosen if _is_there(file, target / file.name)]
-    wanted = [file for file in chosen if file not in same]
+    same: list[RunFile] = []
+    wanted: list[RunFile] = []
+    for file in chosen:
+        (same if _is_there(file, target / file.name) else wanted).append(file)
     # lexists, for a link that leads nowhere is in the way too.
     taken = [file.name for file in wanted if os.path.lexists(target / file.name)]
     if taken and not overwrite:

@@ -58,13 +58,23 @@ class Files:
 
     def begin(self, request: dict[str, Any]) -> None:
         hidden = self._path.with_name(f".{self._path.name}")
-        # For this user alone: whoever can write here runs commands as the owner of the run.
-        # exist_ok, for several programs may each run a command beside the same run.
-        self._path.parent.mkdir(mode=0o700, exist_ok=True)
-        hidden.mkdir(mode=0o700)
-        write_json(hidden / "request.json", request)
-        # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
-        os.rename(hidden, self._path)
+        while True:
+            # For this user alone: whoever can write here runs commands as the owner of the run. Several programs may each run
+            # a command beside the same run, so it may be there already.
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._path.parent, mode=0o700)
+            try:
+                hidden.mkdir(mode=0o700)
+                break
+            except FileNotFoundError:
+                # Removed just now by one whose command has ended (`close`): it is made again, unless the run itself is gone.
+                if not self._folder.path.exists():
+                    return
+        # The supervisor removes all of it at the end of the attempt, which `heard` finds.
+        with contextlib.suppress(FileNotFoundError):
+            write_json(hidden / "request.json", request)
+            # The supervisor takes up whatever folder it finds, so it gets its name when the request is in it.
+            os.rename(hidden, self._path)
 
     def tell(self, told: dict[str, Any]) -> None:
         with contextlib.suppress(FileNotFoundError):  # it is over

@@ -65,6 +65,12 @@ def age_key(run_id: str) -> tuple[int, str, int]:
     return (int(found[1]), found[2], int(found[3] or -1)) if found else (0, run_id, -1)
 
 
+def experiment_of(run_id: str) -> str | None:
+    """The experiment whose name the id begins with; None of one that was given by hand."""
+    found = _AGE.search(run_id)
+    return run_id[: found.start()] if found else None
+
+
 def is_trial(run_id: str) -> bool:
     """Whether this is the id of a sweep's trial, which has a number behind the sweep's."""
     found = _AGE.search(run_id)

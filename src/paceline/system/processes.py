@@ -45,9 +45,14 @@ def with_home(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "HOME": home}
 
 
+def cores() -> set[int]:
+    """The numbers of the cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
+    return set(os.sched_getaffinity(0)) if _LINUX else set(range(os.cpu_count() or 1))
+
+
 def core_count() -> int:
-    """The cores that this process may run on: the machine's, less what a cpuset or taskset keeps from it."""
-    return len(os.sched_getaffinity(0)) if _LINUX else os.cpu_count() or 1
+    """How many cores this process may run on."""
+    return len(cores())
 
 
 def boot_id() -> str:

@@ -74,17 +74,22 @@ def check(tensor: torch.Tensor) -> None:
         )
 
 
+def is_plain(tensor: torch.Tensor) -> bool:
+    """True if its memory holds its values one after the other."""
+    # torch conjugates and negates lazily, by a flag: the memory then holds other numbers than the tensor shows.
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself where its memory holds its values one after the other, else a copy of which that is true."""
-    # torch conjugates and negates lazily, by a flag: the memory then holds other numbers than the tensor shows.
-    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    if is_plain(tensor):
         return tensor.detach()
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def put(result: torch.Tensor, into: torch.Tensor) -> None:
     """Copy a result to where the caller wants it, unless it lies there already."""
-    if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not into.is_contiguous() or into.is_conj():
+    if result.data_ptr() != into.data_ptr() or result.dtype != into.dtype or not is_plain(into):
         into.detach().copy_(result.reshape(into.shape))
 
 

@@ -106,7 +106,9 @@ def all_gather_single(outputs: Sequence[Tensor], tensors: Sequence[Tensor], size
 
     def run(comm: Any) -> None:
         for output, tensor in zip(outputs, tensors, strict=True):
-            memory = output.detach() if _is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
+            memory = (
+                output.detach() if buffers.is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
+            )
             source = buffers.plain(tensor)
             comm.Allgather(_source(source, memory, comm.rank), buffers.elements(memory))
             buffers.put(memory, output)
@@ -140,7 +142,7 @@ def scatter(output: Tensor, tensors: Sequence[Tensor], root: int, size: int) -> 
 
     def run(comm: Any) -> None:
         # MPI fills all of it, so what the output held before need not be copied in.
-        memory = output.detach() if _is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
+        memory = output.detach() if buffers.is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
         source = None
         if comm.rank == root:
             flat = buffers.joined(tensors)
@@ -221,7 +223,7 @@ def all_to_all_single(
     got, sent = _elements(output, output_splits, size), _elements(tensor, splits, size)
 
     def run(comm: Any) -> None:
-        memory = output.detach() if _is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
+        memory = output.detach() if buffers.is_plain(output) else torch.empty_like(output, memory_format=_CONTIGUOUS)
         _exchange(comm, buffers.plain(tensor), sent, memory, got)
         buffers.put(memory, output)
 
@@ -310,10 +312,6 @@ def _source(source: Tensor, memory: Tensor, rank: int) -> Any:
     if source.numel() and source.data_ptr() == memory.data_ptr() + rank * source.numel() * source.element_size():
         return MPI.IN_PLACE
     return buffers.elements(source)
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _only(tensors: Sequence[Tensor], what: str) -> Tensor:

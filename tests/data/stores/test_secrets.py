@@ -102,6 +102,27 @@ def test_a_secret_that_the_libraries_find_themselves_is_nowhere(
     assert not seen_in(everything(caught.value, workspace, cache, logged))
 
 
+@pytest.mark.parametrize("has_file", [True, False], ids=["in a file", "in variables"])
+def test_a_session_token_that_the_libraries_find_themselves_is_nowhere(
+    workspace, s3_once, bucket, proxied, take, cache, logged, monkeypatch, tmp_path, has_file
+):
+    """Story: of what botocore finds in its files, the secret key alone was cut out of messages."""
+    s3_once.bucket(bucket, {"x": b"1"})
+    if has_file:
+        keys = f"aws_access_key_id = an-id\naws_secret_access_key = another-key\naws_session_token = {SECRET}\n"
+        (tmp_path / "credentials").write_text(f"[default]\n{keys}")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    else:
+        monkeypatch.setenv("AWS_SESSION_TOKEN", SECRET)
+    url = proxied(s3_once.port, echo).url
+    store = Datastore.register(workspace, "lab", f"s3://{bucket}", options={"endpoint_url": url})
+    with pytest.raises(PacelineError) as caught:
+        take(store.path().as_download())
+    assert not seen_in(everything(caught.value, workspace, cache, logged))
+
+
 def test_an_sftp_password_is_nowhere(workspace, sshd, take, cache, logged, monkeypatch, tmp_path):
     monkeypatch.setenv("LAB_SECRET", SECRET)
     store = Datastore.register(

@@ -229,3 +229,20 @@ def test_a_wrong_token_of_a_web_server_is_refused(workspace, tmp_path, monkeypat
         assert "planted" not in str(caught.value)
         monkeypatch.setenv("WEB_TOKEN", "right")
         assert names(store.files("a")) == {"a": 1}
+
+
+def test_a_token_comes_beside_the_headers_of_the_store_s_own(workspace, web, proxied, take, monkeypatch):
+    """Story: with a token, the headers in client_kwargs were not sent."""
+    write_tree(web.folder, {"a.txt": b"a"})
+    monkeypatch.setenv("LAB_TOKEN", "right")
+    heard: list[dict[str, str]] = []
+    store = Datastore.register(
+        workspace,
+        "lab",
+        proxied(web.port, lambda answer: heard.append(answer.request_headers)).url,
+        options={"client_kwargs": {"headers": {"X-Project": "digits"}}},
+        credentials={"token": "env:LAB_TOKEN"},
+    )
+    take(store.path("a.txt").as_download())
+    assert heard
+    assert {(one.get("x-project"), one.get("authorization")) for one in heard} == {("digits", "Bearer right")}

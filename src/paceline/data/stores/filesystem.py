@@ -124,13 +124,15 @@ class Store:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S, sock_read=_READ_TIMEOUT_S)
             given = options.pop("client_kwargs", {})
-            options |= {"client_kwargs": {"timeout": timeout, **given}}
+            # Headers of its own: those of the record are not to get the token.
+            headers = dict(given.get("headers", {}))
+            options |= {"client_kwargs": {"timeout": timeout, **given, "headers": headers}}
             # fsspec's HTTP knows neither user nor token; aiohttp below it does.
             user, password = options.pop("username", None), options.pop("password", None)
             if password is not None:
                 options["client_kwargs"]["auth"] = aiohttp.BasicAuth(user or "", password)
             if token := options.pop("token", None):
-                options["client_kwargs"]["headers"] = {"Authorization": f"Bearer {token}"}
+                headers["Authorization"] = f"Bearer {token}"
         if self.kind == "sftp":
             from paceline.data.stores.sftp import open_sftp
 

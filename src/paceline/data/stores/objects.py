@@ -86,6 +86,8 @@ def _botocore_chain(store: Store, profile: str | None) -> tuple[Callable[[], dic
     def provide() -> dict[str, Any]:
         frozen = credentials.get_frozen_credentials()
         store.secrets.add("secret_access_key", frozen.secret_key)
+        if frozen.token:
+            store.secrets.add("token", frozen.token)
         # Credentials of a role expire; obstore asks again when they do. botocore keeps the time in a private name alone.
         expiry = getattr(credentials, "_expiry_time", None)
         return {

@@ -8,12 +8,14 @@ import json
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 _HELLO_S = 20.0
 _HELLO_BYTES = 1 << 16
+_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,11 @@ class Reception:
             try:
                 sock, _ = self._listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                # A connection that was broken off at once, or no descriptor left for the moment: others will come.
+                time.sleep(_AGAIN_S)
+                continue
             # A thread for each: one that connects and says nothing holds up nobody else.
             threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
 

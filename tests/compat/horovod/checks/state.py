@@ -130,3 +130,29 @@ def check_27_an_object_that_can_not_be_pickled_is_refused_on_every_rank(hvd):
         hvd.allgather_object(hvd.rank() or threading.Lock())
     assert isinstance(refused.value.__cause__, TypeError) == (hvd.rank() == 0)
     assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+
+
+class _UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text either")
+
+
+class _Unpicklable:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __reduce__(self):
+        raise self._error
+
+
+def check_27_whatever_the_text_of_that_error_is(hvd):
+    # Story: a lone surrogate, as in the name of a file that is not UTF-8, can't be encoded; and the other ranks waited.
+    for error, text in (
+        (OSError("no file 'w\udcff'"), r"rank 0: OSError: no file 'w\\udcff'"),
+        (_UnspeakableError(), "rank 0: _UnspeakableError"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            hvd.broadcast_object(None if hvd.rank() else _Unpicklable(error), 0)
+        with pytest.raises(ValueError, match=text):
+            hvd.allgather_object(hvd.rank() or _Unpicklable(error))
+    assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 
 import pytest
 
@@ -109,3 +110,29 @@ def test_the_last_lines_are_kept():
     output = Output(1)
     output.write(0, "stdout", b"".join(b"%d\n" % number for number in range(30)))
     assert output.last_lines(0) == tuple(str(number) for number in range(10, 30))
+
+
+def test_a_reader_that_is_slow_loses_nothing_where_the_output_may_not_block():
+    """Story: ssh and node set the terminal that they share so, and horovodrun ended with an error once it was full."""
+    readable, writable = os.pipe()
+    os.set_blocking(writable, False)
+    kept = os.dup(1)
+    os.dup2(writable, 1)
+    os.close(writable)
+    read: list[bytes] = []
+
+    def take():
+        while piece := os.read(readable, 4096):
+            read.append(piece)
+
+    reader = threading.Timer(0.2, take)  # by then the pipe is full
+    reader.start()
+    try:
+        output = Output(1)
+        output.write(0, "stdout", b"x" * 500_000 + b"\n")
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        reader.join()
+        os.close(readable)
+    assert b"".join(read) == b"[0]<stdout>:" + b"x" * 500_000 + b"\n"

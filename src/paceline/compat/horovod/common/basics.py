@@ -119,8 +119,7 @@ def cross_rank() -> int:
 
 def is_homogeneous() -> bool:
     """True if every machine has equally many ranks."""
-    running = engine()
-    return bool(running.local_size * running.cross_size == running.size)
+    return bool(engine().is_homogeneous)
 
 
 def mpi_threads_supported() -> bool:

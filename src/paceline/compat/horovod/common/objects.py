@@ -80,10 +80,18 @@ def _packed(obj: Any) -> tuple[np.ndarray[Any, Any], Exception | None]:
     try:
         data = _signed(_pickled(obj))
     except Exception as failed:
-        error, data = failed, f"{type(failed).__name__}: {failed}".encode()
+        error, data = failed, _text_of(failed).encode(errors="backslashreplace")
     # A copy: the bytes of an object can't be written to, and the root's are what is sent from.
     made: np.ndarray[Any, Any] = np.frombuffer(data, np.uint8).copy()
     return made, error
+
+
+def _text_of(failed: Exception) -> str:
+    # What fails may be the user's own class: an error in its text as well would leave the other ranks waiting.
+    try:
+        return f"{type(failed).__name__}: {failed}"
+    except Exception:
+        return type(failed).__name__
 
 
 def _pickled(obj: Any) -> bytes:

@@ -24,7 +24,7 @@ from paceline.compat.horovod.runner import start, wire
 from paceline.compat.horovod.runner.hosts import Slot, is_here
 from paceline.compat.horovod.runner.listener import RankListener
 from paceline.compat.horovod.runner.output import Output
-from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, variables, with_defaults
+from paceline.compat.horovod.runner.ranks import RankEnd, RankOutcome, named, threads, variables, with_defaults
 from paceline.compat.horovod.runner.start import SshStart, Started
 from paceline.system import processes
 
@@ -233,10 +233,10 @@ class RanksDriver:
         # the others know.
         master = (self._addresses()[0] if is_local else head.host, int(head.hello["port"]))
         given = {**job.environment, **(start.exported(job.mpi_args) if job.transport == "mpi" else {})}
-        for slot, place in zip(job.slots, self._ranks, strict=True):
+        for slot, place, count in zip(job.slots, self._ranks, threads(job.slots, self._ranks), strict=True):
             # Each over the one before: defaults, then what the user has set, then the variables of the rank.
             environment = start.for_host(given, slot.host)
-            environment = with_defaults(environment, slot, is_one_machine=self._is_here)
+            environment = with_defaults(environment, count, is_one_machine=self._is_here)
             environment |= variables(slot, len(job.slots), job.transport, master)
             assert place.connection is not None
             # A rank that is gone meanwhile is reported by the thread that reads its connection.

@@ -12,6 +12,7 @@ import queue
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -65,7 +66,11 @@ class RankListener:
             try:
                 connected, _ = listener.accept()
             except OSError:
-                return
+                if self._closed:
+                    return
+                # A connection that was broken off at once, or no descriptor left for the moment: others will come.
+                time.sleep(_TICK_S)
+                continue
             # A thread each: one that connects and says nothing does not keep the others waiting.
             threading.Thread(target=self._hear, args=(connected,), daemon=True).start()
 

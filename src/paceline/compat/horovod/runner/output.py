@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import sys
 import time
 from collections import deque
@@ -117,4 +118,8 @@ class Output:
         # Past Python's buffer: whole lines go out at once, and a reader that has gone is noticed here, not at exit.
         descriptor = 1 if stream == "stdout" else 2
         while data:
-            data = data[os.write(descriptor, data) :]
+            try:
+                data = data[os.write(descriptor, data) :]
+            except BlockingIOError:
+                # Whoever shares the terminal or pipe (ssh, node) may have set it not to block; it is full for now.
+                select.select((), (descriptor,), ())

@@ -59,7 +59,8 @@ def main(argv: list[str]) -> int:
         port = probe.getsockname()[1]
     try:
         connection = wire.connect([(host, int(at)) for host, at in told["addresses"]], key)
-        wire.send(connection, {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "port": port})
+        hello = {"rank": rank, "host": socket.gethostname(), "pid": os.getpid(), "port": port}
+        wire.send(connection, {**hello, "cores": sorted(processes.cores())})
         start = wire.receive(connection)
         if "argv" not in start:
             return 1  # the job ends before it has begun: another rank did not come up

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +55,17 @@ def variables(slot: Slot, size: int, transport: str, master: tuple[str, int]) ->
     }
 
 
-def with_defaults(environment: Mapping[str, str], slot: Slot, *, is_one_machine: bool) -> dict[str, str]:
+def threads(slots: Sequence[Slot], ranks: Sequence[RankEnd]) -> list[int]:
+    """How many threads each rank should compute with: the cores of its host, divided by the ranks there."""
+    cores: dict[str, set[int]] = {}
+    for slot, rank in zip(slots, ranks, strict=True):
+        # Together, for mpirun may have bound each rank of a host to cores of its own.
+        cores.setdefault(slot.host, set()).update(rank.hello["cores"])
+    return [max(1, len(cores[slot.host]) // slot.local_size) for slot in slots]
+
+
+def with_defaults(environment: Mapping[str, str], threads: int, *, is_one_machine: bool) -> dict[str, str]:
     """The environment with what holds unless the user says otherwise, the same as in a run of Paceline's."""
-    threads = max(1, (os.cpu_count() or 1) // slot.local_size)
     # The ranks write into pipes, where Python would hold lines back. The fault handler shows where a rank has crashed.
     found = {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     if is_one_machine:

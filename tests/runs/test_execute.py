@@ -1,0 +1,61 @@
+"""The asking program's side of a command beside a worker."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from paceline.runs.execute import Files
+from paceline.runs.folder import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = RunFolder(tmp_path / "digits_1_1")
+    folder.path.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("moment", ["before its own folder", "while it is looked for"])
+def test_a_command_begins_in_the_moment_in_which_another_ends(folder, monkeypatch, moment):
+    """Story: who ends removes the folder of all commands if it is empty, and who began found it gone."""
+    mkdir, races = os.mkdir, [folder.exec_requests]
+
+    def racing(path, *words, **named):
+        if races and moment == "while it is looked for":
+            # It is there when it is to be made, and gone a moment later.
+            races.pop()
+            mkdir(folder.exec_requests, 0o700)
+            try:
+                mkdir(path, *words, **named)
+            finally:
+                os.rmdir(folder.exec_requests)
+        if races and os.path.dirname(path) == str(folder.exec_requests):
+            os.rmdir(races.pop())
+        mkdir(path, *words, **named)
+
+    monkeypatch.setattr(os, "mkdir", racing)
+    files = Files(folder)
+    files.begin({"argv": ["true"]})
+    assert not races
+    (asked,) = folder.exec_requests.iterdir()
+    assert os.listdir(asked) == ["request.json"]
+    files.close()
+    assert not folder.exec_requests.exists()
+
+
+@pytest.mark.parametrize("gone", ["exec_requests", "path"])
+def test_a_command_that_begins_as_the_run_ends_is_over(folder, monkeypatch, gone):
+    rename = os.rename
+
+    def racing(*paths):
+        shutil.rmtree(getattr(folder, gone))
+        rename(*paths)
+
+    monkeypatch.setattr(os, "rename", racing)
+    files = Files(folder)
+    files.begin({"argv": ["true"]})
+    assert files.heard() == []
+    assert files.is_over

@@ -1,0 +1,33 @@
+"""The port on which the tasks of a placement group's nodes report."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+
+from paceline.targets.ray.listener import Reception
+
+
+def test_a_connection_that_can_not_be_taken_does_not_keep_the_next_one_out(monkeypatch):
+    """Story: the thread ended with the first error, such as a process without a descriptor left for a moment."""
+    failures = [errno.EMFILE, errno.ECONNABORTED]
+    accept = socket.socket.accept
+
+    def failing(listener):
+        if failures:
+            raise OSError(failures.pop(), "not now")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", failing)
+    taken = threading.Event()
+    reception = Reception(taken.set, "127.0.0.1")
+    try:
+        with socket.create_connection(("127.0.0.1", reception.port)) as task:
+            task.sendall(json.dumps({"rank": 2, "token": reception.token}).encode() + b"\n")
+            assert taken.wait(60)
+        assert list(reception.taken) == [2]
+    finally:
+        reception.close()
+    assert not failures
