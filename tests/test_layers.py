@@ -77,17 +77,17 @@ THIRD_PARTY = {
     "yaml": "environments compat cli",
     "dotenv": "cli",
     **dict.fromkeys(("fsspec", "s3fs", "obstore", "botocore", "paramiko", "aiohttp", "keyring"), "data"),
-    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives torch_mpi compat parallel"),
+    **dict.fromkeys(("torch", "numpy"), "data torch_private collectives torch_mpi compat parallel serving"),
     "mpi4py": "collectives torch_mpi compat",
     "pytest": "testing",
     "cloudpickle": "compat",
     "matplotlib": "parallel sweeps",
     "tensorflow": "data compat",
     **dict.fromkeys(("keras", "tf_keras"), "compat"),
-    "pandas": "data runs sweeps",
+    "pandas": "serving data runs sweeps",
     **dict.fromkeys(("optuna", "cmaes"), "sweeps"),
     "pyarrow": "data",
-    **dict.fromkeys(("starlette", "uvicorn", "inference_schema"), "serving"),
+    **dict.fromkeys(("starlette", "uvicorn", "inference_schema", "joblib", "onnxruntime"), "serving"),
 }
 
 

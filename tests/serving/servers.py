@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,6 +45,7 @@ class Server:
                 cwd=folder,
             )
         self._client: httpx.Client | None = None
+        self._lock = threading.Lock()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -59,9 +61,10 @@ class Server:
 
     @property
     def client(self) -> httpx.Client:
-        if self._client is None:
-            self._client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
-        return self._client
+        with self._lock:  # several threads may ask first
+            if self._client is None:
+                self._client = httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+            return self._client
 
     def score(self, body: Any = None, **options: Any) -> httpx.Response:
         """POST to /score. body: bytes or text as they are, else as JSON."""

@@ -30,8 +30,8 @@ class ServedModel:
     path: the folder with the files, or the one file.
     hashes: a file with a line for each of the model's files, as `sha256sum` writes it: the digest, two spaces, the path below
         `path`. The model is not loaded where a file differs, is missing, or is there beside them. None: nothing is compared.
-    framework: "scikit-learn", "onnx", "torchscript" or "torch.export", for a server without an entry script; None: by the
-        files' endings.
+    framework: "sklearn", "onnx", "torchscript", "torch-export" or "pytorch", for a server without an entry script; None: by
+        the files' endings.
     """
 
     name: str

@@ -6,7 +6,6 @@ import os
 import sys
 from typing import Any
 
-from paceline.errors import ServingError
 from paceline.serving.model.servable import Servable
 
 
@@ -29,4 +28,6 @@ def load(setup: dict[str, Any]) -> Servable:
         from paceline.serving.model.script import load_script
 
         return load_script(setup)
-    raise ServingError("a model without an entry_script can't be served yet. Write one with init() and run(data).")
+    from paceline.serving.model.builtin import load_builtin
+
+    return load_builtin(setup)

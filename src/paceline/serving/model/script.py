@@ -43,7 +43,17 @@ def load_script(setup: dict[str, Any]) -> Servable:
 
         module.init()
         return SdkScript(module, setup)
-    raise ServingError(f"{path}: there is no run(data), which is what a request is given to. Write one.")
+    if callable(getattr(module, "predict", None)):
+        from paceline.serving.model.typed import TypedScript
+
+        # A signature that can't be served is told before the model is loaded.
+        script = TypedScript(module, setup)
+        if has_init:
+            module.init()
+        return script
+    raise ServingError(
+        f"{path}: there is neither run(data), as the Azure SDK has it, nor predict(...) with type hints. Write one of them."
+    )
 
 
 def _imported(path: str) -> ModuleType:

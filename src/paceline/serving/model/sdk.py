@@ -13,19 +13,18 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 import time
-import traceback
-import urllib.parse
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 from paceline.errors import ServingError
 from paceline.serving.model import swagger
-from paceline.serving.model.aml_names import AMLRequest, AMLResponse, is_json_type, is_raw
-from paceline.serving.model.answers import FAILED_TEXT, InputError, OutputError, as_json, error
+from paceline.serving.model.aml_names import AMLRequest, is_json_type, is_raw
+from paceline.serving.model.answers import InputError, error
 from paceline.serving.model.headers import Headers
+from paceline.serving.model.queries import values_of
+from paceline.serving.model.results import answered, batched, failed
 from paceline.serving.model.signatures import parameters
 from paceline.serving.wire import INFER, Call, Reply
 
@@ -94,12 +93,12 @@ class SdkScript:
         is_get = call.head.get("method") == "GET"
         if not self._is_decorated:
             if is_get:
-                return {name: json.dumps(_query(call))}
+                return {name: json.dumps(values_of(call))}
             try:
                 return {name: str(call.body, "utf-8")}
             except UnicodeDecodeError as reason:
                 raise InputError(f"Input cannot be decoded as UTF-8: {reason}") from None
-        values = _query(call) if is_get else _object(call)
+        values = values_of(call) if is_get else _object(call)
         given = {}
         for each in self._parameters:
             value = values.get(each.name, each.default)
@@ -107,56 +106,6 @@ class SdkScript:
                 raise InputError(f"A value is not provided for the {each.name!r} parameter.")
             given[each.name] = value
         return given
-
-
-def answered(result: Any, before: float) -> Reply:
-    """What the script has returned, as an answer. before: when it was called."""
-    ran_us = int((time.perf_counter() - before) * 1e6)
-    if isinstance(result, AMLResponse):
-        return result.reply(ran_us)
-    if callable(getattr(result, "get_wsgi_response", None)):  # a script that brings Flask may answer with its Response
-        headers = [(name, value) for name, value in result.headers.items() if name.lower() != "content-length"]
-        return Reply(result.status_code, result.get_data(), headers, ran_us)
-    try:
-        return Reply(200, as_json(result), [], ran_us)
-    except OutputError as reason:
-        print(f"paceline: {reason}", file=sys.stderr, flush=True)
-        return error(500, str(reason), in_script=True)
-
-
-def failed() -> Reply:
-    """The answer after an exception of the script, which goes to the log."""
-    traceback.print_exc()
-    sys.stderr.flush()
-    return error(500, FAILED_TEXT, in_script=True)
-
-
-def batched(function: Any, items: list[Any], name: str) -> list[Reply]:
-    """Give the function all items at once; where that fails, each alone, so that one can't spoil the others' answers."""
-    if not items:
-        return []
-    before = time.perf_counter()
-    try:
-        results = list(function(items))
-        if len(results) != len(items):
-            raise ServingError(f"{name}() was given {len(items)} items and returned {len(results)} results.")
-    except Exception:
-        if len(items) == 1:
-            return [failed()]
-        return [reply for item in items for reply in batched(function, [item], name)]
-    return [answered(result, before) for result in results]
-
-
-def _query(call: Call) -> dict[str, Any]:
-    """The query's parameters, each as JSON where it is some; those that come again as a list."""
-    values: dict[str, list[Any]] = {}
-    for name, text in urllib.parse.parse_qsl(call.head.get("query", ""), keep_blank_values=True):
-        try:
-            value = json.loads(text)
-        except (ValueError, RecursionError):
-            value = text
-        values.setdefault(name, []).append(value)
-    return {name: found[0] if len(found) == 1 else found for name, found in values.items()}
 
 
 def _object(call: Call) -> dict[str, Any]:

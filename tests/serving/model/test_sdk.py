@@ -113,7 +113,7 @@ def test_other_methods_and_paths(echo):
     ("script", "said"),
     [
         ("def run(data): pass", "there is run() and no init()"),
-        ("def init(): pass", "no run(data)"),
+        ("def init(): pass", "neither run(data)"),
         ("def init(): pass\ndef run(): pass", "run() has no parameter"),
         ("def init(): pass\ndef run(*data): pass", "run() takes *data"),
         ("def init(): raise OSError('no such model')\ndef run(data): pass", "OSError: no such model ("),

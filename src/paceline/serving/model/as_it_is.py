@@ -1,0 +1,200 @@
+"""A model that is served as it is: rows at /score, tensors at /v2/models/NAME/infer.
+
+/score   {"data": [[...], ...]}, or the list alone; {"NAME": [...], ...} where the model has several inputs. "method" or
+         "outputs" names what is wanted. Answer: {"predict": [...]}, an output a key
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.serving.model import swagger, tensors
+from paceline.serving.model.answers import InputError, OutputError, as_json, error, parsed
+from paceline.serving.model.runners.base import Runner
+from paceline.serving.wire import INFER, Call, Reply
+
+_FAILED = "the model failed on this input. Check the logs for more info."
+
+
+class _Asked(NamedTuple):
+    """What a request is after. rows: of its inputs, where all have as many."""
+
+    inputs: dict[str, Any]
+    wanted: list[str]
+    rows: int
+    is_infer: bool
+    id: str | None
+
+
+class AsItIs:
+    wants_head = False
+
+    def __init__(self, runner: Runner, setup: dict[str, Any]) -> None:
+        self._runner = runner
+        self._model = setup["models"][0]
+        self._setup = setup
+        self.kind = runner.platform
+        self.is_batched = runner.batches and setup["max_batch"] > 1
+
+    def documents(self) -> dict[str, Any]:
+        def described(each: Any) -> dict[str, Any]:
+            return {"name": each.name, "datatype": each.datatype, "shape": list(each.shape or (-1,))}
+
+        title, version = self._setup["name"], self._model["version"]
+        names = [each.name for each in self._runner.inputs]
+        key = "data" if len(names) == 1 else None
+        rows = {"type": "array", "items": {}}
+        given = {"type": "object", "properties": dict.fromkeys([key] if key else names, rows)}
+        returned = {"type": "object", "properties": dict.fromkeys(self._runner.default, rows)}
+        document = swagger.openapi(title, version, given, returned)
+        return {
+            "metadata": {
+                "name": self._model["name"],
+                "versions": [version],
+                "platform": self._runner.platform,
+                "inputs": list(map(described, self._runner.inputs)),
+                "outputs": list(map(described, self._runner.outputs)),
+            },
+            "swagger2": swagger.swagger2(title, version, given, returned),
+            "swagger3": document,
+            "openapi": document,
+        }
+
+    def answer(self, calls: Sequence[Call]) -> list[Reply]:
+        replies: list[Reply | None] = []
+        groups: dict[Any, list[tuple[int, _Asked]]] = {}
+        for at, call in enumerate(calls):
+            replies.append(None)
+            try:
+                asked = self._infer(call) if call.operation == INFER else self._score(call)
+            except InputError as reason:
+                replies[at] = _refused(call.operation == INFER, reason.status, str(reason))
+                continue
+            groups.setdefault(self._kind(asked, at), []).append((at, asked))
+        for group in groups.values():
+            for (at, _), reply in zip(group, self._run([asked for _, asked in group]), strict=True):
+                replies[at] = reply
+        return [reply for reply in replies if reply is not None]
+
+    def _kind(self, asked: _Asked, at: int) -> Any:
+        """Requests of one kind are given to the model together: they differ in the number of rows alone."""
+        if not self.is_batched or asked.rows < 0:
+            return at
+        shapes = [(name, value.dtype.str, value.shape[1:]) for name, value in asked.inputs.items()]
+        return (tuple(shapes), tuple(asked.wanted))
+
+    def _run(self, group: list[_Asked]) -> list[Reply]:
+        before = time.perf_counter()
+        first = group[0]
+        try:
+            found = [self._runner.run(first.inputs, first.wanted)] if len(group) == 1 else self._together(group)
+        except InputError as reason:
+            if len(group) > 1:  # whoever's input it is, the others have their answers
+                return [reply for asked in group for reply in self._run([asked])]
+            return [_refused(first.is_infer, reason.status, str(reason))]
+        except Exception:
+            if len(group) > 1:
+                return [reply for asked in group for reply in self._run([asked])]
+            traceback.print_exc()
+            sys.stderr.flush()
+            return [_refused(first.is_infer, 500, _FAILED)]
+        ran_us = int((time.perf_counter() - before) * 1e6)
+        return [self._told(asked, outputs, ran_us) for asked, outputs in zip(group, found, strict=True)]
+
+    def _together(self, group: list[_Asked]) -> list[dict[str, Any]]:
+        """The outputs of each, from one call of the model with the rows of all."""
+        joined = {name: np.concatenate([asked.inputs[name] for asked in group]) for name in group[0].inputs}
+        outputs = self._runner.run(joined, group[0].wanted)
+        rows = sum(asked.rows for asked in group)
+        if any(getattr(value, "shape", (len(value),))[:1] != (rows,) for value in outputs.values()):
+            # Its first dimension is no row's: from now on it gets one request at a time.
+            self.is_batched = False
+            return [self._runner.run(asked.inputs, asked.wanted) for asked in group]
+        found, at = [], 0
+        for asked in group:
+            found.append({name: value[at : at + asked.rows] for name, value in outputs.items()})
+            at += asked.rows
+        return found
+
+    def _told(self, asked: _Asked, outputs: dict[str, Any], ran_us: int) -> Reply:
+        try:
+            if not asked.is_infer:
+                return Reply(200, as_json(outputs), [], ran_us)
+            answer = {
+                "model_name": self._model["name"],
+                "model_version": self._model["version"],
+                **({"id": asked.id} if asked.id is not None else {}),
+                "outputs": [tensors.tensor(name, value) for name, value in outputs.items()],
+            }
+            return Reply(200, as_json(answer), [], ran_us)
+        except (OutputError, InputError) as reason:
+            print(f"paceline: {reason}", file=sys.stderr, flush=True)
+            return _refused(asked.is_infer, 500, str(reason))
+
+    def _infer(self, call: Call) -> _Asked:
+        inputs, wanted, id_ = tensors.read_request(call.body, self._runner.inputs)
+        return _Asked(inputs, self._wanted(wanted), _rows(inputs), True, id_)
+
+    def _score(self, call: Call) -> _Asked:
+        if call.head.get("method") == "GET":
+            raise InputError("POST rows to this model.", 405)
+        value = parsed(call.body)
+        wanted = None
+        infos = self._runner.inputs
+        if isinstance(value, dict):
+            method, outputs = value.pop("method", None), value.pop("outputs", None)
+            wanted = [method] if method is not None else outputs
+            if wanted is not None and not (isinstance(wanted, list) and all(isinstance(each, str) for each in wanted)):
+                raise InputError("method should be a name, and outputs a list of names.")
+        if len(infos) == 1:
+            rows = value
+            if isinstance(value, dict):
+                names = [name for name in ("data", infos[0].name) if name in value]
+                if len(names) != 1 or len(value) != 1:
+                    raise InputError('the body should be {"data": [[...], ...]}, a list a row.')
+                rows = value[names[0]]
+            frame = getattr(self._runner, "frame", None)
+            if frame and isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows):
+                return _Asked({infos[0].name: frame(rows)}, self._wanted(wanted), -1, False, None)
+            given = {infos[0].name: tensors.from_lists(rows, infos[0])}
+        else:
+            if not isinstance(value, dict):
+                raise InputError(f"the body should be an object with {', '.join(each.name for each in infos)}.")
+            known = {each.name: each for each in infos}
+            for name in value:
+                if name not in known:
+                    raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(known)}.")
+            given = {name: tensors.from_lists(rows, known[name]) for name, rows in value.items()}
+        given = tensors.named(given, infos)
+        return _Asked(given, self._wanted(wanted), _rows(given), False, None)
+
+    def _wanted(self, names: list[str] | None) -> list[str]:
+        if names is None:
+            return self._runner.default
+        known = [each.name for each in self._runner.outputs]
+        for name in names:
+            if name not in known:
+                raise InputError(f"the model has no output {name[:100]!r}. It has {', '.join(known)}.")
+        return list(dict.fromkeys(names)) or self._runner.default
+
+
+def _rows(inputs: dict[str, Any]) -> int:
+    """The size of the first dimension, where all inputs have the same; else -1."""
+    sizes = {value.shape[0] if value.ndim else -1 for value in inputs.values()}
+    return sizes.pop() if len(sizes) == 1 else -1
+
+
+def _refused(is_infer: bool, status: int, message: str) -> Reply:
+    """An error in the words of the path: the inference protocol calls it "error"."""
+    if not is_infer:
+        return error(status, message)
+    return Reply(
+        status, json.dumps({"error": message, "message": message}).encode(), [("content-type", "application/json")]
+    )

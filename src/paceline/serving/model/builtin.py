@@ -1,0 +1,108 @@
+"""A model without an entry script: which file is it, and what reads it."""
+
+from __future__ import annotations
+
+import os
+import traceback
+import zipfile
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model.runners.base import Runner
+from paceline.serving.model.servable import Servable
+
+SKLEARN, ONNX, TORCHSCRIPT, EXPORTED = "sklearn", "onnx", "torchscript", "torch-export"
+#: What a configuration may say, and what it stands for.
+FRAMEWORKS = {
+    **{name: (name,) for name in (SKLEARN, ONNX, TORCHSCRIPT, EXPORTED)},
+    "scikit-learn": (SKLEARN,),
+    "pytorch": (TORCHSCRIPT, EXPORTED),
+}
+_ENDINGS = {
+    **dict.fromkeys((".joblib", ".pkl", ".pickle"), SKLEARN),
+    ".onnx": ONNX,
+    ".pt2": EXPORTED,
+    **dict.fromkeys((".pt", ".pth", ".ts", ".torchscript"), TORCHSCRIPT),
+}
+
+
+def load_builtin(setup: dict[str, Any]) -> Servable:
+    """The one model of the setup, served as it is.
+
+    Raises:
+        ServingError: there is no file of a kind that can be, or there are several, or it is none.
+    """
+    model = setup["models"][0]
+    path, kind = model_file(model["path"], model.get("framework"))
+    # One file of weights for all processes of this revision; a single process needs none.
+    shared = setup["shared"] if setup["workers"] > 1 else None
+    found = os.stat(path)
+    key = f"{found.st_ino:x}-{found.st_size:x}-{found.st_mtime_ns:x}"
+    if kind == TORCHSCRIPT:
+        _check_torchscript(path)
+    try:
+        runner = _runner(path, kind, shared, key)
+    except ServingError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise ServingError(f"{path} can't be loaded: {type(error).__name__}: {error}") from error
+    from paceline.serving.model.as_it_is import AsItIs
+
+    return AsItIs(runner, setup)
+
+
+def _runner(path: str, kind: str, shared: str | None, key: str) -> Runner:
+    if kind == SKLEARN:
+        from paceline.serving.model.runners.sklearn import SklearnRunner
+
+        return SklearnRunner(path)
+    if kind == ONNX:
+        from paceline.serving.model.runners.onnx import OnnxRunner
+
+        return OnnxRunner(path)
+    from paceline.serving.model.runners.torch import ExportedRunner, TorchScriptRunner
+
+    return (ExportedRunner if kind == EXPORTED else TorchScriptRunner)(path, shared, key)
+
+
+def model_file(path: str, framework: str | None) -> tuple[str, str]:
+    """The file that holds the model, and its kind.
+
+    path: the file, or a folder that has it somewhere below. framework: a key of `FRAMEWORKS`, where that is known.
+    """
+    if framework is not None and framework not in FRAMEWORKS:
+        raise ServingError(
+            f"framework={framework!r} can't be served without an entry script. That can be: {', '.join(FRAMEWORKS)}."
+        )
+    kinds = FRAMEWORKS[framework] if framework else tuple(dict.fromkeys(_ENDINGS.values()))
+    names = (
+        [path]
+        if os.path.isfile(path)
+        else sorted(os.path.join(base, name) for base, _, files in os.walk(path) for name in files)
+    )
+    found = [
+        (name, kind)
+        for name in names
+        if (kind := _ENDINGS.get(os.path.splitext(name)[1].lower(), "")) in kinds and kind
+    ]
+    if len(found) != 1:
+        what = f"{len(found)} files" if found else "no file"
+        which = f": {', '.join(os.path.relpath(name, path) for name, _ in found[:5])}" if found else ""
+        raise ServingError(
+            f"{path!r} has {what} of a kind that is served without an entry script{which}. Such are {', '.join(_ENDINGS)}. Keep "
+            "one, or write an entry script."
+        )
+    return found[0]
+
+
+def _check_torchscript(path: str) -> None:
+    """torch.save and torch.jit.save write files of the same endings."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            if any("/code/" in name for name in archive.namelist()):
+                return
+    raise ServingError(
+        f"{path} is no TorchScript: it holds weights or pickled objects, as torch.save writes them. Serve it with an entry "
+        "script that makes the model, or save it by torch.jit.script(model).save(...) or torch.export.save(...)."
+    )

@@ -1,0 +1,392 @@
+"""Type hints made into checks of JSON values, and into JSON Schema.
+
+float int str bool None Any         as in JSON; a float takes whole numbers too, an int no fractions
+list tuple set dict, X | Y          and what they hold
+Literal, Enum                       one of the values
+dataclass, TypedDict, NamedTuple    an object: no other keys, none missing that has no default
+bytes                               a text in base64
+datetime, date                      a text as in ISO 8601
+numpy.ndarray, NDArray[float32]     nested lists of numbers; Annotated[NDArray[float32], (None, 64)] says the shape
+torch.Tensor                        the same; of float32 where a number has a fraction, else of int64
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import collections.abc
+import dataclasses
+import datetime as dt
+import enum
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from paceline.errors import ServingError
+from paceline.serving.model.answers import InputError
+
+Read = Callable[[Any, str], Any]
+
+_LISTS = (list, set, frozenset, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Set)
+_DICTS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+#: Types whose values a schema describes and a value shows.
+_PLAIN = {
+    str: ("a text", {"type": "string"}),
+    bool: ("true or false", {"type": "boolean"}),
+    type(None): ("null", {"type": "null"}),
+}
+
+
+class Hint(NamedTuple):
+    """read: the value that a JSON value stands for; raises InputError, which names the place. schema: JSON Schema."""
+
+    read: Read
+    schema: dict[str, Any]
+    title: str
+
+
+class Hints:
+    """The hints of one function. schemas: those of named types, which others refer to."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, Any] = {}
+        self._known: dict[Any, Hint] = {}
+
+    def of(self, hint: Any) -> Hint:
+        """What a hint says.
+
+        Raises:
+            ServingError: it says nothing that a JSON value could be held against.
+        """
+        if hint in (Any, object, inspect.Parameter.empty):
+            return Hint(lambda value, where: value, {}, "anything")
+        if hint is None:
+            hint = type(None)
+        if isinstance(hint, type) and hint in _PLAIN:
+            return _plain(hint)
+        if hint is float:
+            return Hint(_float, {"type": "number"}, "a number")
+        if hint is int:
+            return Hint(_int, {"type": "integer"}, "a whole number")
+        if hint is bytes:
+            return Hint(_bytes, {"type": "string", "contentEncoding": "base64"}, "a text in base64")
+        if hint in (dt.datetime, dt.date):
+            return _time(hint)
+        origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+        if origin is typing.Annotated:
+            shape = next((each for each in arguments[1:] if isinstance(each, tuple)), None)
+            return _array(arguments[0], shape) if _is_array(arguments[0]) else self.of(arguments[0])
+        if _is_array(hint):
+            return _array(hint, None)
+        if origin in (typing.Union, types.UnionType):
+            return _union([self.of(each) for each in arguments])
+        if origin is typing.Literal:
+            return _one_of(list(arguments), list(arguments))
+        if isinstance(hint, type) and issubclass(hint, enum.Enum):
+            return _one_of([each.value for each in hint], list(hint))
+        return self._container(hint, origin or hint, arguments)
+
+    def _container(self, hint: Any, kind: Any, arguments: tuple[Any, ...]) -> Hint:
+        if kind is tuple and arguments and arguments[-1] is not Ellipsis:
+            return _tuple([self.of(each) for each in arguments])
+        if kind in (*_LISTS, tuple):
+            made: Any = kind if kind in (tuple, set, frozenset) else list
+            return _list(self.of(arguments[0]) if arguments else self.of(Any), made)
+        if kind in _DICTS:
+            key, value = arguments or (str, Any)
+            if key is not str:
+                raise ServingError(f"the type hint {_name(hint)}: keys of JSON are texts. Write dict[str, ...].")
+            return _dict(self.of(value))
+        if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind) or hasattr(kind, "_fields"):
+            return self._object(kind)
+        raise ServingError(
+            f"the type hint {_name(hint)} can't be checked against JSON. Take numbers, texts, lists, dicts, Literal, "
+            "dataclasses, TypedDict, numpy arrays, or Any for a value that the function checks itself."
+        )
+
+    def _object(self, kind: Any) -> Hint:
+        """A class with named fields. It may hold itself, so it is known before its fields are looked at."""
+        if kind in self._known:
+            return self._known[kind]
+        name = kind.__name__
+        if name in self.schemas:
+            raise ServingError(f"two types are named {name!r}. Give one of them another name.")
+        self.schemas[name] = {}
+        readers: dict[str, Read] = {}
+        needed: set[str] = set()
+
+        def read(value: Any, where: str) -> Any:
+            fields = read_fields(value, where, readers, needed)
+            try:
+                return kind(**fields)
+            except ValueError as reason:  # of a check of the class's own
+                raise InputError(f"{where or 'the body'}: {reason}") from None
+
+        self._known[kind] = Hint(read, {"$ref": f"#/components/schemas/{name}"}, f"an object ({name})")
+        found = {each: self.of(hint) for each, hint in _field_hints(kind).items()}
+        readers |= {each: hint.read for each, hint in found.items()}
+        needed |= _needed(kind)
+        self.schemas[name] = object_schema(found, needed)
+        return self._known[kind]
+
+
+def object_schema(fields: dict[str, Hint], needed: set[str]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: hint.schema for name, hint in fields.items()},
+        "required": [name for name in fields if name in needed],
+        "additionalProperties": False,
+    }
+
+
+def read_fields(value: Any, where: str, fields: dict[str, Read], needed: set[str]) -> dict[str, Any]:
+    """The values of an object's fields.
+
+    Raises:
+        InputError: it is no object, a key is unknown or missing, or a value is wrong.
+    """
+    at = f"{where}." if where else ""
+    if not isinstance(value, dict):
+        raise InputError(f"{where or 'the body'} should be an object, not {shown(value)}.")
+    for name in value:
+        if name not in fields:
+            raise InputError(f"{at}{name[:100]}: there is no such field. There are {', '.join(fields)}.")
+    for name in fields:
+        if name in needed and name not in value:
+            raise InputError(f"{at}{name} is missing.")
+    return {name: fields[name](each, f"{at}{name}") for name, each in value.items()}
+
+
+def shown(value: Any) -> str:
+    """A value for a message: short, and in the words of JSON."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = {None: "null", True: "true", False: "false"}.get(value) if value is None or isinstance(value, bool) else None
+    text = text or repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _wrong(value: Any, where: str, wanted: str) -> InputError:
+    return InputError(f"{where} should be {wanted}, not {shown(value)}.")
+
+
+def _plain(kind: Any) -> Hint:
+    title, schema = _PLAIN[kind]
+
+    def read(value: Any, where: str) -> Any:
+        if type(value) is not kind:
+            raise _wrong(value, where, title)
+        return value
+
+    return Hint(read, schema, title)
+
+
+def _float(value: Any, where: str) -> float:
+    if type(value) is float:
+        if math.isfinite(value):
+            return value
+        raise InputError(f"{where} is too large for a number.")
+    if type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise InputError(f"{where} is too large for a number.") from None
+    raise _wrong(value, where, "a number")
+
+
+def _int(value: Any, where: str) -> int:
+    if type(value) is int:
+        return value
+    if type(value) is float and value.is_integer():
+        return int(value)
+    raise _wrong(value, where, "a whole number")
+
+
+def _bytes(value: Any, where: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        raise _wrong(value, where, "a text in base64") from None
+
+
+def _time(kind: Any) -> Hint:
+    title = "a time as 2026-01-31T12:00:00" if kind is dt.datetime else "a date as 2026-01-31"
+
+    def read(value: Any, where: str) -> Any:
+        try:
+            # "Z" is understood from Python 3.11 on.
+            return kind.fromisoformat(value.replace("Z", "+00:00") if kind is dt.datetime else value)
+        except (AttributeError, TypeError, ValueError):
+            raise _wrong(value, where, title) from None
+
+    return Hint(read, {"type": "string", "format": "date-time" if kind is dt.datetime else "date"}, title)
+
+
+def _list(each: Hint, kind: Any) -> Hint:
+    read_one = each.read
+
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list):
+            raise _wrong(value, where, "a list")
+        # The common case first: names of places are made where something is wrong.
+        if read_one is _float and set(map(type, value)) <= {float, int} and all(map(math.isfinite, value)):
+            return kind(map(float, value))
+        found = [read_one(item, f"{where}[{at}]") for at, item in enumerate(value)]
+        try:
+            return found if kind is list else kind(found)
+        except TypeError:
+            raise InputError(f"{where} has an item that a set can't hold.") from None
+
+    unique = {"uniqueItems": True} if kind in (set, frozenset) else {}
+    return Hint(read, {"type": "array", "items": each.schema, **unique}, "a list")
+
+
+def _tuple(items: list[Hint]) -> Hint:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, list) or len(value) != len(items):
+            raise _wrong(value, where, f"a list of {len(items)}")
+        return tuple(
+            hint.read(item, f"{where}[{at}]") for at, (hint, item) in enumerate(zip(items, value, strict=True))
+        )
+
+    schema = {"prefixItems": [hint.schema for hint in items], "minItems": len(items), "maxItems": len(items)}
+    return Hint(read, {"type": "array", **schema}, f"a list of {len(items)}")
+
+
+def _dict(each: Hint) -> Hint:
+    def read(value: Any, where: str) -> Any:
+        if not isinstance(value, dict):
+            raise _wrong(value, where, "an object")
+        return {name: each.read(item, f"{where}[{name[:100]!r}]") for name, item in value.items()}
+
+    return Hint(read, {"type": "object", "additionalProperties": each.schema}, "an object")
+
+
+def _union(parts: list[Hint]) -> Hint:
+    title = " or ".join(dict.fromkeys(hint.title for hint in parts))
+    # A whole number is one, also where a float would take it.
+    order = sorted(parts, key=lambda hint: hint.read is _float)
+
+    def read(value: Any, where: str) -> Any:
+        reasons = []
+        for hint in order:
+            try:
+                return hint.read(value, where)
+            except InputError as reason:
+                reasons.append(reason)
+        # Where the one part besides null has something to say of the value's inside, that is the reason.
+        inside = [reason for reason in reasons if not str(reason).startswith(f"{where} should be")]
+        raise inside[0] if len(inside) == 1 else _wrong(value, where, title)
+
+    return Hint(read, {"anyOf": [hint.schema for hint in parts]}, title)
+
+
+def _one_of(values: list[Any], meant: list[Any]) -> Hint:
+    title = f"one of {', '.join(map(shown, values))}"
+
+    def read(value: Any, where: str) -> Any:
+        for each, stands_for in zip(values, meant, strict=True):
+            # 1 == True, and yet one is not the other.
+            if type(value) is type(each) and value == each:
+                return stands_for
+        raise _wrong(value, where, title)
+
+    return Hint(read, {"enum": values}, title)
+
+
+def _is_array(hint: Any) -> bool:
+    kind = typing.get_origin(hint) or hint
+    return isinstance(kind, type) and (kind.__module__.partition(".")[0], kind.__name__) in (
+        ("numpy", "ndarray"),
+        ("torch", "Tensor"),
+    )
+
+
+def _array(hint: Any, shape: tuple[Any, ...] | None) -> Hint:
+    """numpy's arrays and torch's tensors. shape: sizes, None for any."""
+    is_tensor = (typing.get_origin(hint) or hint).__name__ == "Tensor"
+    dtype = None
+    if len(arguments := typing.get_args(hint)) == 2 and (inner := typing.get_args(arguments[1])):
+        # numpy's scalar types; its abstract ones, such as `number`, say nothing that an array could be made of.
+        dtype = inner[0] if isinstance(inner[0], type) and not inspect.isabstract(inner[0]) else None
+    title = "a list of numbers" if shape is None else f"numbers of shape {_shape(shape)}"
+
+    def read(value: Any, where: str) -> Any:
+        import numpy as np
+
+        if not isinstance(value, list):
+            raise _wrong(value, where, title)
+        try:
+            found = np.array(value)
+        except ValueError:
+            raise InputError(f"{where}: its lists differ in length.") from None
+        if found.dtype.kind not in "biuf":
+            raise InputError(f"{where} should hold numbers alone.")
+        if not np.isfinite(found).all():
+            raise InputError(f"{where} has a number that is too large.")
+        if shape is not None and (
+            len(found.shape) != len(shape)
+            or any(w is not None and w != g for w, g in zip(shape, found.shape, strict=True))
+        ):
+            raise InputError(f"{where} should be {title}, not {_shape(found.shape)}.")
+        if is_tensor:
+            import torch
+
+            return torch.from_numpy(found.astype(np.float32 if found.dtype.kind == "f" else found.dtype))
+        if dtype is None:
+            return found
+        try:
+            made: Any = found.astype(dtype)
+        except TypeError:
+            return found
+        if np.dtype(dtype).kind in "iub" and not (made == found).all():
+            raise InputError(f"{where} should hold values of {np.dtype(dtype).name} alone.")
+        return made
+
+    schema: dict[str, Any] = {"type": "number"}
+    if shape is None:
+        return Hint(read, {"type": "array", "items": {}}, title)
+    for size in reversed(shape):
+        schema = {"type": "array", "items": schema, **({} if size is None else {"minItems": size, "maxItems": size})}
+    return Hint(read, schema, title)
+
+
+def _shape(shape: Any) -> str:
+    return " x ".join("any" if size is None else str(size) for size in shape) or "one number"
+
+
+def _field_hints(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if dataclasses.is_dataclass(kind):
+        return {each.name: hints[each.name] for each in dataclasses.fields(kind) if each.init}
+    if typing.is_typeddict(kind):
+        return {name: _bare(hint) for name, hint in hints.items()}
+    return {name: hints.get(name, Any) for name in kind._fields}
+
+
+def _bare(hint: Any) -> Any:
+    """Without Required and NotRequired, which are in typing from Python 3.11 on."""
+    name = getattr(typing.get_origin(hint), "_name", None)
+    return typing.get_args(hint)[0] if name in ("Required", "NotRequired", "ReadOnly") else hint
+
+
+def _needed(kind: Any) -> set[str]:
+    if dataclasses.is_dataclass(kind):
+        missing = dataclasses.MISSING
+        return {
+            each.name
+            for each in dataclasses.fields(kind)
+            if each.init and each.default is missing and each.default_factory is missing
+        }
+    if typing.is_typeddict(kind):
+        return set(kind.__required_keys__)
+    return set(kind._fields) - set(kind._field_defaults)
+
+
+def _name(hint: Any) -> str:
+    return getattr(hint, "__name__", None) or str(hint)

@@ -1,0 +1,1 @@
+"""Models that are served as they are, one module for each framework."""

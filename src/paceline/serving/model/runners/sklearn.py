@@ -1,0 +1,86 @@
+"""Estimators of scikit-learn, kept by joblib or pickle."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model.answers import InputError
+from paceline.serving.model.runners.base import TensorInfo, blamed
+
+_METHODS = ("predict", "predict_proba", "decision_function", "transform")
+
+
+class SklearnRunner:
+    platform = "sklearn"
+    batches = True
+
+    def __init__(self, path: str) -> None:
+        import joblib
+
+        # It is said, for whoever wrote the file may have anything run here.
+        print(f"paceline: loading {path} runs what is in it, for it is a pickle.", file=sys.stderr, flush=True)
+        with warnings.catch_warnings():
+            # Of a compressed file nothing can be mapped, which joblib warns of.
+            warnings.filterwarnings("ignore", message="mmap_mode")
+            # Arrays are mapped from the file: all processes of this machine have them once, until one writes to them.
+            self._model = joblib.load(path, mmap_mode="c")
+        found = [name for name in _METHODS if callable(getattr(self._model, name, None))]
+        if not found:
+            raise ServingError(
+                f"{path} holds a {type(self._model).__name__}, which has none of {', '.join(_METHODS)}. Serve it with an entry "
+                "script."
+            )
+        self.default = found[:1]
+        columns = getattr(self._model, "n_features_in_", -1)
+        self.inputs = [TensorInfo("input", "FP64", (-1, int(columns)))]
+        self.outputs = [TensorInfo(name, "FP64", None) for name in found]
+        self._names = self._columns()
+
+    def _columns(self) -> list[str] | None:
+        """The names of the columns that it was fitted with, where it can be given some."""
+        names = getattr(self._model, "feature_names_in_", None)
+        if names is None:
+            return None
+        try:
+            import pandas  # noqa: F401 - only looked for
+        except ImportError:
+            return None
+        return [str(name) for name in names]
+
+    def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+        (rows,) = inputs.values()
+        if self._names is not None and getattr(rows, "ndim", 0) == 2:
+            import pandas
+
+            rows = pandas.DataFrame(rows, columns=self._names)
+        try:
+            return {name: getattr(self._model, name)(rows) for name in wanted}
+        except (ValueError, TypeError, KeyError) as reason:
+            text = blamed(reason)
+            if text is None:
+                raise
+            raise InputError(f"the model can't take this input: {text}") from None
+
+    def frame(self, rows: list[dict[str, Any]]) -> Any:
+        """Rows with names as what the model takes: a DataFrame.
+
+        Raises:
+            InputError: the model was fitted without names, or pandas is not there, or a name is missing or unknown.
+        """
+        if self._names is None:
+            raise InputError(
+                "the model was fitted without names, or pandas is not in its environment. Send lists of numbers."
+            )
+        import pandas
+
+        for at, row in enumerate(rows):
+            for name in row:
+                if name not in self._names:
+                    raise InputError(f"data[{at}] has {name[:100]!r}, which is none of {', '.join(self._names)}.")
+            if missing := [name for name in self._names if name not in row]:
+                raise InputError(f"data[{at}] lacks {missing[0]!r}.")
+        return pandas.DataFrame(rows, columns=self._names)

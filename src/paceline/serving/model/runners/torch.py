@@ -1,0 +1,121 @@
+"""TorchScript and torch.export programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.errors import ServingError
+from paceline.serving.model.answers import InputError
+from paceline.serving.model.runners.base import TensorInfo, blamed
+from paceline.serving.model.runners.shared_weights import share
+
+_DATATYPES = {
+    **{"torch.float32": "FP32", "torch.float64": "FP64", "torch.float16": "FP16", "torch.bool": "BOOL"},
+    **{f"torch.int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
+    "torch.uint8": "UINT8",
+}
+
+
+class _TorchRunner:
+    platform = ""
+    batches = True
+
+    def __init__(self, module: Any, inputs: list[TensorInfo], shared: str | None, key: str) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = "cuda" if torch.cuda.is_available() else "cpu"
+        if self._device != "cpu":
+            module = module.to(self._device)
+        elif shared is not None:
+            share(module, shared, key)
+        self._module = module
+        self.inputs = inputs
+        self.outputs = [TensorInfo("output", "FP32", None)]
+        self.default = ["output"]
+        # This is the thread that runs the model, and the number holds for it alone.
+        torch.set_num_threads(max(1, torch.get_num_threads()))
+
+    def run(self, inputs: Mapping[str, Any], wanted: Sequence[str]) -> dict[str, Any]:
+        torch = self._torch
+        given = [torch.from_numpy(inputs[each.name]).to(self._device) for each in self.inputs]
+        try:
+            with torch.inference_mode():
+                found = self._module(*given)
+        except (RuntimeError, TypeError, ValueError, AssertionError) as reason:
+            text = _said(reason)
+            if text is None:
+                raise
+            raise InputError(f"the model can't take this input: {text}") from None
+        return self._named(found, wanted)
+
+    def _named(self, found: Any, wanted: Sequence[str]) -> dict[str, Any]:
+        """Names for what came out: those of a dict, else output, or output_0 and so on."""
+        if isinstance(found, dict):
+            named = found
+        elif isinstance(found, (list, tuple)):
+            named = {f"output_{at}": each for at, each in enumerate(found)} if len(found) > 1 else {"output": found[0]}
+        else:
+            named = {"output": found}
+        arrays = {
+            name: value.cpu().numpy() if isinstance(value, self._torch.Tensor) else value
+            for name, value in named.items()
+        }
+        if list(wanted) == self.default and set(arrays) != set(self.default):
+            # Only now is it known what comes out.
+            self.outputs = [TensorInfo(name, "FP32", None) for name in arrays]
+            self.default = list(arrays)
+            return arrays
+        for name in wanted:
+            if name not in arrays:
+                raise InputError(f"the model has no output {name!r}. It has {', '.join(arrays)}.")
+        return {name: arrays[name] for name in wanted}
+
+
+class TorchScriptRunner(_TorchRunner):
+    platform = "pytorch_torchscript"
+
+    def __init__(self, path: str, shared: str | None, key: str) -> None:
+        import warnings
+
+        import torch
+
+        with warnings.catch_warnings():
+            # Newer releases call TorchScript deprecated each time one is loaded.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            load: Any = torch.jit.load
+            module = load(path, map_location="cpu").eval()
+        names = [each.name for each in module.forward.schema.arguments[1:] if not each.has_default_value()]
+        if not names:
+            raise ServingError(f"{path}: its forward() takes nothing. Serve it with an entry script.")
+        super().__init__(module, [TensorInfo(name, "FP32", None) for name in names], shared, key)
+
+
+class ExportedRunner(_TorchRunner):
+    platform = "pytorch_export"
+
+    def __init__(self, path: str, shared: str | None, key: str) -> None:
+        import torch
+
+        program = torch.export.load(path)
+        placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+        inputs = []
+        for name in program.graph_signature.user_inputs:
+            value = placeholders[name].meta.get("val") if isinstance(name, str) else None
+            if not isinstance(value, torch.Tensor):
+                raise ServingError(f"{path}: its input {name!r} is no tensor. Serve it with an entry script.")
+            shape = tuple(size if isinstance(size, int) else -1 for size in value.shape)
+            inputs.append(TensorInfo(str(name), _DATATYPES.get(str(value.dtype), "FP32"), shape))
+        if not inputs:
+            raise ServingError(f"{path}: it takes nothing. Serve it with an entry script.")
+        self.batches = all((each.shape or ())[:1] == (-1,) for each in inputs)
+        super().__init__(program.module(), inputs, shared, key)
+
+
+def _said(reason: Exception) -> str | None:
+    """What went wrong: of TorchScript, the last line, for the first ones show where in the program it was."""
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    if len(lines) > 1 and "TorchScript" in str(reason):
+        return blamed(type(reason)(lines[-1]))
+    return blamed(reason)

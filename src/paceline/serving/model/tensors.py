@@ -1,0 +1,138 @@
+"""Tensors of the Open Inference Protocol, version 2, in JSON (https://github.com/kserve/open-inference-protocol)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.serving.model.answers import InputError, parsed
+from paceline.serving.model.runners.base import TensorInfo
+
+if TYPE_CHECKING:
+    from paceline.serving.model.runners.base import Array
+
+DTYPES = {
+    **{"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"},
+    **{f"{sign}INT{bits}": f"{sign.lower()}int{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64)},
+}
+_DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
+
+
+def read_request(body: bytes, inputs: list[TensorInfo]) -> tuple[dict[str, Array], list[str] | None, str | None]:
+    """(inputs, names of the outputs that are wanted or None for all, the request's id) of a request's body.
+
+    Raises:
+        InputError: it is no request of the protocol, or names what the model does not take.
+    """
+    value = parsed(body)
+    given = value.get("inputs") if isinstance(value, dict) else None
+    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+        raise InputError('the body should be {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
+    found: dict[str, Array] = {}
+    for each in given:
+        name = each.get("name")
+        if not isinstance(name, str) or name in found:
+            raise InputError(f"an input's name should be a text of its own, not {str(name)[:100]!r}.")
+        found[name] = _tensor(each, f"input {name[:100]!r}")
+    wanted = value.get("outputs")
+    if wanted is not None and not (
+        isinstance(wanted, list)
+        and all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in wanted)
+    ):
+        raise InputError('outputs should be [{"name": ...}, ...].')
+    id_ = value.get("id")
+    names = [each["name"] for each in wanted] if wanted else None
+    return named(found, inputs), names, id_ if isinstance(id_, str) else None
+
+
+def named(found: dict[str, Array], inputs: list[TensorInfo]) -> dict[str, Array]:
+    """The tensors under the model's own names; one alone may come under any name.
+
+    Raises:
+        InputError: one is missing, unknown, or of another shape.
+    """
+    names = [each.name for each in inputs]
+    if len(found) == 1 == len(names):
+        found = {names[0]: next(iter(found.values()))}
+    for name in found:
+        if name not in names:
+            raise InputError(f"the model has no input {name[:100]!r}. It has {', '.join(names)}.")
+    for info in inputs:
+        if info.name not in found:
+            raise InputError(f"the input {info.name!r} is missing.")
+        shape = found[info.name].shape
+        if info.shape is not None and (
+            len(shape) != len(info.shape)
+            or any(want not in (-1, got) for want, got in zip(info.shape, shape, strict=True))
+        ):
+            raise InputError(f"the input {info.name!r} should be of shape {list(info.shape)}, not {list(shape)}.")
+    return found
+
+
+def from_lists(value: Any, info: TensorInfo) -> Array:
+    """Nested lists of JSON as the tensor that the model takes.
+
+    Raises:
+        InputError: they differ in length, or hold what no such tensor holds.
+    """
+    where = f"the input {info.name!r}"
+    if not isinstance(value, list):
+        raise InputError(f"{where} should be a list of rows.")
+    try:
+        found = np.array(value)
+    except ValueError:
+        raise InputError(f"{where}: its lists differ in length.") from None
+    if info.datatype == "BYTES":
+        return found.astype(object)
+    if found.dtype.kind not in "biuf" or not np.isfinite(found).all():
+        raise InputError(f"{where} should hold numbers alone, none of them too large.")
+    return found.astype(DTYPES.get(info.datatype, "float32"))
+
+
+def tensor(name: str, value: Any) -> dict[str, Any]:
+    """An output in the words of the protocol.
+
+    Raises:
+        InputError: it is no tensor.
+    """
+    found = np.asarray(value)
+    if found.dtype.kind in "US":
+        return {"name": name, "shape": list(found.shape), "datatype": "BYTES", "data": found.reshape(-1).tolist()}
+    if found.dtype.kind == "O":
+        texts = [each if isinstance(each, str) else None for each in found.reshape(-1)]
+        if None in texts:
+            raise InputError(f"the output {name!r} is no tensor; ask /score for it.")
+        return {"name": name, "shape": list(found.shape), "datatype": "BYTES", "data": texts}
+    datatype = _DATATYPES.get(found.dtype.name, "FP64")
+    return {"name": name, "shape": list(found.shape), "datatype": datatype, "data": found.reshape(-1).tolist()}
+
+
+def _tensor(each: dict[str, Any], where: str) -> Array:
+    shape, datatype, data = each.get("shape"), each.get("datatype"), each.get("data")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InputError(f"{where}: shape should be a list of sizes.")
+    if datatype not in DTYPES and datatype != "BYTES":
+        raise InputError(f"{where}: datatype {str(datatype)[:50]!r} is none of {', '.join(DTYPES)}, BYTES.")
+    if not isinstance(data, list):
+        raise InputError(f"{where}: data should be a list. Tensors in binary are not taken.")
+    try:
+        found = np.array(data)
+    except ValueError:
+        raise InputError(f"{where}: its lists differ in length.") from None
+    if found.size != math.prod(shape):
+        raise InputError(f"{where}: shape {shape} has {math.prod(shape)} values, and data has {found.size}.")
+    found = found.reshape(shape)
+    if datatype == "BYTES":
+        if found.size and found.dtype.kind != "U":
+            raise InputError(f"{where}: data of BYTES should be texts.")
+        return found.astype(object)
+    if found.size and found.dtype.kind not in "biuf":
+        raise InputError(f"{where}: data should be numbers.")
+    dtype = np.dtype(DTYPES[datatype])
+    with np.errstate(over="ignore"):
+        made = found.astype(dtype)
+    if (dtype.kind in "iub" and not (made == found).all()) or (dtype.kind == "f" and not np.isfinite(made).all()):
+        raise InputError(f"{where}: data has values that {datatype} does not hold.")
+    return made

@@ -1,0 +1,248 @@
+"""Models without an entry script, each at a real server."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tests.late import late
+from tests.serving.servers import refusal, serving
+
+np = late("numpy")
+torch = late("torch")
+
+MODEL = {"name": "digits", "version": "3", "path": "model"}
+
+
+def tensor(data, shape, datatype="FP32", name="x"):
+    return {"name": name, "shape": shape, "datatype": datatype, "data": data}
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    """A classifier of texts over two numbers, kept by joblib."""
+    import joblib
+    from sklearn.linear_model import LogisticRegression
+
+    folder = tmp_path_factory.mktemp("sklearn")
+    (folder / "model").mkdir()
+    made = LogisticRegression().fit([[0.0, 0.0], [1.0, 1.0]], ["no", "yes"])
+    joblib.dump(made, folder / "model" / "model.joblib")
+    with serving(folder, models=[MODEL], max_batch=8) as server:
+        yield server
+
+
+def test_rows_are_answered_by_name_of_the_output(classifier):
+    assert classifier.score({"data": [[0, 0], [1, 1]]}).json() == {"predict": ["no", "yes"]}
+    assert classifier.score([[1, 1]]).json() == {"predict": ["yes"]}
+    found = classifier.score({"data": [[1, 1]], "method": "predict_proba"}).json()
+    assert list(found) == ["predict_proba"]
+    assert sum(found["predict_proba"][0]) == pytest.approx(1)
+    assert list(classifier.score({"data": [[1, 1]], "outputs": ["predict", "decision_function"]}).json()) == [
+        "predict",
+        "decision_function",
+    ]
+
+
+def test_it_is_said_that_a_pickle_was_loaded(classifier):
+    assert "runs what is in it, for it is a pickle" in classifier.log
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("[[1, 2, 3]]", "should be of shape [-1, 2], not [1, 3]."),
+        ("[1, 2]", "should be of shape [-1, 2], not [2]."),
+        ("[[1], [1, 2]]", "its lists differ in length."),
+        ('[["a", "b"]]', "should hold numbers alone"),
+        ("[[NaN, 1]]", "NaN is no number of JSON"),
+        ("[[1e999, 1]]", "none of them too large"),
+        ("3", "should be a list of rows"),
+        ("{}", 'the body should be {"data"'),
+        ('{"data": [[1, 1]], "method": "fit"}', "the model has no output 'fit'. It has predict, predict_proba"),
+        ('[{"a": 1}]', "fitted without names"),
+    ],
+    ids=range(10),
+)
+def test_what_the_model_can_t_take_is_refused(classifier, body, said):
+    answer = classifier.score(body)
+    assert (answer.status_code, said in answer.json()["message"]) == (400, True), answer.text
+
+
+def test_the_inference_protocol(classifier):
+    get = classifier.client.get
+    assert get("/v2/health/live").json() == {"live": True}
+    assert get("/v2/health/ready").json() == {"ready": True}
+    assert get("/v2").json()["name"] == "paceline"
+    metadata = get("/v2/models/digits").json()
+    assert (metadata["name"], metadata["versions"], metadata["platform"]) == ("digits", ["3"], "sklearn")
+    assert metadata["inputs"] == [{"name": "input", "datatype": "FP64", "shape": [-1, 2]}]
+    assert get("/v2/models/digits/versions/3/ready").json() == {"ready": True}
+    for path in ("/v2/models/none", "/v2/models/digits/versions/4", "/v2/models/..%2f..%2fetc/ready"):
+        assert get(path).status_code == 404
+    request = {
+        "id": "a",
+        "inputs": [tensor([0, 0, 1, 1], [2, 2])],
+        "outputs": [{"name": "predict"}, {"name": "predict_proba"}],
+    }
+    for path in ("/v2/models/digits/infer", "/v2/models/digits/versions/3/infer"):
+        found = classifier.client.post(path, json=request).json()
+        assert (found["model_name"], found["model_version"], found["id"]) == ("digits", "3", "a")
+        predicted, likely = found["outputs"]
+        assert predicted == {"name": "predict", "shape": [2], "datatype": "BYTES", "data": ["no", "yes"]}
+        assert (likely["shape"], likely["datatype"], len(likely["data"])) == ([2, 2], "FP64", 4)
+    assert classifier.client.post("/v2/models/none/infer", json=request).status_code == 404
+    assert classifier.client.get("/v2/models/digits/infer").status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        (None, 'the body should be {"inputs"'),
+        ([], "the input 'input' is missing."),
+        ([tensor([1, 2], [1, 3])], "shape [1, 3] has 3 values, and data has 2."),
+        ([tensor([1, 2], [10**9, 10**9])], "and data has 2."),
+        ([tensor([1, 2], [-1, 2])], "shape should be a list of sizes."),
+        ([tensor([1, 2], [1, 2], "FP8")], "datatype 'FP8' is none of BOOL"),
+        ([tensor(["a", "b"], [1, 2])], "data should be numbers."),
+        ([tensor([1.5, 2], [1, 2], "INT8")], "data has values that INT8 does not hold."),
+        ([tensor([1e39, 2], [1, 2])], "data has values that FP32 does not hold."),
+        ([tensor("AAAA", [1, 2])], "Tensors in binary are not taken."),
+        ([tensor([1, 2], [1, 2]), tensor([1, 2], [1, 2])], "should be a text of its own"),
+        ([tensor([1, 2], [1, 2]), tensor([1, 2], [1, 2], name="y")], "the model has no input 'x'"),
+    ],
+    ids=range(12),
+)
+def test_tensors_that_are_none_are_refused(classifier, inputs, said):
+    answer = classifier.client.post("/v2/models/digits/infer", json={"inputs": inputs})
+    assert (answer.status_code, said in answer.json()["error"]) == (400, True), answer.text
+
+
+def test_requests_that_wait_are_given_to_the_model_together(tmp_path):
+    """While one call of the model goes on, others come; each gets its own rows, and a wrong one spoils nobody's answer."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "slow.py").write_text(
+        "import time\nimport numpy as np\n"
+        "class Slow:\n"
+        "    n_features_in_ = 1\n"
+        "    sizes = []\n"
+        "    def predict(self, rows):\n"
+        "        time.sleep(0.2)\n"
+        "        self.sizes.append(len(rows))\n"
+        "        if (rows < 0).any(): raise ValueError('below 0')\n"
+        "        return rows[:, 0] * 2\n"
+        "    def transform(self, rows):\n"
+        "        return np.array(self.sizes)\n"
+    )
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "m.pkl").write_bytes(b"cslow\nSlow\n)\x81.")
+    with serving(tmp_path, models=[MODEL], max_batch=4, environment={"PYTHONPATH": str(tmp_path / "src")}) as server:
+        with ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda at: server.score([[float(at)]] if at else [[-1.0]]), range(12)))
+        assert [answer.status_code for answer in answers] == [400] + [200] * 11
+        assert [answer.json() for answer in answers[1:]] == [{"predict": [at * 2.0]} for at in range(1, 12)]
+        sizes = server.score({"data": [[1.0]], "method": "transform"}).json()["transform"]
+        assert max(sizes) > 1
+        assert max(sizes) <= 4
+
+
+def test_a_data_frame_s_columns_are_given_by_name(tmp_path):
+    import joblib
+    import pandas as pd
+    from sklearn.linear_model import LinearRegression
+
+    (tmp_path / "model").mkdir()
+    made = LinearRegression().fit(pd.DataFrame({"a": [0.0, 1.0, 1.0], "b": [0.0, 0.0, 1.0]}), [0.0, 1.0, 3.0])
+    joblib.dump(made, tmp_path / "model" / "m.joblib")
+    with serving(tmp_path, models=[MODEL]) as server:
+        assert server.score([{"b": 1.0, "a": 1.0}]).json()["predict"] == pytest.approx([3.0])
+        assert server.score([[1.0, 1.0]]).json()["predict"] == pytest.approx([3.0])
+        assert "feature names" not in server.log
+        assert server.score([{"a": 1}]).json()["message"] == "data[0] lacks 'b'."
+        assert "which is none of a, b" in server.score([{"a": 1, "b": 1, "c": 1}]).json()["message"]
+
+
+def test_torchscript_and_exported_programs(tmp_path):
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            # More than a page or two, so that the processes share it.
+            self.linear = torch.nn.Linear(2, 200_000)
+
+        def forward(self, x):
+            return self.linear(x)[:, :2]
+
+    torch.manual_seed(0)
+    model = Two().eval()
+    wanted = model(torch.tensor([[1.0, 2.0]])).tolist()
+    for name, platform in (("m.pt", "pytorch_torchscript"), ("m.pt2", "pytorch_export")):
+        folder = tmp_path / platform
+        (folder / "model").mkdir(parents=True)
+        if name == "m.pt":
+            with pytest.warns(DeprecationWarning, match="deprecated"):
+                torch.jit.save(torch.jit.trace(model, torch.zeros(1, 2)), folder / "model" / name)
+        else:
+            rows = torch.export.Dim("rows", min=1, max=64)
+            torch.export.save(
+                torch.export.export(model, (torch.zeros(3, 2),), dynamic_shapes=({0: rows},)), folder / "model" / name
+            )
+        with serving(folder, models=[MODEL], workers=2) as server:
+            server.wait(lambda state: [each["state"] for each in state["workers"]] == ["ready"] * 2)
+            assert server.client.get("/v2/models/digits").json()["platform"] == platform
+            for _ in range(4):
+                assert server.score({"data": [[1, 2]]}).json()["output"][0] == pytest.approx(wanted[0], rel=1e-4)
+            found = server.client.post("/v2/models/digits/infer", json={"inputs": [tensor([1, 2], [1, 2])]}).json()
+            assert found["outputs"][0]["data"] == pytest.approx(wanted[0], rel=1e-4)
+            assert server.score([[1, 2, 3]]).status_code == 400
+            # Both map the one file.
+            for each in server.state["workers"]:
+                assert str(folder / "shared") in Path(f"/proc/{each['pid']}/maps").read_text()
+        assert not (folder / "shared").exists()
+
+
+def test_onnx(tmp_path):
+    onnx = pytest.importorskip("onnx", reason="needs onnx")
+    pytest.importorskip("onnxruntime", reason="needs onnxruntime")
+    from onnx import TensorProto, helper
+
+    (tmp_path / "model").mkdir()
+    rows = helper.make_tensor_value_info("rows", TensorProto.FLOAT, [None, 2])
+    out = helper.make_tensor_value_info("double", TensorProto.FLOAT, [None, 2])
+    graph = helper.make_graph([helper.make_node("Add", ["rows", "rows"], ["double"])], "g", [rows], [out])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(made, str(tmp_path / "model" / "m.onnx"))
+    with serving(tmp_path, models=[MODEL]) as server:
+        assert server.score({"data": [[1, 2]]}).json() == {"double": [[2.0, 4.0]]}
+        assert server.score({"rows": [[1, 2]]}).json() == {"double": [[2.0, 4.0]]}
+        assert server.score([[1]]).status_code == 400
+        metadata = server.client.get("/v2/models/digits").json()
+        assert metadata["inputs"] == [{"name": "rows", "datatype": "FP32", "shape": [-1, 2]}]
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "said"),
+    [
+        ({}, {}, "no file of a kind that is served without an entry script"),
+        (
+            {"a.onnx": b"", "b/c.joblib": b""},
+            {},
+            "2 files of a kind that is served without an entry script: a.onnx, b/c.joblib",
+        ),
+        ({"a.pt": b"x"}, {}, "a.pt is no TorchScript"),
+        ({"a.onnx": b""}, {"framework": "caffe"}, "framework='caffe' can't be served without an entry script"),
+        ({"a.pkl": pickle.dumps({"a": 1})}, {}, "holds a dict, which has none of predict"),
+        ({"a.joblib": b"no pickle"}, {}, "a.joblib can't be loaded: "),
+    ],
+    ids=["none", "two", "weights", "framework", "dict", "broken"],
+)
+def test_what_can_t_be_served_as_it_is_is_told(tmp_path, files, options, said):
+    for name, data in files.items():
+        path = tmp_path / "model" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "model").mkdir(exist_ok=True)
+    assert said in refusal(tmp_path, models=[{**MODEL, **options}])

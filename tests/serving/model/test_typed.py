@@ -1,0 +1,96 @@
+"""A function with type hints, at a real server."""
+
+from __future__ import annotations
+
+import pytest
+from openapi_spec_validator import validate
+
+from tests.serving.servers import refusal, serving
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory):
+    script = """
+    from __future__ import annotations
+    from dataclasses import dataclass
+    from typing import Literal
+    import numpy as np
+
+    @dataclass
+    class Row:
+        a: float
+        b: int = 1
+
+    def init():
+        global factor
+        factor = 2.0
+
+    def predict(x: list[float], how: Literal["sum", "max"] = "sum", rows: list[Row] | None = None) -> float:
+        if x and x[0] == 13:
+            raise RuntimeError("unlucky")
+        return factor * (sum(x) if how == "sum" else max(x)) + sum(row.a * row.b for row in rows or ())
+
+    def predict_batch(calls):
+        return [predict(**call) for call in calls]
+    """
+    with serving(tmp_path_factory.mktemp("typed"), script, max_batch=4) as server:
+        yield server
+
+
+def test_a_request_brings_the_parameters_by_name(typed):
+    assert typed.score({"x": [1, 2]}).json() == 6.0
+    assert typed.score({"x": [1, 2], "how": "max", "rows": [{"a": 1, "b": 3}]}).json() == 7.0
+    assert typed.client.get("/score?x=[1,2]").json() == 6.0
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("", "the body is empty; it should be JSON."),
+        ("{", "the body is no JSON"),
+        ("[1]", "the body should be an object, not a list of 1."),
+        ('{"x": [NaN]}', "the body is no JSON: NaN is no number of JSON."),
+        ('{"x": [1e999]}', "x[0] is too large for a number."),
+        ("[" * 100000, "the body is nested too deeply."),
+        (b"\xff\xfe{", "the body is no"),
+        ("{}", "x is missing."),
+        ('{"x": ["a"]}', "x[0] should be a number, not 'a'."),
+        ('{"x": [], "y": 1}', "y: there is no such field. There are x, how, rows."),
+        ('{"x": [], "how": "min"}', "how should be one of 'sum', 'max', not 'min'."),
+        ('{"x": [], "rows": [{}]}', "rows[0].a is missing."),
+    ],
+    ids=range(12),
+)
+def test_what_does_not_fit_is_refused_in_one_line(typed, body, said):
+    answer = typed.score(body)
+    assert answer.status_code == 400
+    message = answer.json()["message"]
+    assert message.startswith(said)
+    assert "\n" not in message
+    assert typed.score({"x": [1]}).json() == 2.0
+
+
+def test_an_exception_spoils_no_other_answer_of_its_batch(typed):
+    assert typed.score({"x": [13]}).status_code == 500
+
+
+def test_openapi_says_what_it_takes(typed):
+    document = typed.client.get("/openapi.json").json()
+    validate(document)
+    assert document["components"]["schemas"]["ServiceInput"]["required"] == ["x"]
+    assert document["components"]["schemas"]["ServiceOutput"] == {"type": "number"}
+    assert document["components"]["schemas"]["Row"]["properties"]["b"] == {"type": "integer"}
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("def predict(): pass", "predict() has no parameters"),
+        ("def predict(x: complex): pass", "the type hint complex can't be checked"),
+        ("def predict(x: 'Nowhere'): pass", "can't be read: name 'Nowhere' is not defined"),
+        ("def predict(x, /): pass", "can't be given by a name"),
+    ],
+    ids=["nothing", "complex", "unknown", "positional"],
+)
+def test_a_signature_that_can_t_be_served_is_told_at_the_start(tmp_path, script, said):
+    assert said in refusal(tmp_path, script)
