@@ -24,6 +24,7 @@ from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
 from paceline.sweeps import children, following, results, start
+from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.live import show as live
 from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Standing
@@ -198,6 +199,7 @@ def _sweep(run_id: str) -> tuple[RunFolder, RunRecord, SweepSpec]:
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     check(wanted.job, workspace.path)
+    check_script(sweep.space, wanted.job, wanted.directory)
     proposals = Proposals(sweep, wanted.directory)
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []

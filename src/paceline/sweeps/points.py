@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.job.job import Job
 from paceline.sweeps.space import argument
+
+#: What argparse takes for a negative number, by `ArgumentParser._negative_number_matcher` up to Python 3.13.
+_NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
 def job_of(job: Job, values: Mapping[str, Any]) -> Job:
@@ -21,13 +25,23 @@ def job_of(job: Job, values: Mapping[str, Any]) -> Job:
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
-    """`--name value` for each value: what `str` makes of it, lists and mappings as JSON. None leaves an argument out."""
+    """`--name value` for each value. None leaves an argument out."""
     found: list[str] = []
     for name, value in values.items():
-        if value is not None:
-            text = json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
-            found += [argument(name), text]
+        if value is None:
+            continue
+        word, text = argument(name), text_of(value)
+        # To argparse, -1e-05 and -a are options of their own where they stand alone; -0.5 is a value.
+        if text.startswith("-") and not _NEGATIVE.fullmatch(text):
+            found.append(f"{word}={text}")
+        else:
+            found += [word, text]
     return found
+
+
+def text_of(value: Any) -> str:
+    """A value as the script gets it: what `str` makes of it, lists and mappings as JSON."""
+    return json.dumps(value) if isinstance(value, (list, tuple, dict)) else str(value)
 
 
 def without(arguments: Sequence[str], names: Sequence[str]) -> list[str]:

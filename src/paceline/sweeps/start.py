@@ -15,6 +15,7 @@ from paceline.runs.ids import new_run_id
 from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, git_state
 from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
+from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.points import job_of
 from paceline.sweeps.results import MORE
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
@@ -48,6 +49,7 @@ def submit_sweep(
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     check(job, workspace_dir)
+    check_script(spec.space, job, source.directory)
     # A point from its middle shows whether the job takes what it will be given.
     first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
     job_of(job, spec.space.values(first))

@@ -1,0 +1,343 @@
+"""The options that a script gives to argparse, read from its text. The script is never run.
+
+Only what is certain is told. A script with another parser, or with two, one that changes `sys.argv`, or whose parser goes where
+it can't be followed, says nothing here.
+"""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Other parsers; where one is imported, what argparse is told may be for something else.
+_OTHERS = frozenset(
+    {"absl", "click", "configargparse", "cyclopts", "docopt", "fire", "hydra", "jsonargparse", "plac", "simple_parsing"}
+    | {"tap", "typer", "tyro"}
+)
+_TYPES = ("int", "float", "str")
+_WITH_A_VALUE = ("store", "append", "extend")
+_SWITCHES = ("store_true", "store_false", "store_const", "append_const", "count", "help", "version")
+#: Methods whose result takes options too, and those that change nothing of what is taken.
+_PARTS = ("add_argument_group", "add_mutually_exclusive_group", "add_subparsers", "add_parser")
+_HARMLESS = ("set_defaults", "get_default", "error", "exit", "print_help", "print_usage", "format_help", "format_usage")
+_ALL, _REST = ("parse_args", "parse_intermixed_args"), ("parse_known_args", "parse_known_intermixed_args")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What one `add_argument` says. line: where.
+
+    is_switch: takes no value; None where that can't be known. count: how many values it needs; None for any number.
+    type: "int", "float" or "str", and choices: what it may be, after its type; None where they can't be known, or do not matter.
+    """
+
+    names: tuple[str, ...]
+    line: int
+    is_switch: bool | None = False
+    count: int | None = 1
+    type: str | None = "str"
+    choices: Sequence[object] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What is certain of a script's options.
+
+    is_closed: an option that is not among them ends the script. has_positionals: it takes words without a name as well.
+    """
+
+    options: tuple[Option, ...]
+    is_closed: bool
+    has_positionals: bool
+
+
+def declared(script: Path) -> Declared | None:
+    """The options of a script; None where nothing certain can be said."""
+    try:
+        with tokenize.open(script) as file:
+            tree = ast.parse(file.read())
+        return _Reader(tree).read()
+    # Also a script in the words of a later Python, or none at all: what runs it will say so.
+    except (_NotKnownError, OSError, SyntaxError, ValueError, RecursionError):
+        return None
+
+
+class _NotKnownError(Exception):
+    """Nothing certain can be said."""
+
+
+class _Reader:
+    """Follows the one parser of a script through names, functions and groups."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._nodes = list(ast.walk(tree))
+        self._parent = {child: node for node in self._nodes for child in ast.iter_child_nodes(node)}
+        self._functions = {node.name: node for node in self._nodes if isinstance(node, ast.FunctionDef)}
+        self._modules: set[str] = set()  # names of argparse itself
+        self._names: dict[str, str] = {}  # a name -> what of argparse it is
+        self._options: list[Option] = []
+        self._is_closed = True
+        self._has_positionals = False
+        self._is_parsed = False
+        self._followed: set[ast.AST] = set()
+        self._waiting: list[ast.expr] = []
+
+    def read(self) -> Declared:
+        self._imports()
+        made = [node for node in self._nodes if isinstance(node, ast.Call) and self._of(node.func) == "ArgumentParser"]
+        bases = [base for node in self._nodes if isinstance(node, ast.ClassDef) for base in node.bases]
+        if len(made) != 1 or any(self._of(base) == "ArgumentParser" for base in bases):
+            raise _NotKnownError
+        for keyword in made[0].keywords:
+            if keyword.arg in (None, "prefix_chars", "fromfile_prefix_chars"):
+                raise _NotKnownError
+            if keyword.arg == "parents":
+                self._is_closed = False
+        self._waiting.append(made[0])
+        while self._waiting:
+            node = self._waiting.pop()
+            if node not in self._followed:
+                self._followed.add(node)
+                self._follow(node)
+        if not self._is_parsed or any(self._is_argv(node) and not self._is_given(node) for node in self._nodes):
+            raise _NotKnownError
+        options = sorted(self._options, key=lambda option: option.line)
+        return Declared(options=tuple(options), is_closed=self._is_closed, has_positionals=self._has_positionals)
+
+    def _imports(self) -> None:
+        for node in self._nodes:
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+                self._modules |= {alias.asname or alias.name for alias in node.names if alias.name == "argparse"}
+            elif isinstance(node, ast.ImportFrom):
+                modules = [node.module or ""]
+                if node.module == "argparse":
+                    self._names |= {alias.asname or alias.name: alias.name for alias in node.names}
+            else:
+                continue
+            if _OTHERS & {module.partition(".")[0] for module in modules}:
+                raise _NotKnownError
+
+    def _of(self, node: ast.AST) -> str | None:
+        """The name of what of argparse this is."""
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in self._modules:
+            return node.attr
+        return self._names.get(node.id) if isinstance(node, ast.Name) else None
+
+    # --- where the parser goes
+
+    def _follow(self, node: ast.expr) -> None:
+        """What becomes of an expression whose value is the parser, a part of it, or a group."""
+        parent = self._parent[node]
+        if isinstance(parent, ast.Attribute):
+            self._used(parent)
+        elif isinstance(parent, (ast.Assign, ast.AnnAssign, ast.NamedExpr)):
+            targets = parent.targets if isinstance(parent, ast.Assign) else [parent.target]
+            for target in targets:
+                self._bound(target)
+            if isinstance(parent, ast.NamedExpr):
+                self._waiting.append(parent)
+        elif isinstance(parent, ast.Return):
+            self._returned(parent)
+        elif isinstance(parent, ast.Call):
+            self._handed(node, parent, None)
+        elif isinstance(parent, ast.keyword):
+            self._handed(node, self._parent[parent], parent.arg)
+        elif not isinstance(parent, ast.Expr):
+            self._is_closed = False
+
+    def _bound(self, target: ast.expr) -> None:
+        for node in self._nodes:
+            if isinstance(target, ast.Name) and isinstance(node, ast.Name) and node.id == target.id:
+                found: ast.expr = node
+            elif isinstance(target, ast.Attribute) and isinstance(node, ast.Attribute) and node.attr == target.attr:
+                found = node
+            else:
+                continue
+            # Scopes are not told apart: a name that stands for something else elsewhere leads to silence, not to an alarm.
+            if isinstance(found.ctx, ast.Load):  # type: ignore[attr-defined]
+                self._waiting.append(found)
+        if not isinstance(target, (ast.Name, ast.Attribute)):
+            self._is_closed = False
+
+    def _returned(self, node: ast.AST) -> None:
+        while not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.Module)):
+            node = self._parent[node]
+        if not isinstance(node, ast.FunctionDef):
+            self._is_closed = False
+            return
+        calls = self._calls(node.name)
+        self._is_closed = self._is_closed and calls is not None
+        self._waiting += calls or ()
+
+    def _calls(self, function: str) -> list[ast.Call] | None:
+        """All calls of a function; None where it is used in another way as well, such as handed to another one."""
+        found: list[ast.Call] = []
+        for node in self._nodes:
+            if (isinstance(node, ast.Name) and node.id == function) or (
+                isinstance(node, ast.Attribute) and node.attr == function
+            ):
+                call = self._parent[node]
+                if not isinstance(call, ast.Call) or call.func is not node:
+                    return None
+                found.append(call)
+        return found
+
+    def _handed(self, node: ast.expr, call: ast.AST, keyword: str | None) -> None:
+        """To a function of the script's own it can be followed; another one may add options, or take the parser away."""
+        named = isinstance(call, ast.Call) and isinstance(call.func, ast.Name)
+        function = self._functions.get(call.func.id) if named else None  # type: ignore[attr-defined]
+        if function is None or not isinstance(call, ast.Call):
+            self._is_closed = False
+            return
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        if keyword is None:
+            place = call.args.index(node)
+            name = names[place] if place < len(names) else None
+        else:
+            name = keyword
+        if name is None:
+            self._is_closed = False
+        else:
+            self._bound(ast.Name(id=name, ctx=ast.Store()))
+
+    def _used(self, attribute: ast.Attribute) -> None:
+        call, method = self._parent[attribute], attribute.attr
+        if not isinstance(call, ast.Call) or call.func is not attribute:
+            # `parser.epilog = "..."` is harmless; what is read of the parser may be its method.
+            self._is_closed = self._is_closed and isinstance(attribute.ctx, ast.Store)
+        elif method == "add_argument":
+            self._take(call)
+        elif method in _PARTS:
+            self._is_closed = self._is_closed and not any(keyword.arg == "parents" for keyword in call.keywords)
+            self._waiting.append(call)
+        elif method in (*_ALL, *_REST):
+            self._is_parsed = True
+            self._is_closed = self._is_closed and method in _ALL
+            given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg in (None, "args"))]
+            if not all(self._is_command_line(value) for value in given):
+                raise _NotKnownError
+        elif method not in _HARMLESS:
+            # Such as `register`, by which int may be another type.
+            raise _NotKnownError
+
+    # --- the command line
+
+    def _is_argv(self, node: ast.AST) -> bool:
+        return (
+            isinstance(node, (ast.Attribute, ast.alias)) and getattr(node, "attr", getattr(node, "name", "")) == "argv"
+        )
+
+    def _is_given(self, node: ast.AST) -> bool:
+        """Whether this `sys.argv` is only read: the program's name, or all that follows it."""
+        taken = self._parent.get(node)
+        is_read = isinstance(taken, ast.Subscript) and isinstance(taken.ctx, ast.Load)
+        return is_read and ast.unparse(taken.slice) in ("1:", "0")  # type: ignore[union-attr]
+
+    def _is_command_line(self, value: ast.expr) -> bool:
+        if isinstance(value, ast.Constant):
+            return value.value is None
+        if isinstance(value, ast.Subscript):
+            return self._is_argv(value.value) and ast.unparse(value.slice) == "1:"
+        # `def main(argv=None): ... parser.parse_args(argv)`
+        function: ast.AST = value
+        while not isinstance(function, (ast.FunctionDef, ast.Module)):
+            function = self._parent[function]
+        if not isinstance(value, ast.Name) or not isinstance(function, ast.FunctionDef):
+            return False
+        names = [argument.arg for argument in (*function.args.posonlyargs, *function.args.args)]
+        if value.id not in names:
+            return False
+        calls = self._calls(function.name)
+        if calls is None:
+            return False
+        stores = [node for node in self._nodes if isinstance(node, ast.Name) and node.id == value.id]
+        given = [argument for call in calls for argument in (*call.args, *(keyword.value for keyword in call.keywords))]
+        return all(isinstance(node.ctx, ast.Load) for node in stores) and all(
+            not isinstance(argument, ast.Name) and self._is_command_line(argument) for argument in given
+        )
+
+    # --- what an add_argument says
+
+    def _take(self, call: ast.Call) -> None:
+        names = [word.value for word in call.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+        if len(names) != len(call.args) or not names:
+            self._is_closed = False  # names that are made as the script runs
+            return
+        given = {keyword.arg: keyword.value for keyword in call.keywords}
+        # `nargs=argparse.REMAINDER` takes whatever comes.
+        if "nargs" in given and (self._of(given["nargs"]) == "REMAINDER" or _text(given["nargs"]) == "..."):
+            self._is_closed = False
+        if not names[0].startswith("-"):
+            self._has_positionals = True
+            return
+        # What is done to the action behind its back can't be seen.
+        if None in given or not isinstance(self._parent[call], ast.Expr):
+            self._options.append(Option(names=tuple(names), line=call.lineno, is_switch=None))
+            return
+        is_switch, names = self._action(given.get("action"), names)
+        count, is_known = self._count(given.get("nargs"))
+        self._options.append(
+            Option(
+                names=tuple(names),
+                line=call.lineno,
+                is_switch=is_switch if is_known else None,
+                count=count,
+                type=self._type(given.get("type")),
+                choices=_choices(given["choices"]) if "choices" in given else None,
+            )
+        )
+
+    def _action(self, node: ast.expr | None, names: list[str]) -> tuple[bool | None, list[str]]:
+        text = "store" if node is None else _text(node)
+        if text in _WITH_A_VALUE:
+            return False, names
+        if text in _SWITCHES:
+            return True, names
+        if node is not None and self._of(node) == "BooleanOptionalAction":
+            return True, names + [f"--no-{name[2:]}" for name in names if name.startswith("--")]
+        return None, names
+
+    def _count(self, node: ast.expr | None) -> tuple[int | None, bool]:
+        if node is None:
+            return 1, True
+        if isinstance(node, ast.Constant) and type(node.value) is int:
+            return node.value, True
+        return None, _text(node) in ("?", "*", "+") or self._of(node) in ("OPTIONAL", "ZERO_OR_MORE", "ONE_OR_MORE")
+
+    def _type(self, node: ast.expr | None) -> str | None:
+        if node is None:
+            return "str"
+        if not isinstance(node, ast.Name) or node.id not in _TYPES:
+            return None
+        for other in self._nodes:
+            is_stored = isinstance(other, ast.Name) and isinstance(other.ctx, ast.Store)
+            named = getattr(other, "name", None) or (getattr(other, "id", None) if is_stored else None)
+            # `def float(text)`, or `float = np.float32`: it is the script's own.
+            if named == node.id or (isinstance(other, ast.alias) and other.asname == node.id):
+                return None
+        return node.id
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _choices(node: ast.expr) -> Sequence[object] | None:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range":
+        bounds = [_literal(argument) for argument in node.args]
+        if node.keywords or not bounds or not all(type(bound) is int for bound in bounds):
+            return None
+        return range(*bounds)  # type: ignore[call-overload, no-any-return]
+    found = _literal(node)
+    return tuple(found) if isinstance(found, (list, tuple, set, frozenset, dict)) else None
+
+
+def _literal(node: ast.expr) -> object:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return None

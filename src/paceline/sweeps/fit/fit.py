@@ -1,0 +1,118 @@
+"""A space held against the options of the script that it is for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import SweepError
+from paceline.job.entry import entry_file
+from paceline.job.job import Job
+from paceline.sweeps.expressions import Expression
+from paceline.sweeps.fit.declared import Declared, Option, declared
+from paceline.sweeps.points import text_of
+from paceline.sweeps.space import Dimension, Space, argument
+
+#: Values of a choice or of a range of integers that are looked at; of a continuum a few will do.
+_MOST_VALUES = 1000
+_QUANTILES = (0.03, 0.31, 0.59, 0.87)
+_MOST_COMPLAINTS = 5
+
+
+def check_script(space: Space, job: Job, directory: Path) -> None:
+    """Refuse a space that the argparse of the job's script will not take, where that is certain. directory: the job's source.
+
+    Raises:
+        SweepError: an option that the script has not, or values that it does not take; all of them are named.
+        JobError: the script is not there.
+    """
+    script = entry_file(job, directory) if job.is_python else None
+    # A module that is installed lies in an environment that may yet have to be made.
+    if script is not None:
+        check(space, directory / script)
+
+
+def check(space: Space, script: Path) -> None:
+    """The same of the script itself."""
+    known = declared(script)
+    if known is None:
+        return
+    complaints = list(dict.fromkeys(_complaints(space.dimensions, known)))
+    if complaints:
+        said = "; ".join(complaints[:_MOST_COMPLAINTS])
+        raise SweepError(
+            f"the space does not fit {script.name}, by what that gives to argparse: {said}. Change the space or the script."
+        )
+
+
+def _complaints(dimensions: Sequence[Dimension], known: Declared) -> Iterator[str]:
+    for dimension in dimensions:
+        for branch in dimension.branches:
+            yield from _complaints(branch, known)
+        # What a choice of spaces chose is not given to the script.
+        if not dimension.branches and (complaint := _complaint(dimension, known)) is not None:
+            yield complaint
+
+
+def _complaint(dimension: Dimension, known: Declared) -> str | None:
+    name = argument(dimension.name)
+    # None leaves the argument out.
+    texts = [text_of(value) for value in _values(dimension.expression) if value is not None]
+    options = _meant(name, known)
+    if not texts or options is None:
+        return None
+    if not options:
+        names = [option for found in known.options for option in found.names]
+        close = difflib.get_close_matches(name.replace("_", "-"), [n.replace("_", "-") for n in names], n=1)
+        hint = next((f" (did you mean {n}?)" for n in names if close and n.replace("_", "-") == close[0]), "")
+        has = f"which are {', '.join(names[:20])}" if names else "for there are none"
+        return f"{name} is none of its options, {has}{hint}"
+    for text in texts:
+        wrong = [_wrong(option, text, known) for option in options]
+        # Of an option that is declared twice, such as in two subcommands, the other one may be meant.
+        if all(wrong):
+            return f"{name}: {wrong[0]}"
+    return None
+
+
+def _meant(name: str, known: Declared) -> list[Option] | None:
+    """The options that argparse takes a name for; None where it can't be known whether it has one."""
+    exact = [option for option in known.options if name in option.names]
+    if exact:
+        return exact
+    # An option may be shortened, and `-lr` may be `-l r`.
+    starts = name if name.startswith("--") else name[:2]
+    if not known.is_closed or any(other.startswith(starts) for option in known.options for other in option.names):
+        return None
+    return []
+
+
+def _wrong(option: Option, text: str, known: Declared) -> str | None:
+    """Why the option does not take this word."""
+    at = f"line {option.line}"
+    if option.is_switch is None:
+        return None
+    if option.is_switch:
+        # The word would be taken for one of those without a name.
+        return None if known.has_positionals else f"it is a switch, which takes no value ({at})"
+    if option.count not in (None, 1):
+        return f"it takes {option.count} values ({at})"
+    if option.type is None:
+        return None
+    try:
+        value: Any = {"int": int, "float": float, "str": str}[option.type](text)
+    except ValueError:
+        return f"{text} is no {option.type}, which is its type ({at})"
+    if option.choices is not None and value not in option.choices:
+        shown = ", ".join(str(choice) for choice in option.choices[:20])
+        return f"{text} is none of its choices {shown} ({at})"
+    return None
+
+
+def _values(expression: Expression) -> Iterator[Any]:
+    count = expression.count
+    quantiles = [(n + 0.5) / count for n in range(count)] if count is not None and count <= _MOST_VALUES else _QUANTILES
+    for quantile in quantiles:
+        yield expression.value(expression.raw_at(quantile))
