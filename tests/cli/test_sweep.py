@@ -26,6 +26,11 @@ def test_a_sweep_from_its_dry_run_to_its_best(cli: Any) -> None:
     assert "3 points; the first 3 of 20 trials" in shown.stderr
     assert not (cli.folder / ".paceline" / "runs").exists()
 
+    variables = cli("sweep", "run", "train.py", *SPACE, "--dry-run", "--pass-as", "environment")
+    assert variables.stdout.splitlines() == ["x=-2 train.py", "x=1 train.py", "x=3 train.py"]
+    file = cli("sweep", "run", "train.py", *SPACE, "--dry-run", "--pass-as", "given.json")
+    assert file.stdout.splitlines()[0] == 'train.py  # given.json: {"x": -2}'
+
     done = cli("sweep", "run", "train.py", *SPACE, "-e", "tuned", "--", "--epochs", "5")
     assert [line.split()[:3] for line in done.stdout.splitlines()] == [
         *(["TRIAL", "STATUS", "loss"], ["1", "Completed", "1"], ["0", "Completed", "4"], ["2", "Completed", "9"]),
@@ -74,7 +79,8 @@ def test_a_sweep_in_a_file(cli: Any) -> None:
 
 
 def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -> None:
-    write_tree(cli.folder, {"train.py": SCRIPT})
+    parsed = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--x')\np.parse_args()\n"
+    write_tree(cli.folder, {"train.py": SCRIPT, "parsed.py": parsed})
     wrong = {
         "name what is to be tried": ("--metric", "loss"),
         "say by which metric": ("--param", "x=uniform(0,1)"),
@@ -85,10 +91,13 @@ def test_wrong_calls_are_told_before_anything_starts(cli: Any, tmp_path: Path) -
         "sampler='bayes'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "bayes"),
         "has no end of values": ("--metric", "loss", "--param", "x=uniform(0,1)", "--sampler", "grid"),
         "is not NAME=VALUE": ("--metric", "loss", "--param", "x=uniform(0,1)", "--point", "0.5"),
+        "pass_as='env'": ("--metric", "loss", "--param", "x=uniform(0,1)", "--pass-as", "env"),
+        "--y is none of its options": ("-e", "other", "--metric", "loss", "--param", "y=uniform(0,1)"),
         "trials=0": ("--metric", "loss", "--param", "x=uniform(0,1)", "--trials", "0"),
     }
     for message, words in wrong.items():
-        assert message in cli("sweep", "run", "train.py", *words, code=2).stderr, message
+        script = "parsed.py" if "options" in message else "train.py"
+        assert message in cli("sweep", "run", script, *words, code=2).stderr, message
     assert "is no sweep" in _of_a_run(cli)
     assert [run["type"] for run in cli.json("list")] == ["script"]
 

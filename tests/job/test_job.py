@@ -74,6 +74,9 @@ WRONG = [
     ({"compute_target": 5}, ("compute_target=5", "'local'")),
     ({"environment": "torch"}, ("environment='torch'", "no Environment")),
     ({"gpu_visibility": "all"}, ("gpu_visibility='all'", "'worker' or 'node'")),
+    ({"files": {"a": 1}}, ("files=", "dict of strings")),
+    ({"files": {"../a": ""}}, ("'../a'", "below the script's")),
+    ({"files": {"outputs/a": ""}}, ("'outputs/a'", "below the script's")),
     ({"inputs": ("mnist",)}, ("'mnist'", "is no data")),
     ({"inputs": (data("a"), data("a", path="b"))}, ("two inputs are called 'a'", "as_named_input")),
     (

@@ -9,6 +9,7 @@ import pytest
 
 from paceline.runs import work_dir
 from paceline.runs.folder import RunFolder
+from paceline.system.files import write_json
 from tests.helpers import write_tree
 
 
@@ -65,6 +66,26 @@ def test_a_snapshot_that_is_gone_is_an_error(folder):
     shutil.rmtree(folder.snapshot.resolve())
     with pytest.raises(FileNotFoundError):
         work_dir.make(folder)
+
+
+def test_the_jobs_own_files_stand_in_it_until_the_end_unless_they_were_changed(folder):
+    files = {"train.py": "given", "cfg/given.json": "{}", "kept.json": "1", "link": "in its place"}
+    write_json(folder.record, {"job": {"files": files}})
+    work = work_dir.make(folder)
+    assert {path: (work / path).read_text() for path in files} == files
+    assert (work / "d/data.csv").read_text() == (folder.snapshot / "d/data.csv").read_text()
+    (work / "kept.json").write_text("2")
+    work_dir.clean(folder)
+    assert everything(work) == {"kept.json"}
+
+
+def test_the_jobs_own_files_go_through_no_link_of_the_source(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder.snapshot / "cfg").symlink_to(tmp_path / "elsewhere")
+    write_json(folder.record, {"job": {"files": {"cfg/given.json": "{}"}}})
+    with pytest.raises(OSError, match="leads out of it"):
+        work_dir.make(folder)
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 # --- cleaning

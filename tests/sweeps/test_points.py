@@ -1,9 +1,20 @@
-"""A point as words on a command line."""
+"""A point as its script gets it."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import JobError, SweepError
 from paceline.job.job import Job
-from paceline.sweeps.points import job_of, words
+from paceline.sweeps.points import check_way, job_of, words
+from paceline.sweeps.space import Space
+
+NESTED = {"--lr": 0.1, "model.layers": 2, "model.kind": None, "sizes": [1, 2], "fast": True}
 
 
 def test_values_come_after_the_jobs_own_words_and_in_place_of_those_that_say_the_same() -> None:
@@ -16,3 +27,63 @@ def test_values_are_words() -> None:
     assert words({"a": True, "b": [1, 2], "c": None, "d": "x y", "-e": 1e-5, "f": {"g": 1}}) == [
         *("--a", "True", "--b", "[1, 2]", "--d", "x y", "-e", "1e-05", "--f", '{"g": 1}'),
     ]
+    # What argparse would take for an option.
+    assert words({"a": -0.5, "b": -1e-5, "c": "-x"}) == ["--a", "-0.5", "--b=-1e-05", "--c=-x"]
+
+
+def test_values_are_assignments() -> None:
+    job = Job(entry_script="train.py", arguments=("lr=1", "lr", "data=mnist", "--cfg"))
+    assert job_of(job, NESTED, "assignments").arguments == (
+        *("lr", "data=mnist", "--cfg", "lr=0.1", "model.layers=2", "sizes=[1, 2]", "fast=True"),
+    )
+
+
+def test_values_are_variables() -> None:
+    job = Job(entry_script="train.py", arguments=("--lr", "1"), environment_variables={"lr": "1", "X": "y"})
+    found = job_of(job, NESTED, "environment")
+    assert found.arguments == job.arguments
+    assert found.environment_variables == {
+        **{"lr": "0.1", "X": "y", "model_layers": "2", "sizes": "[1, 2]", "fast": "True"},
+    }
+    with pytest.raises(JobError, match="RANK"):
+        job_of(job, {"RANK": 1}, "environment")
+
+
+def test_values_are_a_file_over_the_sources_own(tmp_path: Path) -> None:
+    job = Job(entry_script="train.py")
+    inner = {"lr": 0.1, "model": {"layers": 2, "kind": None}, "sizes": [1, 2], "fast": True}
+    assert json.loads(job_of(job, NESTED, "p.json", tmp_path).files["p.json"]) == inner
+    (tmp_path / "p.json").write_text('{"model": {"layers": 9, "width": 3}, "epochs": 5}')
+    assert json.loads(job_of(job, NESTED, "p.json", tmp_path).files["p.json"]) == {
+        **inner,
+        "model": {"layers": 2, "kind": None, "width": 3},
+        "epochs": 5,
+    }
+    wrong = {"is no JSON:": "{", "is no JSON object": "[1]", "'model' in 'p.json' of the source is no": '{"model": 1}'}
+    for said, text in wrong.items():
+        (tmp_path / "p.json").write_text(text)
+        with pytest.raises(SweepError) as caught:
+            job_of(job, NESTED, "p.json", tmp_path)
+        assert said in str(caught.value)
+
+
+def test_ways_that_are_none_and_names_that_can_not_go_them() -> None:
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        (
+            "yaml",
+            {"a": 1},
+            "pass_as='yaml': write one of arguments, assignments, environment, or the name of a JSON file",
+        ),
+        (3, {"a": 1}, "pass_as=3"),
+        ("/a.json", {"a": 1}, "no path below"),
+        ("../a.json", {"a": 1}, "no path below"),
+        ("outputs/a.json", {"a": 1}, "no path below"),
+        ("environment", {"a.b": 1, "a_b": 2}, "are one variable of the environment, a_b"),
+        ("environment", {"2x": 1}, "'2x' can be no variable"),
+        ("p.json", {"k": pl.choice({"--a": 1, "--a.b": 1}, {})}, "'a' and 'a.b'"),
+    ]
+    for way, space, said in wrong:
+        with pytest.raises(SweepError) as caught:
+            check_way(way, Space(space))
+        assert said in str(caught.value)
+    check_way("environment", Space({"--lr": 1, "model": {"layers": 2}}))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,19 +19,19 @@ from paceline.cli.shared_options import Json
 from paceline.cli.summary import summary
 from paceline.cli.sweep_options import SWEEP, spec
 from paceline.errors import SweepError
+from paceline.job.job import Job
 from paceline.runs import read, states
 from paceline.runs.folder import RunFolder
 from paceline.runs.record import RunRecord, user_name
 from paceline.runs.visible import visible, visible_line
 from paceline.submit import SourceCopy, check
 from paceline.sweeps import children, following, results, start
-from paceline.sweeps.fit.fit import check_script
 from paceline.sweeps.live import show as live
 from paceline.sweeps.live import table
 from paceline.sweeps.live.board import Standing
 from paceline.sweeps.pictures import draw
 from paceline.sweeps.pictures import png as pngs
-from paceline.sweeps.points import job_of
+from paceline.sweeps.points import ENVIRONMENT, WAYS, job_of, text_of, variable
 from paceline.sweeps.proposals import Proposals
 from paceline.sweeps.spec import SweepSpec
 from paceline.sweeps.trial import Trial, ranked
@@ -199,7 +200,7 @@ def _sweep(run_id: str) -> tuple[RunFolder, RunRecord, SweepSpec]:
 def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
     workspace = Workspace.from_config(create=False)
     check(wanted.job, workspace.path)
-    check_script(sweep.space, wanted.job, wanted.directory)
+    start.check_points(wanted.job, sweep, wanted.directory)
     proposals = Proposals(sweep, wanted.directory)
     points: list[dict[str, Any]] = []
     trials: list[Trial] = []
@@ -211,7 +212,7 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         values = sweep.space.values(chosen)
         trials.append(Trial(number=number, run_id="", chosen=chosen, values=values))
         points.append(values)
-    jobs = [job_of(wanted.job, values) for values in points]
+    jobs = [job_of(wanted.job, values, sweep.pass_as, wanted.directory) for values in points]
     if as_json:
         print_json({"sweep": sweep.to_json(), "points": points, "arguments": [list(job.arguments) for job in jobs]})
         return 0
@@ -220,9 +221,17 @@ def _print_points(wanted: Asked, sweep: SweepSpec, *, as_json: bool) -> int:
         f"{size if size is not None else 'no end of'} points; the first {len(points)} of {sweep.trials} trials:",
         file=sys.stderr,
     )
-    for job in jobs:
-        print(visible(" ".join([*job.entry_words, *job.arguments])))
+    for job, values in zip(jobs, points, strict=True):
+        print(visible(_line(job, values, sweep.pass_as)))
     return 0
+
+
+def _line(job: Job, values: Mapping[str, Any], pass_as: str) -> str:
+    """What a trial runs, in one line."""
+    said = " ".join([*job.entry_words, *job.arguments])
+    if pass_as == ENVIRONMENT:
+        return " ".join([*(f"{variable(name)}={text_of(v)}" for name, v in values.items() if v is not None), said])
+    return said if pass_as in WAYS else f"{said}  # {pass_as}: {json.dumps(json.loads(job.files[pass_as]))}"
 
 
 def _print_submitted(folder: RunFolder, *, as_json: bool) -> int:

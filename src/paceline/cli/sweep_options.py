@@ -48,6 +48,12 @@ SWEEP = (
     VerbOption("--point", "Tried first; may be repeated: lr=0.01,batch=32.", "NAME=VALUE,...", list),
     VerbOption("--max-failures", "End the sweep after so many failed trials.", "N", int),
     VerbOption("--max-sweep-duration", "End the sweep after so long, such as 90s or 1h30m.", type=float),
+    VerbOption(
+        "--pass-as",
+        "How the script gets the values: arguments (--lr 0.1, the default), assignments (lr=0.1), environment (a variable lr), "
+        "or the name of a JSON file, such as parameters.json.",
+        "WAY",
+    ),
     VerbOption("--repeats", "Let a point come twice in a space that has an end.", type=bool),
     VerbOption("-d --detach", "Return at once.", type=bool),
     VerbOption("--dry-run", "Print ten points of the space; start nothing.", type=bool),
@@ -58,7 +64,7 @@ SWEEP = (
 #: Keys of a file's section `sweep`, and those of `SweepSpec` that they become.
 _KEYS = (
     *("space", "metric", "goal", "trials", "concurrent", "sampler", "stop", "seed", "points", "max_failures"),
-    *("max_duration_seconds", "repeats"),
+    *("max_duration_seconds", "repeats", "pass_as"),
 )
 
 
@@ -79,7 +85,7 @@ def spec(given: Mapping[str, Any], section: Mapping[str, Any], file: Path | None
     if not parts:
         raise SweepError("name what is to be tried: --param lr=loguniform(1e-4,1e-1), once for each hyperparameter.")
     found["space"] = Space(parts)
-    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures"):
+    for name in ("metric", "trials", "concurrent", "sampler", "seed", "max_failures", "pass_as"):
         if given[name] is not None:
             found[name] = given[name]
     if given["maximize"] is not None:

@@ -79,6 +79,7 @@ class Job:
         becomes one of `secrets`.
     secrets: variable -> place of its value ("env:HF_TOKEN"), which is read at submission and recorded nowhere.
     inputs: data that each worker finds in a folder, and folders whose files are stored at the end.
+    files: path in the working directory -> text of a file there, in place of one that the source may have at this path.
     max_run_duration_seconds: from the first attempt's start; None for no limit.
     grace_period_seconds: between SIGTERM and SIGKILL.
     max_restarts: further attempts after a node, a worker or a launcher was lost, after preemption or a clash of ports;
@@ -105,6 +106,7 @@ class Job:
     environment_variables: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict)
     inputs: tuple[DataReference, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
     max_run_duration_seconds: float | None = None
     grace_period_seconds: float = DEFAULT_GRACE_S
     max_restarts: int = 0
@@ -128,6 +130,7 @@ class Job:
         _check_seconds("grace_period_seconds", self.grace_period_seconds, zero=True)
         # After the secrets, whose names may clash with those of an input's variables as well.
         _check_inputs(self)
+        _check_files(self.files)
         _check_log_limit(self.log_limit)
         if self.gpu_visibility not in GPU_VISIBILITIES:
             raise JobError(f"gpu_visibility={self.gpu_visibility!r}: write 'worker' or 'node'.")
@@ -198,6 +201,7 @@ class Job:
             "environment_variables": dict(self.environment_variables),
             "secrets": dict(self.secrets),
             "inputs": [reference.to_json() for reference in self.inputs],
+            "files": dict(self.files),
         }
         return {"version": JOB_VERSION, **values}
 
@@ -278,13 +282,25 @@ def _check_inputs(job: Job) -> None:
                 )
 
 
+def _check_files(files: object) -> None:
+    if not isinstance(files, Mapping) or not all(isinstance(text, str) for text in files.values()):
+        raise JobError(f"files={files!r} is not a dict of strings.")
+    for path in files:
+        if not isinstance(path, str) or not _is_below(path):
+            raise JobError(f"files has {path!r}, which is no path below the script's working directory.")
+
+
+def _is_below(path: str) -> bool:
+    parts = path.split("/")
+    # `outputs` in the working directory is a link to the run's own outputs.
+    return not ("" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path)
+
+
 def _check_path_on_compute(job: Job, reference: DataReference) -> None:
     path = reference.path_on_compute
     if path is None:
         return
-    parts = path.split("/") if isinstance(path, str) else []
-    # `outputs` in the working directory is a link to the run's own outputs, into which the link to the data would go.
-    if not parts or "" in parts or ".." in parts or "." in parts or parts[0] == "outputs" or "\0" in path:
+    if not isinstance(path, str) or not _is_below(path):
         raise JobError(
             f"path_on_compute={path!r} of input {reference.name!r} is no path below the script's working directory. "
             "Give one such as 'data/train', or leave it out and take the path that the script is given."

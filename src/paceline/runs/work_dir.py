@@ -7,17 +7,19 @@ thousand runs of one source do not fill the disk with it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
 from pathlib import Path
 
 from paceline.runs.folder import RunFolder
+from paceline.system.files import read_json
 from paceline.system.links import KEPT
 
 
 def make(folder: RunFolder) -> Path:
-    """Copy the run's snapshot to its working directory; modes, times and links are kept.
+    """Copy the run's snapshot to its working directory, and put the job's own files into it; modes, times and links are kept.
 
     Raises:
         OSError: no space, or the snapshot is gone.
@@ -28,6 +30,14 @@ def make(folder: RunFolder) -> Path:
     for old in (beside, target):
         shutil.rmtree(old, ignore_errors=True)
     _copy(str(source), str(beside))
+    for path, text in _files(folder).items():
+        given = beside / path
+        given.parent.mkdir(parents=True, exist_ok=True)
+        if not given.parent.resolve().is_relative_to(beside.resolve()):
+            raise OSError(errno.ELOOP, "a link of the source leads out of it", path)
+        # In place of what the source has there, and never through a link of the source's.
+        given.unlink(missing_ok=True)
+        given.write_text(text)
     # Relative, so that it holds wherever the run's folder is seen from, in a container too.
     (beside / "outputs").symlink_to(os.path.join("..", folder.outputs.name))
     # Whole or not at all: a run that its engine starts again goes on with what it finds.
@@ -36,7 +46,8 @@ def make(folder: RunFolder) -> Path:
 
 
 def clean(folder: RunFolder) -> None:
-    """Remove from the working directory what is as it was in the snapshot; the directory too, if nothing else is there."""
+    """Remove from the working directory what is as it was in the snapshot or in the job; the directory too, if nothing else is
+    there."""
     work = folder.work
     if not work.is_dir() or work.is_symlink():
         return
@@ -44,6 +55,9 @@ def clean(folder: RunFolder) -> None:
         rescue_outputs(folder)
         if (folder.work / "outputs").is_symlink():
             (folder.work / "outputs").unlink()
+        for path, text in _files(folder).items():
+            if _has(work / path, text):
+                (work / path).unlink()
         source = folder.snapshot.resolve(strict=True)
         # From below: a folder can go only after what is in it. Links to folders are among the folders, and never followed.
         for directory, folders, files in os.walk(work, topdown=False):
@@ -77,6 +91,19 @@ def rescue_outputs(folder: RunFolder) -> None:
             if not os.path.lexists(target) and place.split(os.sep)[0] in KEPT:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(os.path.join(directory, name), target)
+
+
+def _files(folder: RunFolder) -> dict[str, str]:
+    """The job's own files, by their paths. Of the record as it lies there: a node has a copy of it."""
+    record = read_json(folder.record)
+    return ((record.get("job") or {}).get("files") or {}) if isinstance(record, dict) else {}
+
+
+def _has(path: Path, text: str) -> bool:
+    try:
+        return not path.is_symlink() and path.read_text() == text
+    except (OSError, ValueError):
+        return False
 
 
 def _copy(source: str, target: str) -> None:

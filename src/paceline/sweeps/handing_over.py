@@ -30,7 +30,8 @@ class HandingOver:
         self._sweep = sweep
         self._clock = clock
         self._secrets: dict[str, str] = read_json(sweep.folder.secrets) or {}
-        self._proposals = Proposals(sweep.spec, sweep.folder.snapshot.resolve())
+        self._snapshot = sweep.folder.snapshot.resolve()
+        self._proposals = Proposals(sweep.spec, self._snapshot)
         self._pause = 0.0
         self._not_before = self._clock()
         self._refused_since: float | None = None
@@ -83,7 +84,7 @@ class HandingOver:
         sweep = self._sweep
         values = sweep.spec.space.values(chosen)
         folder = submit(
-            job_of(sweep.job, values),
+            job_of(sweep.job, values, sweep.spec.pass_as, self._snapshot),
             self._source(),
             sweep.runs_dir.parent,
             sweep.record.experiment,

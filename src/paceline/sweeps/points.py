@@ -1,27 +1,80 @@
-"""A point, as the script gets it: words on its command line."""
+"""A point, as the script gets it: words on its command line, variables of its environment, or a file."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from paceline.errors import SweepError
 from paceline.job.job import Job
-from paceline.sweeps.space import argument
+from paceline.sweeps.space import Dimension, Space, argument
 
-#: What argparse takes for a negative number, by `ArgumentParser._negative_number_matcher` up to Python 3.13.
+#: `--lr 0.1`, `lr=0.1`, a variable lr; anything that ends with .json is the path of a file.
+ARGUMENTS, ASSIGNMENTS, ENVIRONMENT = WAYS = ("arguments", "assignments", "environment")
+
+#: What argparse takes for a negative number (`ArgumentParser._negative_number_matcher`).
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 
 
-def job_of(job: Job, values: Mapping[str, Any]) -> Job:
-    """The sweep's job with a trial's values after its own arguments, so that argparse, for which the last one counts, takes them.
+def job_of(job: Job, values: Mapping[str, Any], pass_as: str = ARGUMENTS, source: Path | None = None) -> Job:
+    """The sweep's job with a trial's values, in the way of `pass_as`, in place of what the job itself says of these names.
 
-    A word that sets the same argument among the job's own is taken out, as the Azure SDK does it.
+    arguments: after the job's own, so that argparse, for which the last one counts, takes them; a word of the job that sets the
+        same argument is taken out, as the Azure SDK does it.
+    a file: over what the file of this name in `source`, the sweep's snapshot, holds.
+
+    Raises:
+        SweepError: the file in the source is no JSON object, or has no object where a name is nested.
+        JobError: a variable that no job may set.
     """
-    own = without(job.arguments, [argument(name) for name in values])
-    return dataclasses.replace(job, arguments=(*own, *words(values)))
+    if pass_as == ARGUMENTS:
+        own = without(job.arguments, [argument(name) for name in values])
+        return dataclasses.replace(job, arguments=(*own, *words(values)))
+    plain = {name.lstrip("-"): value for name, value in values.items()}
+    if pass_as == ASSIGNMENTS:
+        said = [word for word in job.arguments if "=" not in word or word.partition("=")[0] not in plain]
+        given = [f"{name}={text_of(value)}" for name, value in plain.items() if value is not None]
+        return dataclasses.replace(job, arguments=(*said, *given))
+    if pass_as == ENVIRONMENT:
+        variables = {variable(name): text_of(value) for name, value in plain.items() if value is not None}
+        return dataclasses.replace(job, environment_variables={**job.environment_variables, **variables})
+    text = json.dumps(_nested(plain, _there(pass_as, source), pass_as), indent=2)
+    return dataclasses.replace(job, files={**job.files, pass_as: f"{text}\n"})
+
+
+def check_way(pass_as: object, space: Space) -> None:
+    """
+    Raises:
+        SweepError: no such way, or names that can't go it.
+    """
+    if not isinstance(pass_as, str) or (pass_as not in WAYS and not pass_as.endswith(".json")):
+        raise SweepError(
+            f"pass_as={pass_as!r}: write one of {', '.join(WAYS)}, or the name of a JSON file, such as 'parameters.json'."
+        )
+    names = list(dict.fromkeys(name.lstrip("-") for name in _names(space.dimensions)))
+    if pass_as == ENVIRONMENT:
+        seen: dict[str, str] = {}
+        for name in names:
+            if not re.fullmatch(r"[A-Za-z_]\w*", variable(name), re.ASCII):
+                raise SweepError(f"{name!r} can be no variable of an environment. Begin it with a letter.")
+            if (other := seen.setdefault(variable(name), name)) != name:
+                raise SweepError(f"{other!r} and {name!r} are one variable of the environment, {variable(name)}.")
+    elif pass_as not in WAYS:
+        path = PurePosixPath(pass_as)
+        if path.is_absolute() or ".." in path.parts or str(path) != pass_as or path.parts[0] == "outputs":
+            raise SweepError(f"pass_as={pass_as!r} is no path below the script's working directory.")
+        for name in names:
+            if above := next((other for other in names if name.startswith(f"{other}.")), None):
+                raise SweepError(f"{above!r} and {name!r}: in a file {above!r} can't be both a value and an object.")
+
+
+def variable(name: str) -> str:
+    """A name as a variable of an environment: what can't stand in one is `_`, such as the dot of a nested name."""
+    return re.sub(r"\W", "_", name.lstrip("-"), flags=re.ASCII)
 
 
 def words(values: Mapping[str, Any]) -> list[str]:
@@ -69,3 +122,40 @@ def _is_name(word: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def _names(dimensions: Sequence[Dimension]) -> Iterator[str]:
+    """The names of all branches; that of a choice of spaces is not given to the script."""
+    for dimension in dimensions:
+        if dimension.branches:
+            for branch in dimension.branches:
+                yield from _names(branch)
+        else:
+            yield dimension.name
+
+
+def _there(name: str, source: Path | None) -> dict[str, Any]:
+    """What the source has in this file."""
+    try:
+        found = json.loads((source / name).read_text()) if source is not None else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SweepError(
+            f"{name!r} of the source, over which the values are to be laid, is no JSON: {error}."
+        ) from None
+    if not isinstance(found, dict):
+        raise SweepError(f"{name!r} of the source, over which the values are to be laid, is no JSON object.")
+    return found
+
+
+def _nested(values: Mapping[str, Any], over: dict[str, Any], file: str) -> dict[str, Any]:
+    for name, value in values.items():
+        *parts, last = name.split(".")
+        inner = over
+        for part in parts:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise SweepError(f"{name!r}: {part!r} in {file!r} of the source is no object.")
+        inner[last] = value
+    return over

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, get_args
 
 from paceline.errors import SweepError
+from paceline.sweeps.points import ARGUMENTS, check_way
 from paceline.sweeps.policies.policies import policy_from_json
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.space import Space
@@ -26,6 +27,7 @@ class SweepSpec:
     stop: the policy, None for none. points: tried first, name -> value.
     max_failures: failed trials that end the sweep; None for as many as there are trials.
     max_duration_seconds: from the sweep's start; None for no limit. repeats: let a point come twice where the space has an end.
+    pass_as: how the script gets the values: "arguments", "assignments", "environment", or the name of a JSON file.
 
     The sampler is not looked at here (`samplers.check_sampler`): whoever only reads a sweep need not have its library.
 
@@ -45,6 +47,7 @@ class SweepSpec:
     max_failures: int | None = None
     max_duration_seconds: float | None = None
     repeats: bool = False
+    pass_as: str = ARGUMENTS
     version: int = field(default=1)
 
     def __post_init__(self) -> None:
@@ -67,6 +70,7 @@ class SweepSpec:
             raise SweepError(
                 f"stop={self.stop!r} is no policy. Give Bandit, MedianStopping, TruncationSelection, ASHA or Hyperband."
             )
+        check_way(self.pass_as, self.space)
         for point in self.points:
             self.space.chosen(point)
 

@@ -16,7 +16,7 @@ from paceline.runs.record import RunRecord, user_name, utc_now
 from paceline.snapshot import Progress, git_state
 from paceline.submit import SourceCopy, being_started, check, take_snapshot, values_of, warn_of_secrets
 from paceline.sweeps.fit.fit import check_script
-from paceline.sweeps.points import job_of
+from paceline.sweeps.points import ARGUMENTS, job_of
 from paceline.sweeps.results import MORE
 from paceline.sweeps.spec import MOST_TRIALS, SweepSpec
 from paceline.system import locks
@@ -49,10 +49,7 @@ def submit_sweep(
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
     check(job, workspace_dir)
-    check_script(spec.space, job, source.directory)
-    # A point from its middle shows whether the job takes what it will be given.
-    first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
-    job_of(job, spec.space.values(first))
+    check_points(job, spec, source.directory)
     taken = take_snapshot(job, source, workspace_dir, progress, leave_out)
     record = RunRecord(
         run_id=new_run_id(experiment),
@@ -74,6 +71,19 @@ def submit_sweep(
     with being_started(folder, record, lock_fd, taken, tags=tags, display_name=display_name):
         controllers.start(folder, lock_fd)
     return folder
+
+
+def check_points(job: Job, spec: SweepSpec, directory: Path) -> None:
+    """Refuse a sweep whose values can be known to be nothing for the job or for its script. directory: the job's source.
+
+    Raises:
+        UserError: what is wrong.
+    """
+    if spec.pass_as == ARGUMENTS:
+        check_script(spec.space, job, directory)
+    # A point from its middle shows whether the job takes what it will be given.
+    first = spec.space.draw(lambda dimension: dimension.expression.raw_at(0.5))
+    job_of(job, spec.space.values(first), spec.pass_as, directory)
 
 
 def more(folder: RunFolder, trials: int) -> None:

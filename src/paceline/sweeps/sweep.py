@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import SweepError
 from paceline.estimator import is_estimator
 from paceline.submit import SourceCopy
+from paceline.sweeps.points import ARGUMENTS
 from paceline.sweeps.policies.policy import Policy
 from paceline.sweeps.samplers.samplers import check_sampler
 from paceline.sweeps.space import Space
@@ -38,6 +39,8 @@ class Sweep:
     stop: a policy that stops trials early: `Bandit`, `MedianStopping`, `TruncationSelection`, `ASHA`, `Hyperband`.
     seed: what is proposed depends on it, on a trial's number and on what is known by then; default: drawn, and recorded.
     points: tried first, each name -> value.
+    pass_as: how the script gets the values: "arguments" (`--lr 0.1`), "assignments" (`lr=0.1`), "environment" (a variable lr), or
+        the name of a JSON file in its working directory, such as "parameters.json".
     max_failures: failed trials that end the sweep. max_duration_seconds: seconds, or "2h". repeats: let a point come twice.
 
     Raises:
@@ -58,6 +61,7 @@ class Sweep:
     max_failures: int | None = None
     max_duration_seconds: float | str | dt.timedelta | None = None
     repeats: bool = False
+    pass_as: str = ARGUMENTS
 
     def __post_init__(self) -> None:
         if not is_estimator(self.estimator):
@@ -89,6 +93,7 @@ class Sweep:
             max_failures=self.max_failures,
             max_duration_seconds=limit,
             repeats=self.repeats,
+            pass_as=self.pass_as,
         )
         check_sampler(spec.sampler, spec.space)
         return spec

@@ -1,0 +1,58 @@
+"""Values that a script gets in other ways than as arguments, up to a script that reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import paceline as pl
+from paceline.errors import SweepError
+from tests.helpers import write_tree
+
+#: Reads the values as it is told to by its one word, and logs what they come to.
+SCRIPT = """
+import json, os, sys
+import paceline
+
+if sys.argv[1] == "environment":
+    x, layers = float(os.environ["x"]), int(os.environ["model_layers"])
+elif sys.argv[1] == "file":
+    given = json.load(open("cfg/parameters.json"))
+    x, layers = given["x"], given["model"]["layers"]
+    assert given["model"]["width"] == 7
+    assert given["kind"] is None
+else:
+    given = dict(word.split("=") for word in sys.argv[2:])
+    x, layers = float(given["x"]), int(given["model.layers"])
+paceline.Run.get_context().log("score", x + layers)
+"""
+
+
+@pytest.mark.parametrize("way", ["environment", "cfg/parameters.json", "assignments"])
+def test_a_script_gets_its_values_in_the_way_that_is_asked_for(way: str, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("PACELINE_LEASES", str(tmp_path / "leases"))
+    own = '{"model": {"width": 7}, "x": 99}'
+    write_tree(tmp_path / "source", {"train.py": SCRIPT, "cfg/parameters.json": own})
+    word = "file" if way.endswith(".json") else way
+    estimator = pl.Estimator(tmp_path / "source", entry_script="train.py", arguments=[word])
+    space = {"--x": pl.choice(0.5, 1.5), "model": {"layers": pl.choice(10)}, "kind": None}
+    sweep = pl.Sweep(estimator, space, metric="score", sampler="grid", concurrent=2, pass_as=way)
+    experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
+    run = experiment.submit(sweep)
+    run.wait_for_completion()
+    assert [row["score"] for row in run.trial_rows()] == [10.5, 11.5]
+    # What the script did not change of the job's files does not stay behind.
+    assert not (run.best_child().folder.work).exists()
+
+
+def test_what_can_not_be_passed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    write_tree(tmp_path / "source", {"train.py": SCRIPT, "p.json": "[]"})
+    estimator = pl.Estimator(tmp_path / "source", entry_script="train.py")
+    with pytest.raises(SweepError, match="pass_as='env'"):
+        pl.Sweep(estimator, {"x": 1}, metric="score", pass_as="env")
+    experiment = pl.Experiment(pl.Workspace(tmp_path / ".paceline"), "tuned")
+    with pytest.raises(SweepError, match=r"'p\.json' of the source, over which"):
+        experiment.submit(pl.Sweep(estimator, {"x": 1}, metric="score", pass_as="p.json"))
+    assert not list(experiment.runs_dir.iterdir())
