@@ -31,9 +31,12 @@ def test_its_id_says_that_it_is_none():
     assert repr(one) == f"OfflineRun(id={one.id!r})"
 
 
-def test_wrong_values_are_refused_as_in_a_run():
-    with pytest.raises(MetricError, match="Use log_list"):
-        OfflineRun().log("loss", [1])
+def test_values_are_taken_as_in_a_run(capsys):
+    OfflineRun().log("loss", [1])
+    OfflineRun().log("loss", None)
+    assert "[1]" in capsys.readouterr().out
+    with pytest.raises(MetricError, match="metric name"):
+        OfflineRun().log("", 1)
 
 
 def test_tags_and_properties_are_taken():

@@ -42,7 +42,7 @@ class MetricLog:
     def scalar(self, name: str, value: object, step: int | None = None) -> None:
         """Append one value.
 
-        value: int, float, str or bool, or something with `.item()` that gives one (a numpy or torch scalar).
+        value: int, float, str or bool, or something with `.item()` that gives one (a numpy or torch scalar); or None.
 
         Raises:
             MetricError: any other value; lists and generators belong to `log_list`.
@@ -55,14 +55,14 @@ class MetricLog:
         elif type(value) is int:
             text = int.__repr__(value)
         else:
-            text = json.dumps(plain_scalar(name, value))
+            text = "null" if value is None else json.dumps(plain_scalar(name, value))
         quoted = (self._names.get(name) if isinstance(name, str) else None) or self._quote(name)
         tail = "" if step is None else f',"step":{int(step)}'
         self._write(f'{{"name":{quoted},"value":{text},"time":{time.time():.6f}{tail}}}\n'.encode())
 
     def other(self, kind: str, name: str, value: object) -> None:
         """Append a list, row, table, image or other kind of metric; `value` is plain JSON data."""
-        line = {"name": _check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
+        line = {"name": check_name(name), "kind": kind, "value": value, "time": round(time.time(), 6)}
         self._write(json.dumps(line).encode() + b"\n")
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class MetricLog:
             self._fd = -1
 
     def _quote(self, name: object) -> str:
-        quoted = json.dumps(_check_name(name))
+        quoted = json.dumps(check_name(name))
         # A script may put a number into each name, so that names have no end; this has.
         if len(self._names) < 10_000:
             self._names[str(name)] = quoted
@@ -124,6 +124,17 @@ def plain_scalar(name: object, value: object) -> Scalar:
         "Use log_list for several values." if isinstance(value, Iterable) else "Log an int, a float, a str or a bool."
     )
     raise MetricError(f"metric {name!r}: a {type(value).__name__} is not a scalar. {hint}")
+
+
+def plain_value(value: object) -> Scalar | None:
+    """`value` as a Python scalar; None stays, and anything else is its `repr`, as in the Azure SDK: a value that nobody can draw
+    is still better than a training that ends for it."""
+    if value is None:
+        return None
+    try:
+        return plain_scalar("", value)
+    except MetricError:
+        return repr(value)
 
 
 def read(directory: Path, *, name: str | None = None, rank: int | None = None) -> dict[str, Any]:
@@ -192,7 +203,12 @@ def json_safe(value: Any) -> Any:
     return value
 
 
-def _check_name(name: object) -> str:
+def check_name(name: object) -> str:
+    """The name of a metric.
+
+    Raises:
+        MetricError: it is none.
+    """
     if not isinstance(name, str) or not name:
         raise MetricError(f"metric name {name!r} is not a non-empty string.")
     return name
