@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline import snapshot
+from paceline.environments import sdk_packages
 from paceline.errors import DataError, EnvironmentSpecError, JobError, PacelineError, TargetError
 from paceline.job.data_reference import DataReference
 from paceline.job.entry import entry_file
@@ -59,12 +60,13 @@ def submit(
     values: Mapping[str, str] | None = None,
     leave_out: Sequence[Path] = (),
     run_id: str | None = None,
+    warnings: Sequence[str] = (),
 ) -> RunFolder:
     """Start a run of `job` and return its folder at once; the run goes on when this program ends.
 
     trial: what the record says of a sweep's child.
     values: of the job's secrets, in place of what lies at their places. leave_out: files that the snapshot is not to hold.
-    run_id: of the new run; by default a fresh one.
+    run_id: of the new run; by default a fresh one. warnings: sentences that its record is to have from the start.
 
     Raises:
         UserError: anything that can be known to be wrong before a process starts.
@@ -77,6 +79,11 @@ def submit(
     # Before anything is made or copied, for a value that is missing ends the submission.
     secrets = values_of(job, values or {})
     warn_of_secrets(job)
+    environment, left_out = sdk_packages.without(job.environment)
+    if left_out:
+        job = dataclasses.replace(job, environment=environment)
+        for text in left_out:
+            _log.warning("%s", text)
     described = configured.read(workspace_dir, job.compute_target)
     target = described.make()
     early = isinstance(target, EarlyStart)
@@ -107,6 +114,7 @@ def submit(
         git=source.git or snapshot.git_state(source.directory),
         job=job,
         owner=store.owner(),
+        warnings=(*warnings, *left_out),
     )
     # From here on readers see the run, and this process as the one that looks after it.
     try:

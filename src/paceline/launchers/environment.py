@@ -71,6 +71,10 @@ def of_run(launch: Launch) -> dict[str, str]:
         "JAX_NUM_PROCESSES": str(job.world_size),
         "HOROVOD_SIZE": str(job.world_size),
         "HOROVOD_CROSS_SIZE": str(job.node_count),
+        # What scripts for Azure's Batch AI read, the SDK's first service.
+        "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{head}:{launch.ports[0]}",
+        "AZ_BATCH_MASTER_NODE": f"{head}:{launch.ports[0]}",
+        "AZ_BATCHAI_MPI_MASTER_NODE": head,
         "AZUREML_RUN_ID": launch.run_id,
         "AZUREML_ARM_SUBSCRIPTION": "local",
         "AZUREML_ARM_RESOURCEGROUP": "local",
@@ -87,6 +91,11 @@ def of_run(launch: Launch) -> dict[str, str]:
         "PACELINE_ATTEMPT": str(launch.attempt),
         "PACELINE_STALL_FILE": str(launch.run_dir / "attempts" / str(launch.attempt) / "stalled.jsonl"),
         **({"PACELINE_RUN_SECRET": launch.secret} if launch.secret else {}),
+        **(
+            {"AZUREML_DATASET_ENVIRONMENT_VARS": ",".join(f"{one.name}:{one.mode}" for one in job.inputs)}
+            if job.inputs
+            else {}
+        ),
     }
 
 

@@ -20,6 +20,8 @@ if sys.path and os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpat
 
 from paceline.worker import report, script
 
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "fish")
+
 
 def main(argv: "list[str]") -> None:
     if argv[0].startswith("="):
@@ -54,8 +56,11 @@ def main(argv: "list[str]") -> None:
     if os.environ.get("RANK") == "0":
         _keep_store_to_its_network()
     _offer_names()
+    _set_old_variables()
     report.started()
-    arguments = [_with_paths(word) for word in command[1:]]
+    # A shell puts variables in place by itself, where its quotes allow it, and has some of its own.
+    is_shell = kind == "program" and os.path.basename(command[0]) in _SHELLS
+    arguments = command[1:] if is_shell else [_with_variables(word) for word in command[1:]]
     if kind == "program":
         script.become(command[0], arguments)
     script.run(command[0], arguments, is_module=kind == "module")
@@ -76,20 +81,33 @@ def _keep_store_to_its_network() -> None:
 
 
 def _offer_names() -> None:
-    """Let `import horovod` find ours where the real package is not installed: the last place on the path."""
-    sys.path.append(
-        os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "shim", "first")
-    )
+    """Let `import horovod` find ours where the real package is not installed: the last place on the path. `import azureml`
+    finds ours first, here and in what the script starts: the real one would log to nowhere, and say nothing of it."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    sys.path.append(os.path.join(package, "compat", "shim", "first"))
+    azureml = os.path.join(package, "compat", "shim", "azureml_names")
+    # Behind the folder that holds `paceline`, so before all that is installed, and behind the script's own folder.
+    library = os.path.dirname(package)
+    sys.path.insert(sys.path.index(library) + 1 if library in sys.path else 0, azureml)
+    first, *others = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (first, azureml, *others) if part)
 
 
-def _with_paths(word: str) -> str:
-    """An argument with this worker's own folder where a data reference stands: `$AZUREML_DATAREFERENCE_train`."""
-    for prefix in ("AZUREML_DATAREFERENCE_", "PACELINE_INPUT_"):
-        if "$" + prefix in word:
-            # The longest name first: one may be the beginning of another.
-            for name in sorted((name for name in os.environ if name.startswith(prefix)), key=len, reverse=True):
-                word = word.replace("$" + name, os.environ[name])
-    return word
+def _set_old_variables() -> None:
+    """Set what scripts for Azure read beside all else: the folder of an input under its bare name, unless that is taken, and
+    the rank under Batch AI's."""
+    for word in os.environ.get("AZUREML_DATASET_ENVIRONMENT_VARS", "").split(","):
+        name = word.partition(":")[0]
+        if (folder := os.environ.get(f"PACELINE_INPUT_{name}")) is not None:
+            os.environ.setdefault(name, folder)
+    if "RANK" in os.environ:
+        os.environ.setdefault("AZ_BATCHAI_TASK_INDEX", os.environ["RANK"])
+
+
+def _with_variables(word: str) -> str:
+    """An argument with this worker's own values where `$NAME` or `${NAME}` stands: its folder of the data
+    (`$AZUREML_DATAREFERENCE_train`), its rank (`$RANK`). What is no variable here stays as it is."""
+    return os.path.expandvars(word) if "$" in word else word
 
 
 if __name__ == "__main__":

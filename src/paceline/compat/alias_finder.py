@@ -1,0 +1,83 @@
+"""Lets `import horovod.torch` find `paceline.compat.horovod.torch`: one module under two names, never two copies."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class AliasFinder(MetaPathFinder):
+    """Finds `<name>...` in `<own>...`.
+
+    absent: a module's name without the first part -> why it is not here, and what to do instead; also for all below it.
+    hidden: modules of `own` that have no name there. beside: finds what neither has, such as a package that another
+    distribution puts beside these.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        own: str,
+        *,
+        absent: Callable[[str], str | None],
+        hidden: Sequence[str] = (),
+        beside: Callable[[str], ModuleSpec | None] = lambda name: None,
+    ) -> None:
+        self.name, self._own, self._absent, self._hidden, self._beside = name, own, absent, hidden, beside
+
+    def covers(self, module: str) -> bool:
+        """True for the package itself, and for all below it."""
+        return module == self.name or module.startswith(f"{self.name}.")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not self.covers(fullname):
+            return None
+        # Such as ".torch.mpi_ops"; the empty text for the package itself.
+        rest = fullname[len(self.name) :]
+        if (why := self._absent(rest[1:])) is not None:
+            raise ModuleNotFoundError(f"No module named {fullname!r}: {why}", name=fullname)
+        own = None if rest[1:].partition(".")[0] in self._hidden else importlib.util.find_spec(self._own + rest)
+        if own is None:
+            return self._beside(fullname)
+        return ModuleSpec(
+            fullname, _AliasLoader(self._own + rest), origin=own.origin, is_package=bool(own.submodule_search_locations)
+        )
+
+
+def forget(finder: AliasFinder, *, but_initialising: bool = False) -> None:
+    """Take the finder's modules out of `sys.modules`, from where the import system would take them without asking it.
+
+    but_initialising: keep one whose code is being run, for the import system waits for it.
+    """
+    for name in [name for name in sys.modules if finder.covers(name)]:
+        if not (but_initialising and is_initialising(sys.modules[name])):
+            del sys.modules[name]
+
+
+def is_initialising(module: ModuleType) -> bool:
+    # importlib sets it on the spec for as long as the module's code runs.
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+class _AliasLoader(Loader):
+    def __init__(self, own: str) -> None:
+        self._own = own
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Imported under its own name and handed over as it is: two copies would each have handles and process sets of their
+        # own.
+        module = importlib.import_module(self._own)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just given the module the alias's spec; it keeps its own.
+        module.__spec__ = self._spec

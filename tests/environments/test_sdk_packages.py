@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import pytest
+
+from paceline.environments.sdk_packages import without
+from paceline.job.environment import EnvironmentSpec
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["azureml-defaults", "azureml_core==1.2", "AzureML-SDK[notebooks] >= 1.0", "azureml.widgets", "azureml-train;python_version>'3'"],
+)
+def test_packages_of_the_sdk_are_left_out_wherever_they_stand(name):
+    given = EnvironmentSpec(pip_packages=(name, "einops"), pip_requirements=f"--pre\n{name}\ntqdm\n", conda_packages=("python=3.11",))
+    kept, said = without(given)
+    assert kept.pip_packages == ("einops",)
+    assert kept.pip_requirements == "--pre\ntqdm\n"
+    assert kept.conda_packages == ("python=3.11",)
+    assert len(said) == 1
+    assert name.strip() in said[0]
+
+
+def test_of_conda_s_too():
+    kept, said = without(EnvironmentSpec(conda_packages=("python=3.11", "conda-forge::azureml-sdk=1.2", "pip")))
+    assert kept.conda_packages == ("python=3.11", "pip")
+    assert len(said) == 1
+
+
+def test_what_they_brought_along_is_installed_instead():
+    kept, said = without(EnvironmentSpec(pip_packages=("azureml-mlflow", "azureml-dataset-runtime[pandas,fuse]==1.0")))
+    assert kept.pip_packages == ("mlflow-skinny", "pandas")
+    assert "mlflow-skinny is installed" in said[0]
+
+
+@pytest.mark.parametrize("name", ["inference-schema[numpy-support]", "my-azureml-tools", "azuremlx", "./azureml-core"])
+def test_others_stay(name):
+    given = EnvironmentSpec(pip_packages=(name,))
+    kept, said = without(given)
+    assert kept is given
+    assert said == []
